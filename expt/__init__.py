@@ -1,0 +1,20 @@
+"""expt: configuration-driven experiments for PyTorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from expt.api import Result, run
+
+__all__ = ["Result", "__version__", "run"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    # Late, so that `python -m expt --help` does not import Hydra.
+    if name in ("Result", "run"):
+        from expt import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'expt' has no attribute '{name}'")

@@ -1,0 +1,71 @@
+"""The command line: `python -m expt KEY=VALUE ...`, and the console script `expt`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from expt import __version__, forkserver, machine
+from expt.errors import ConfigError, ExptError, Interrupted
+
+STARTED = time.time()
+# Hydra's options that print something, and start no run.
+PRINTING = {"--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
+
+
+def main() -> None:
+    """Run the command in sys.argv, and exit: 0 done, 1 a run failed, 2 a wrong configuration, 130 interrupted."""
+    try:
+        _run(sys.argv[1:])
+    except ExptError as error:
+        _complain(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(Interrupted.exit_code)
+    finally:
+        forkserver.kill()
+
+
+def _run(arguments: Sequence[str]) -> None:
+    if {"--help", "-h"} & {*arguments}:
+        _help(arguments)
+        return
+    if "--version" in arguments:
+        print(f"expt {__version__}")
+        return
+    if machine.is_external_worker():
+        if {"-m", "--multirun"} & {*arguments}:
+            raise ConfigError("-m: a sweep cannot run inside torchrun; start it alone, as in python -m expt -m ...")
+    elif not {*PRINTING, "debug=true"} & {*arguments}:
+        # At once: it imports torch on another core while this process composes the configuration.
+        forkserver.warm()
+    from expt import session  # late: it imports Hydra
+
+    session.command(arguments, started=STARTED)
+
+
+def _help(arguments: Sequence[str]) -> None:
+    from rich.console import Console
+
+    from expt.usage import print_help
+
+    config_dir = None
+    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        if option in ("--config-dir", "-cd"):
+            config_dir = value
+        elif option.startswith("--config-dir="):
+            config_dir = option.partition("=")[2]
+    print_help(Console(), config_dir)
+
+
+def _complain(error: ExptError) -> None:
+    from rich.console import Console
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print("error:", style="bold red", end=" ")
+    console.print(str(error), markup=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""From a run's configuration to what a worker trains, and on what."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from expt import optim
+from expt.data import build as data_build
+from expt.data.build import Data
+from expt.data.loading import Shard
+from expt.distributed import Worker
+from expt.eager import DataParallel
+from expt.models import build as model_build
+from expt.precision import Precision
+from expt.schema import RunConfig
+from expt.train import Learner
+
+
+def build_data(config: RunConfig, worker: Worker) -> Data:
+    """The loaders of `worker`'s share of each batch."""
+    num_workers = getattr(config.dataset, "num_workers", "auto")
+    return data_build.build(
+        config.dataset,
+        batch_size=config.batch_size,
+        shard=Shard(worker.rank, worker.world_size),
+        device=worker.device,
+        seed=config.seed,
+        drop_last=config.drop_last,
+        channels_last=config.channels_last,
+        num_workers=config.threads if num_workers == "auto" else num_workers,
+    )
+
+
+def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
+    """The model on `worker`'s device, and all that trains it; weights come from torch's global generator."""
+    info = data.info
+    module = model_build.build(
+        config.model, channels=info.channels, image_size=info.image_size, num_classes=info.num_classes
+    )
+    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
+    if config.ddp.sync_batchnorm:
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    if config.compile:
+        module.compile()
+    optimizer = optim.build_optimizer(config.optimizer, module.parameters())
+    steps_per_epoch = len(data.train)
+    total_steps = min(config.epochs * steps_per_epoch, config.max_steps or config.epochs * steps_per_epoch)
+    return Learner(
+        module=module,
+        parallel=_parallelise(module, config, worker),
+        optimizer=optimizer,
+        scheduler=optim.build_scheduler(
+            config.scheduler, optimizer, steps_per_epoch=steps_per_epoch, total_steps=total_steps
+        ),
+        precision=Precision(config.amp, worker.device, gradient_clip=config.gradient_clip),
+        world_size=worker.world_size,
+        label_smoothing=config.label_smoothing,
+        gradient_accumulation=config.gradient_accumulation,
+    )
+
+
+def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> nn.Module:
+    if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+        return module
+    return DataParallel(
+        module,
+        device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
+        find_unused_parameters=config.ddp.find_unused_parameters,
+        static_graph=config.ddp.static_graph,
+        gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
+        bucket_cap_mb=config.ddp.bucket_cap_mb,
+    )

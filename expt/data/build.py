@@ -1,0 +1,214 @@
+"""From the dataset's configuration to its three loaders."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from expt import schema, target
+from expt.data.classes import CLASS_NAMES
+from expt.data.files import Arrays, DatasetConfig, load
+from expt.data.folder import image_folder
+from expt.data.loading import Loader, Shard
+from expt.data.memory import InMemoryLoader, place
+from expt.data.shard import split
+from expt.data.stream import StreamLoader, to_tensor
+from expt.data.synthetic import synthetic
+from expt.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """What a model needs to know of its data."""
+
+    channels: int
+    image_size: tuple[int, int]
+    """height, width"""
+    num_classes: int
+    class_names: tuple[str, ...]
+    train_size: int
+    """samples to train on, after validation is held out and train_limit applied"""
+    val_size: int
+    test_size: int
+
+
+@dataclass(frozen=True)
+class Data:
+    """The loaders of a run, on one worker; there is no `val` when val_fraction is 0."""
+
+    info: DataInfo
+    train: Loader
+    val: Loader | None
+    test: Loader
+
+
+class _Part(Protocol):
+    """The training or the test part of a dataset, before it is split and batched."""
+
+    def __call__(self, indices: Tensor, **options: Any) -> Loader:
+        """A loader of the samples at `indices`."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+    train_size: int
+    test_size: int
+    train: _Part
+    test: _Part
+
+
+def build(
+    dataset: DatasetConfig,
+    *,
+    batch_size: int,
+    shard: Shard,
+    device: torch.device,
+    seed: int,
+    drop_last: bool,
+    channels_last: bool,
+    num_workers: int = 0,
+) -> Data:
+    """The loaders of `dataset` on one worker; `batch_size` is global, `num_workers` reads for this worker.
+
+    Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit it.
+    """
+    source = _source(dataset, device, num_workers)
+    _check_channels(dataset, source.shape[0])
+    train_idx, val_idx = split(source.train_size, dataset.val_fraction, dataset.train_limit)
+    if drop_last and len(train_idx) < batch_size:
+        raise DataError(
+            f"the training set has {len(train_idx)} images, fewer than batch_size={batch_size}; "
+            f"use batch_size={len(train_idx)} or less, or drop_last=false"
+        )
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "shard": shard,
+        "device": device,
+        "mean": dataset.mean,
+        "std": dataset.std,
+        "channels_last": channels_last,
+    }
+    return Data(
+        info=DataInfo(
+            channels=source.shape[0],
+            image_size=source.shape[1:],
+            num_classes=len(source.class_names),
+            class_names=source.class_names,
+            train_size=len(train_idx),
+            val_size=len(val_idx),
+            test_size=source.test_size,
+        ),
+        train=source.train(train_idx, **options, seed=seed, shuffle=True, drop_last=drop_last),
+        val=source.train(val_idx, **options) if len(val_idx) else None,
+        test=source.test(torch.arange(source.test_size), **options),
+    )
+
+
+def _source(dataset: DatasetConfig, device: torch.device, num_workers: int) -> _Source:
+    if isinstance(dataset, schema.Synthetic):
+        names = tuple(map(str, range(dataset.num_classes)))
+        return _in_memory(*synthetic(dataset), names, device)
+    if isinstance(dataset, schema.ImageFolder):
+        train, test = (image_folder(dataset.root, part, dataset.image_size) for part in ("train", "test"))
+        return _streamed(train, test, (3, *dataset.image_size), train.classes, num_workers)
+    if isinstance(dataset, schema.TargetDataset):
+        return _own(dataset, num_workers)
+    tensors = (_tensors(load(dataset, "train")), _tensors(load(dataset, "test")))
+    return _in_memory(*tensors, CLASS_NAMES[dataset.name], device)
+
+
+def _tensors(arrays: Arrays) -> tuple[Tensor, Tensor]:
+    images, labels = (array if array.flags.writeable else np.array(array) for array in arrays)
+    return torch.from_numpy(images), torch.from_numpy(labels)
+
+
+def _in_memory(
+    train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], class_names: tuple[str, ...], device: torch.device
+) -> _Source:
+    channels, height, width = train[0].shape[1:]
+    return _Source(
+        shape=(channels, height, width),
+        class_names=class_names,
+        train_size=len(train[0]),
+        test_size=len(test[0]),
+        # Placed here, so that training and validation share one copy on the GPU.
+        train=functools.partial(InMemoryLoader, place(train[0], device), train[1]),
+        test=functools.partial(InMemoryLoader, place(test[0], device), test[1]),
+    )
+
+
+def _streamed(
+    train: Dataset[Any],
+    test: Dataset[Any],
+    shape: tuple[int, int, int],
+    class_names: tuple[str, ...],
+    num_workers: int,
+) -> _Source:
+    options: dict[str, Any] = {
+        "num_classes": len(class_names),
+        "channels": shape[0],
+        "image_size": shape[1:],
+        "num_workers": num_workers,
+    }
+    sizes = [len(cast(Sized, part)) for part in (train, test)]
+    return _Source(
+        shape=shape,
+        class_names=class_names,
+        train_size=sizes[0],
+        test_size=sizes[1],
+        train=functools.partial(StreamLoader, train, **options),
+        test=functools.partial(StreamLoader, test, **options),
+    )
+
+
+def _own(dataset: schema.TargetDataset, num_workers: int) -> _Source:
+    """A person's own Dataset class; its first sample tells the images' shape."""
+    cls: type[Dataset[Any]] = target.resolve(dataset.target, Dataset)
+    if issubclass(cls, IterableDataset) or not hasattr(cls, "__len__"):
+        raise ConfigError(f"dataset._target_={dataset.target}: must have __len__ and __getitem__ (a map-style Dataset)")
+    train = _construct(dataset, cls, {**dataset.kwargs, **dataset.train})
+    test = _construct(dataset, cls, {**dataset.kwargs, **dataset.test})
+    for name, part in (("training", train), ("test", test)):
+        if len(cast(Sized, part)) == 0:
+            raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
+    try:
+        image, _ = train[0]
+        channels, height, width = to_tensor(image).shape
+    except (TypeError, ValueError) as error:
+        raise DataError(f"dataset._target_={dataset.target}: its sample 0 is not (image, label): {error}") from error
+    names = tuple(map(str, getattr(train, "classes", None) or range(dataset.num_classes)))
+    if len(names) != dataset.num_classes:
+        raise ConfigError(
+            f"dataset.num_classes={dataset.num_classes}: {dataset.target}.classes has {len(names)}; "
+            f"use dataset.num_classes={len(names)}"
+        )
+    return _streamed(train, test, (channels, height, width), names, num_workers)
+
+
+def _construct(dataset: schema.TargetDataset, cls: type[Dataset[Any]], arguments: dict[str, Any]) -> Dataset[Any]:
+    try:
+        return cls(**arguments)
+    except TypeError as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise ConfigError(
+            f"dataset._target_={dataset.target}: cannot be built as {cls.__name__}({given}): {error}"
+        ) from error
+
+
+def _check_channels(dataset: DatasetConfig, channels: int) -> None:
+    problems = [
+        f"dataset.{name} has {len(values)} values, but the images have {channels} channels; give one per channel"
+        for name, values in (("mean", dataset.mean), ("std", dataset.std))
+        if values is not None and len(values) != channels
+    ]
+    if problems:
+        raise ConfigError(problems)

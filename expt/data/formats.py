@@ -1,0 +1,137 @@
+"""Readers of IDX files and of CIFAR's pickled batches. Nothing that a file holds is executed."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import math
+import pickle
+import struct
+import tarfile
+import zlib
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from expt.data.cache import Arrays
+from expt.errors import DataError
+
+_MEND = "delete it and download it again"
+
+
+def read_idx(path: Path, dims: int) -> np.ndarray:
+    """The uint8 array of an IDX file with `dims` dimensions, plain (mapped into memory) or gzip.
+
+    Format: http://yann.lecun.com/exdb/mnist. Raises DataError for another format or a wrong number of bytes.
+    """
+    start = 4 + 4 * dims
+    header = _take(path, start)
+    if len(header) < start:
+        raise DataError(f"{path} is truncated: expected {start} bytes of header, found {len(header)}; {_MEND}")
+    if header[:4] != bytes((0, 0, 8, dims)):
+        raise DataError(
+            f"{path} is not an IDX file of bytes with {dims} dimensions: it starts with {header[:4].hex(' ')}, "
+            f"expected 00 00 08 {dims:02x}; {_MEND}"
+        )
+    shape = struct.unpack(f">{dims}I", header[4:])
+    if 0 in shape:
+        raise DataError(f"{path} holds no samples: its shape is {shape}; {_MEND}")
+    expected = start + math.prod(shape)
+    if path.suffix != ".gz":
+        _check_bytes(path, expected, path.stat().st_size)
+        return np.memmap(path, np.uint8, mode="c", offset=start, shape=shape)
+    data = _take(path, expected + 1)
+    _check_bytes(path, expected, len(data))
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def read_cifar(sources: Sequence[Path], members: Sequence[str], label_key: str) -> Arrays:
+    """The batches named `members`, in that order: `sources` are their files, or the one tar.gz that holds them.
+
+    Raises DataError for a missing or malformed batch.
+    """
+    batches = _from_archive(sources[0], members) if sources[0].name.endswith(".tar.gz") else _from_files(sources)
+    with contextlib.closing(batches):  # a malformed batch must not leave files open
+        images, labels = zip(*(_read_batch(where, stream, label_key) for where, stream in batches), strict=True)
+    return Arrays(np.concatenate(images), np.concatenate(labels))
+
+
+def _take(path: Path, limit: int) -> bytes:
+    """The first `limit` bytes, decompressed; fewer when the file ends earlier, or is cut short."""
+    data = bytearray()
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            while len(data) < limit and (chunk := stream.read1(min(limit - len(data), 1 << 20))):
+                data += chunk
+    except EOFError:
+        pass  # a gzip file cut short: the count of bytes will say so
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is damaged ({error}); {_MEND}") from error
+    return bytes(data)
+
+
+def _check_bytes(path: Path, expected: int, found: int) -> None:
+    if found < expected:
+        raise DataError(f"{path} is truncated: expected {expected} bytes, found {found}; {_MEND}")
+    if found > expected:
+        raise DataError(f"{path} is too long: expected {expected} bytes, found {found} or more; {_MEND}")
+
+
+def _from_files(sources: Sequence[Path]) -> Generator[tuple[str, IO[bytes]], None, None]:
+    for path in sources:
+        with path.open("rb") as stream:
+            yield str(path), stream
+
+
+def _from_archive(archive: Path, members: Sequence[str]) -> Generator[tuple[str, IO[bytes]], None, None]:
+    """Members are read where they lie: nothing is extracted, so no path in the archive is trusted."""
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            found = {Path(info.name).name: info for info in tar if info.isfile()}
+            for name in members:
+                stream = tar.extractfile(found[name])
+                assert stream is not None  # regular files only
+                yield f"{name} in {archive}", stream
+    except KeyError as error:
+        raise DataError(f"{archive} holds no file {error}; {_MEND}") from error
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        raise DataError(f"{archive} is damaged ({error}); {_MEND}") from error
+
+
+def _read_batch(where: str, stream: IO[bytes], label_key: str) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        content = _ArrayUnpickler(stream, encoding="latin1").load()
+        data, labels = content["data"], np.asarray(content[label_key], dtype=np.int64)
+    except Exception as error:  # a malformed pickle raises nearly anything
+        raise DataError(f"{where} is not a CIFAR batch ({type(error).__name__}: {error}); {_MEND}") from error
+    shaped = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape == (len(labels), 3 * 32 * 32)
+    if not shaped or len(labels) == 0:
+        found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise DataError(f"{where}: expected images as uint8 ({len(labels)}, 3072), found {found}; {_MEND}")
+    return data.reshape(-1, 3, 32, 32), labels
+
+
+def _latin1(text: str, _encoding: str) -> bytes:
+    return text.encode("latin1")
+
+
+_RECONSTRUCT = np.empty(0).__reduce__()[0]
+_ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _latin1,  # how Python 3 writes bytes for Python 2
+}
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Builds arrays, numbers, text and containers; any other name in the file is refused, not imported."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused") from None

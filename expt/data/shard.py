@@ -1,0 +1,86 @@
+"""Which samples a worker takes, and in which order: index arithmetic that depends on no device and no process."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_SPLIT_SEED = 20_240_229  # of the validation split: one for all runs, so that their scores compare
+
+
+class Piece(NamedTuple):
+    """One worker's part of a batch: positions `start` to `stop` of the order."""
+
+    start: int
+    stop: int
+    global_size: int
+    """samples of the whole batch, over all workers"""
+    weightless: bool
+    """no sample was left for this worker: the piece is the batch's first sample, and must count for nothing"""
+
+
+def mix(*numbers: int) -> int:
+    """A seed below 2**32 from several integers; differs whenever exactly one of them does, by less than 2**32."""
+    # torch's CPU generator uses the low 32 bits of its seed only, so they must hold everything.
+    return zlib.crc32(struct.pack(f"<{len(numbers)}Q", *(number & 0xFFFF_FFFF_FFFF_FFFF for number in numbers)))
+
+
+def permutation(size: int, seed: int, epoch: int) -> Tensor:
+    """The order of an epoch, int64 [size]; the same for every rank and world size."""
+    return torch.randperm(size, generator=torch.Generator().manual_seed(mix(seed, epoch)))
+
+
+def split(size: int, val_fraction: float, limit: int | None) -> tuple[Tensor, Tensor]:
+    """Indices for training and for validation, each int64 and ascending; the run's seed has no part in them.
+
+    Validation takes its fraction of all `size` samples (at least one if it is above 0, and never all of them);
+    training the first `limit` of the others.
+    """
+    num_val = min(max(1, round(size * val_fraction)), size - 1) if val_fraction > 0 else 0
+    shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    val, train = shuffled[:num_val].sort().values, shuffled[num_val:].sort().values
+    return train[:limit], val
+
+
+def num_batches(size: int, batch_size: int, drop_last: bool) -> int:
+    """Global batches per epoch."""
+    return size // batch_size if drop_last else -(-size // batch_size)
+
+
+def local_slice(batch_len: int, rank: int, world_size: int) -> slice:
+    """The rank's contiguous part of a batch; parts differ by one sample at most, the larger ones first."""
+    base, extra = divmod(batch_len, world_size)
+    start = rank * base + min(rank, extra)
+    return slice(start, start + base + (rank < extra))
+
+
+def eval_range(size: int, rank: int, world_size: int) -> slice:
+    """The rank's contiguous part of an evaluation: unequal rather than padded, so that every sample counts once."""
+    return local_slice(size, rank, world_size)
+
+
+def train_pieces(
+    size: int, batch_size: int, drop_last: bool, rank: int, world_size: int, skip: int = 0
+) -> Iterator[Piece]:
+    """The rank's piece of each global batch of an epoch, after the first `skip` batches."""
+    for batch in range(skip, num_batches(size, batch_size, drop_last)):
+        first = batch * batch_size
+        length = min(batch_size, size - first)
+        mine = local_slice(length, rank, world_size)
+        if mine.start < mine.stop:
+            yield Piece(first + mine.start, first + mine.stop, length, False)
+        else:
+            yield Piece(first, first + 1, length, True)
+
+
+def eval_pieces(size: int, chunk: int, rank: int, world_size: int) -> Iterator[Piece]:
+    """The rank's part of an evaluation, in chunks; none when there are fewer samples than workers."""
+    mine = eval_range(size, rank, world_size)
+    for start in range(mine.start, mine.stop, chunk):
+        stop = min(start + chunk, mine.stop)
+        yield Piece(start, stop, stop - start, False)

@@ -1,0 +1,226 @@
+"""The loader of datasets too large for memory: torch's DataLoader reads this worker's samples ahead."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from expt.data.loading import IGNORE_INDEX, Batch, Normalise, Shard, ShardedLoader, to_device
+from expt.data.shard import Piece, mix
+from expt.errors import DataError
+
+_Sample: TypeAlias = "tuple[Tensor, int] | DataError"
+
+
+class StreamLoader(ShardedLoader):
+    """Batches of a map-style Dataset of (image, label), read by `num_workers` processes; see Loader.
+
+    An image is a PIL image, an array HW or HWC, or a tensor CHW; uint8, or float in [0, 1]. Random augmentation in the
+    dataset depends on the seed, the epoch and the sample alone, so neither a restart nor `gpus` changes it.
+    Raises DataError, while iterating, for a sample with another shape or with a label out of range.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        indices: Tensor,
+        *,
+        num_classes: int,
+        channels: int,
+        image_size: tuple[int, int],
+        batch_size: int,
+        shard: Shard,
+        device: torch.device,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        seed: int = 0,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        channels_last: bool = False,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
+        eval_batch_size: int | None = None,
+    ) -> None:
+        super().__init__(
+            indices,
+            batch_size=batch_size,
+            shard=shard,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            eval_batch_size=eval_batch_size,
+        )
+        self._device = device
+        self._normalise = Normalise(mean, std, channels=channels, device=device, channels_last=channels_last)
+        self._sampler = _BatchSampler()
+        self._loader = _data_loader(
+            _Checked(dataset, (channels, *image_size), num_classes), self._sampler, device, num_workers, prefetch_factor
+        )
+
+    def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int) -> Iterator[Batch]:
+        pieces = list(pieces)
+        if not pieces:
+            return
+        self._sampler.choose(order, pieces, self._seed, epoch)
+        with warnings.catch_warnings():
+            # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the parent's.
+            warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+            batches = iter(self._loader)
+        for loaded, piece in zip(batches, pieces, strict=True):
+            if isinstance(loaded, DataError):
+                # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the processes 5 s late.
+                raise DataError(loaded.problems)
+            images, labels = (to_device(part, self._device) for part in loaded)
+            if piece.weightless:
+                labels = torch.full_like(labels, IGNORE_INDEX)
+            yield Batch(self._normalise(images), labels, piece.global_size)
+
+
+def to_tensor(image: Any) -> Tensor:
+    """A PIL image, array HW or HWC, or tensor HW or CHW, as a uint8 or float32 tensor CHW.
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(image, Tensor):
+        tensor = image
+    else:
+        if hasattr(image, "convert") and image.mode not in ("L", "RGB"):
+            image = image.convert("RGB")
+        # A copy: arrays of PIL and of memory maps are read-only.
+        tensor = torch.from_numpy(np.array(image)) if hasattr(image, "__array_interface__") else torch.empty(0)
+        tensor = tensor.permute(2, 0, 1) if tensor.ndim == 3 else tensor
+    if tensor.ndim not in (2, 3) or not (tensor.dtype == torch.uint8 or tensor.is_floating_point()):
+        raise TypeError(f"expected an image of uint8 or float, CHW, found {_describe(image)}")
+    tensor = tensor[None] if tensor.ndim == 2 else tensor
+    return tensor if tensor.dtype == torch.uint8 else tensor.float()
+
+
+def _describe(image: Any) -> str:
+    shape = getattr(image, "shape", None)
+    return type(image).__name__ if shape is None else f"{type(image).__name__} {image.dtype} {tuple(shape)}"
+
+
+class _BatchSampler(Sampler[list[tuple[int, int]]]):
+    """This worker's (index, seed) pairs, batch by batch; one object, so that loader processes outlive an epoch."""
+
+    def __init__(self) -> None:
+        self._order = torch.empty(0, dtype=torch.int64)
+        self._pieces: list[Piece] = []
+        self._seed = self._epoch = 0
+
+    def choose(self, order: Tensor, pieces: list[Piece], seed: int, epoch: int) -> None:
+        self._order, self._pieces, self._seed, self._epoch = order, pieces, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        seed, epoch = self._seed, self._epoch
+        for piece in self._pieces:
+            chosen: list[int] = self._order[piece.start : piece.stop].tolist()
+            yield [(index, mix(seed, epoch, index)) for index in chosen]
+
+
+class _Checked(Dataset[_Sample]):
+    """A dataset whose samples are seeded, converted and checked; a DataError is handed on as a value."""
+
+    def __init__(self, dataset: Dataset[Any], shape: tuple[int, ...], num_classes: int) -> None:
+        self._dataset = dataset
+        self._shape = shape
+        self._num_classes = num_classes
+
+    def __getitem__(self, key: tuple[int, int]) -> _Sample:
+        index, seed = key
+        try:
+            with _seeded(seed):
+                image, label = self._dataset[index]
+            return self._check(index, image, label)
+        except DataError as error:  # raised in a loader process, it would come out wrapped in that process's traceback
+            return error
+
+    def _check(self, index: int, image: Any, label: Any) -> tuple[Tensor, int]:
+        try:
+            tensor = to_tensor(image)
+        except TypeError as error:
+            raise DataError(f"sample {index}: {error}") from error
+        if tensor.shape != self._shape:
+            raise DataError(
+                f"sample {index}: its image is {tuple(tensor.shape)}, expected {self._shape} (channels, height, width) "
+                "as in the first sample; resize the images to one size"
+            )
+        try:
+            number = int(label)
+        except (TypeError, ValueError):
+            number = -1
+        if not 0 <= number < self._num_classes:
+            raise DataError(
+                f"sample {index}: its label is {label!r}, expected 0 to {self._num_classes - 1}; "
+                "mend the label, or dataset.num_classes"
+            )
+        return tensor, number
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed Python, NumPy and torch, and put them back: with num_workers=0 this is the training process itself."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def _collate(samples: list[_Sample]) -> tuple[Tensor, Tensor] | DataError:
+    images, labels = [], []
+    for sample in samples:
+        if isinstance(sample, DataError):
+            return sample
+        images.append(sample[0])
+        labels.append(sample[1])
+    return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
+
+
+def _data_loader(
+    dataset: _Checked, sampler: _BatchSampler, device: torch.device, num_workers: int, prefetch_factor: int
+) -> DataLoader[_Sample]:
+    # Fork, where it exists: a loader process must be this process's child to die with it, and starts in milliseconds.
+    forks = num_workers > 0 and sys.platform != "darwin" and "fork" in multiprocessing.get_all_start_methods()
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=num_workers,
+        collate_fn=_collate,
+        pin_memory=device.type == "cuda",
+        persistent_workers=num_workers > 0,
+        prefetch_factor=prefetch_factor if num_workers > 0 else None,
+        multiprocessing_context="fork" if forks else None,
+        generator=torch.Generator(),  # else each pass would draw from the generator that training uses
+        worker_init_fn=functools.partial(_start_process, parent=os.getpid() if forks else None),
+    )
+
+
+def _start_process(_worker: int, parent: int | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the worker decides what it means
+    die_with_parent = getattr(torch.multiprocessing, "_prctl_pr_set_pdeathsig", None)
+    if die_with_parent is not None and parent is not None:
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)

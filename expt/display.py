@@ -1,0 +1,132 @@
+"""The terminal's view of one run, read from its folder: a progress line, and a table at the end."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from expt import record
+from expt.paths import RunPaths
+
+REFRESH_S = 0.1
+EVALUATED = ("accuracy/val", "accuracy/test")
+PLAIN_LINE_S = 10.0
+"""Without a terminal: a line each epoch, and one after this many seconds within a long epoch."""
+
+
+class RunDisplay:
+    """Shows a run that is under way; `update` is cheap and may be called at any rate."""
+
+    def __init__(self, paths: RunPaths, console: Console, *, epochs: int) -> None:
+        self._paths, self._console, self._epochs = paths, console, epochs
+        self._reader = record.MetricsReader(paths)
+        self._values: dict[str, float] = {}
+        self._step = self._epoch = self._total = 0
+        self._began = time.monotonic()
+        self._next = self._began
+        self._line_at = self._began
+        self._bar = _progress_bar(console) if console.is_terminal else None
+        self._task = self._bar.add_task("starting", total=None, text="") if self._bar else None
+
+    def __enter__(self) -> RunDisplay:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._next = 0.0
+        self.update()
+        if self._bar:
+            self._bar.stop()
+
+    def update(self) -> None:
+        """Read what is new and show it."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + REFRESH_S
+        points = self._reader.read()
+        for point in points:
+            if self._step == 0:
+                self._began = now  # the time left is that of the steps, not of the start
+            self._values[point.tag], self._step, self._epoch = point.value, point.step, point.epoch
+        if not points:
+            return
+        if not self._total:
+            self._total = record.read_result(self._paths).get("total_steps", 0)
+        label, text = f"epoch {self._epoch}/{self._epochs}", self._text()
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, description=label, total=self._total, completed=self._step, text=text)
+        elif any(point.tag in EVALUATED for point in points) or now - self._line_at > PLAIN_LINE_S:
+            self._line_at = now
+            line = f"{label}  step {self._step}/{self._total}  {text}"
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _text(self) -> str:
+        shown = [f"{label} {self._values[tag]:{form}}" for tag, label, form in _SHOWN if tag in self._values]
+        if self._total and 0 < self._step < self._total:
+            shown.append(f"{_duration(self._left_s())} left")
+        return "  ".join(shown)
+
+    def _left_s(self) -> float:
+        return (time.monotonic() - self._began) / self._step * (self._total - self._step)
+
+
+_SHOWN = (
+    ("loss/train", "loss", ".4f"),
+    ("accuracy/train", "acc", ".4f"),
+    ("accuracy/val", "val", ".4f"),
+    ("accuracy/test", "test", ".4f"),
+    ("speed/samples_per_s", "img/s", ",.0f"),
+)
+
+
+def print_summary(console: Console, paths: RunPaths) -> None:
+    """The final numbers, and what to do next."""
+    result = record.read_result(paths)
+    values: Mapping[str, float] = result.get("metrics") or {}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "loss", "accuracy"):
+        table.add_column(column, justify="left" if not column else "right")
+    for split in ("train", "val", "test"):
+        if f"loss/{split}" in values:
+            table.add_row(split, f"{values[f'loss/{split}']:.4f}", f"{values[f'accuracy/{split}']:.4f}")
+    console.print(table)
+    console.print(_facts(result), highlight=False)
+    console.print(f"run folder   {shown_path(paths.folder)}", highlight=False, soft_wrap=True)
+    logdir = shlex.quote(shown_path(paths.folder))
+    console.print(f"look at it   tensorboard --logdir {logdir}", highlight=False, soft_wrap=True)
+
+
+def _facts(result: Mapping[str, Any]) -> str:
+    workers = result.get("world_size", 1)
+    where = f"{workers} worker{'s' if workers > 1 else ''} on {', '.join(result.get('devices') or ['the CPU'])}"
+    best = result.get("best")
+    speed = f"{result.get('samples_per_s') or 0:,.0f} images/s"
+    line = f"{sum(result.get('epoch_s') or [0]):.1f} s of training by {where}, {speed}"
+    return line + (f"; best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}" if best else "")
+
+
+def shown_path(folder: Path) -> str:
+    """`folder` relative to the current one where it lies below it."""
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)
+
+
+def _progress_bar(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn())
+    return Progress(*columns, TextColumn("{task.fields[text]}"), console=console, refresh_per_second=10)
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds))).removeprefix("0:")

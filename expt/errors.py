@@ -1,0 +1,51 @@
+"""Errors that a person sees, and the exit code of each.
+
+ExptError                1
++-- ConfigError          2   a key, a value, or a combination that cannot run
+|   +-- DataError        2   data that is missing, truncated or malformed
++-- RunFailed            1   a worker raised, was killed, or stopped too early
++-- Interrupted        130   Ctrl-C, SIGTERM; the run folder says how to go on
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class ExptError(Exception):
+    """Base of every error whose text is meant for a person, without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(ExptError):
+    """The configuration cannot run; `problems` holds one line each."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[str] | str) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        count = len(self.problems)
+        head = "" if count == 1 else f"{count} problems in the configuration\n  "
+        super().__init__(head + "\n  ".join(self.problems))
+
+
+class DataError(ConfigError):
+    """A dataset's files are missing or not what they should be."""
+
+
+class RunFailed(ExptError):
+    """A run ended without completing; the text holds the first failing rank's traceback."""
+
+
+class Interrupted(ExptError):
+    """A person or a scheduler stopped the run; its last checkpoint is valid."""
+
+    exit_code = 130
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """` Did you mean 'x'?`, or an empty string when nothing is near."""
+    near = difflib.get_close_matches(name, sorted(set(choices)), n=1, cutoff=0.6)
+    return f" Did you mean '{near[0]}'?" if near else ""

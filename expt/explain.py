@@ -1,0 +1,88 @@
+"""Hydra's errors in the words of a person: the override, what is wrong with it, the nearest valid name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+from expt.errors import ConfigError, did_you_mean
+from expt.paths import conf_dir
+
+
+def as_config_error(error: HydraException | OmegaConfBaseException, overrides: Sequence[str]) -> ConfigError:
+    """The ConfigError to show for what Hydra or OmegaConf raised while composing `overrides`."""
+    text = str(error)
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"{error.override}: not of the form key=value; quote values with spaces or brackets")
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return ConfigError(_unknown_option(error))
+    if key := _first_match(r"Could not (?:override|append to config\. An item is already at) '([^']+)'", text):
+        return ConfigError(_unknown_key(key, _typed(key, overrides)))
+    if group := _first_match(r"Could not (?:override|load) '?([\w/]+)'?\.? ?No match in the defaults list", text):
+        return ConfigError(f"{group}: there is no such group.{did_you_mean(group, groups())}")
+    if override := _first_match(r"Ambiguous value for argument '([^']+)'", text):
+        return ConfigError(f"{override}: several values make a sweep; add -m, as in python -m expt -m {override}")
+    if isinstance(error, MissingMandatoryValue):
+        return ConfigError(f"{error.full_key}: has no value; give one, as in {error.full_key}=...")
+    if isinstance(error, InterpolationKeyError):
+        return ConfigError(f"{error.full_key}: {text.splitlines()[0]}")
+    return ConfigError(text.strip())
+
+
+def groups() -> list[str]:
+    """The groups that expt ships, by folder name."""
+    return sorted(folder.name for folder in conf_dir().iterdir() if folder.is_dir())
+
+
+def options(group: str) -> list[Path]:
+    """The YAML files of a group."""
+    return sorted((conf_dir() / group).glob("*.yaml"))
+
+
+def _unknown_option(error: MissingConfigException) -> str:
+    group, _, name = str(error.missing_cfg_file).rpartition("/")
+    choices = sorted(set(error.options or ()))
+    if not group:
+        return str(error)
+    if not choices:
+        return f"{group}={name}: there is no group {group}.{did_you_mean(group, groups())}"
+    return f"{group}={name}: not one of {', '.join(choices)}.{did_you_mean(name, choices)}"
+
+
+def _unknown_key(key: str, typed: str) -> str:
+    return f"{typed}: there is no key '{key}'.{did_you_mean(key, _keys())}"
+
+
+def _typed(key: str, overrides: Sequence[str]) -> str:
+    return next((text for text in overrides if text.lstrip("+~").partition("=")[0].partition("@")[0] == key), key)
+
+
+def _keys() -> Iterator[str]:
+    """Every key that a person may set, dotted."""
+    yield from groups()
+    yield from _flat(conf_dir() / "config.yaml", "")
+    for group in groups():
+        for path in options(group):
+            yield from _flat(path, f"{group}.")
+
+
+def _flat(path: Path, prefix: str) -> Iterator[str]:
+    content = OmegaConf.load(path)
+    assert isinstance(content, DictConfig)
+    for key in content:
+        if key in ("defaults", "hydra"):
+            continue
+        yield f"{prefix}{key!s}"
+        value = content._get_node(key)
+        if isinstance(value, DictConfig):
+            yield from (f"{prefix}{key!s}.{below!s}" for below in value)
+
+
+def _first_match(pattern: str, text: str) -> str | None:
+    found = re.search(pattern, text)
+    return found.group(1) if found else None

@@ -1,0 +1,82 @@
+"""What this machine offers: GPUs, CPU cores, half precision. Free of torch, and initialises no CUDA."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+SIMULATED_GPUS = "EXPT_SIMULATED_GPUS"
+"""Environment variable: pretend to have N GPUs, and compute on the CPU. For tests of scheduling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The hardware that `gpus=` and `world_size=` are checked against."""
+
+    gpus: tuple[str, ...] = ()
+    """What CUDA_VISIBLE_DEVICES would call each visible GPU; `gpus=[1]` is the second of them."""
+    cpus: int = 1
+    cpu_fp16: bool = False
+    """Whether the CPU computes in float16 (AVX-512 FP16 or AMX-FP16)."""
+    simulated: bool = False
+
+
+def detect() -> Machine:
+    """The machine that this process runs on, within its CPU affinity and CUDA_VISIBLE_DEVICES."""
+    simulated = os.environ.get(SIMULATED_GPUS)
+    gpus = tuple(map(str, range(int(simulated)))) if simulated else visible_gpus()
+    return Machine(gpus=gpus, cpus=usable_cpus(), cpu_fp16=_cpu_has_fp16(), simulated=bool(simulated))
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Identifiers of the GPUs that CUDA would show, counted through NVML."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    installed = tuple(map(str, range(_nvml_count())))
+    if visible is None or not installed:
+        return installed
+    names = [name.strip() for name in visible.split(",")]
+    # CUDA ignores everything after the first entry that it cannot use.
+    usable = []
+    for name in names:
+        if name in installed or name.startswith(("GPU-", "MIG-")):
+            usable.append(name)
+        else:
+            break
+    return tuple(usable)
+
+
+def is_external_worker() -> bool:
+    """Whether something else (torchrun, a scheduler with torch's variables) has started this process as a worker."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def usable_cpus() -> int:
+    """Cores that this process may run on, by affinity and by cgroup quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _nvml_count() -> int:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 0
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _cpu_has_fp16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "avx512_fp16" in flags or "amx_fp16" in flags

@@ -1,0 +1,1 @@
+"""The models, one file each. Every constructor takes `channels`, `image_size` (height, width) and `num_classes`."""

@@ -1,0 +1,43 @@
+"""From a model's configuration to the model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import nn
+
+from expt import schema, target
+
+
+def build(
+    config: schema.MLP | schema.ConvNet | schema.ResNet18 | schema.Target,
+    *,
+    channels: int,
+    image_size: tuple[int, int],
+    num_classes: int,
+) -> nn.Module:
+    """The model for images of `channels` x `image_size`, on the CPU, initialised from torch's global generator.
+
+    Raises ConfigError if a person's own class is no Module or does not take the keywords.
+    """
+    shape: dict[str, Any] = {"channels": channels, "image_size": image_size, "num_classes": num_classes}
+    if isinstance(config, schema.Target):
+        return target.build(config.target, nn.Module, **shape, **config.kwargs)
+    kwargs = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "name"}
+    return _class_of(config)(**shape, **kwargs)
+
+
+def _class_of(config: schema.MLP | schema.ConvNet | schema.ResNet18) -> type[nn.Module]:
+    # Imported here: torchvision costs over a second, and only ResNet-18 needs it.
+    if isinstance(config, schema.MLP):
+        from expt.models.mlp import MLP
+
+        return MLP
+    if isinstance(config, schema.ConvNet):
+        from expt.models.convnet import ConvNet
+
+        return ConvNet
+    from expt.models.resnet import ResNet18
+
+    return ResNet18

@@ -1,0 +1,78 @@
+"""The optimiser, and the learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from torch import nn, optim
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
+
+from expt import eager, schema, target
+
+
+def build_optimizer(config: schema.SGD | schema.Adam | schema.Target, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """The optimiser over `parameters`; fused, so that one kernel updates all of them."""
+    parameters = list(parameters)
+    if isinstance(config, schema.Target):
+        return target.build(config.target, Optimizer, parameters, **config.kwargs)
+    if isinstance(config, schema.SGD):
+        return eager.optimizer(optim.SGD)(
+            parameters,
+            lr=config.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            nesterov=config.nesterov,
+            fused=True,
+        )
+    cls = optim.Adam if config.name == "adam" else optim.AdamW
+    return eager.optimizer(cls)(
+        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+    )
+
+
+def build_scheduler(
+    config: schema.Constant | schema.Cosine | schema.Step | schema.OneCycle | schema.Target,
+    optimizer: Optimizer,
+    *,
+    steps_per_epoch: int,
+    total_steps: int,
+) -> LRScheduler:
+    """The schedule to advance after each of `total_steps` optimiser steps."""
+    if isinstance(config, schema.Target):
+        return target.build(config.target, LRScheduler, optimizer, **config.kwargs)
+    if isinstance(config, schema.OneCycle):
+        return OneCycleLR(
+            optimizer,
+            max_lr=optimizer.param_groups[0]["lr"],
+            total_steps=max(total_steps, 2),
+            pct_start=config.rise_fraction,
+            div_factor=1 / config.start_factor,
+            final_div_factor=config.start_factor / config.end_factor,
+            cycle_momentum="momentum" in optimizer.defaults or "betas" in optimizer.defaults,
+        )
+    peak_lr = optimizer.param_groups[0]["lr"]
+    return LambdaLR(optimizer, lr_factor(config, peak_lr, steps_per_epoch=steps_per_epoch, total_steps=total_steps))
+
+
+def lr_factor(
+    config: schema.Constant | schema.Cosine | schema.Step, peak_lr: float, *, steps_per_epoch: int, total_steps: int
+) -> Callable[[int], float]:
+    """From the number of steps done to the fraction of `peak_lr` that the next step uses."""
+    warmup_steps = round(config.warmup_epochs * steps_per_epoch)
+
+    def after_warmup(step: int) -> float:
+        if isinstance(config, schema.Cosine):
+            progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+            floor = config.min_lr / peak_lr
+            return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        if isinstance(config, schema.Step):
+            # An epoch's fraction of a step must not move the drop: 0.1 * 10 steps is one step.
+            return config.gamma ** math.floor(step / (config.every_epochs * steps_per_epoch) + 1e-9)
+        return 1.0
+
+    def factor(step: int) -> float:
+        return (step + 1) / (warmup_steps + 1) if step < warmup_steps else after_warmup(step)
+
+    return factor

@@ -1,0 +1,86 @@
+"""Where things are: the configuration that expt ships, and the files of a run. The one place that knows their names."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def conf_dir() -> Path:
+    """The YAML that expt ships: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def register_resolvers() -> None:
+    """Let YAML say `${unused_folder:NAME}`: NAME, or NAME_2 and so on, of a folder that was made just now."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("unused_folder", make_unused_folder, use_cache=True, replace=True)
+
+
+def make_unused_folder(name: str) -> str:
+    """Make a folder `name`, or `name_2` and so on; two processes never get the same."""
+    for number in itertools.count(1):
+        folder = Path(name if number == 1 else f"{name}_{number}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return str(folder)
+    raise AssertionError
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one run, below its folder."""
+
+    folder: Path
+
+    @property
+    def result(self) -> Path:
+        """Status and final numbers; see expt.record."""
+        return self.folder / "result.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line: step, epoch, tag, value."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of `last` and `best`."""
+        return self.folder / "checkpoints"
+
+    @property
+    def last(self) -> Path:
+        """The newest checkpoint."""
+        return self.checkpoints / "last.pt"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the best objective so far."""
+        return self.checkpoints / "best.pt"
+
+    @property
+    def hydra(self) -> Path:
+        """What Hydra writes: config.yaml, overrides.yaml, hydra.yaml."""
+        return self.folder / ".hydra"
+
+    def logs(self, attempt: int) -> Path:
+        """The folder of one attempt's logs, one folder a rank in it."""
+        return self.folder / "logs" / str(attempt)
+
+    def stdout(self, attempt: int, rank: int) -> Path:
+        """What a worker printed."""
+        return self.logs(attempt) / str(rank) / "stdout.log"
+
+    def stderr(self, attempt: int, rank: int) -> Path:
+        """What a worker printed to stderr, its traceback included."""
+        return self.logs(attempt) / str(rank) / "stderr.log"
+
+    def error(self, attempt: int, rank: int) -> Path:
+        """The exception that ended a worker, as torch's `record` writes it."""
+        return self.logs(attempt) / str(rank) / "error.json"

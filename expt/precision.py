@@ -1,0 +1,48 @@
+"""Mixed precision: autocast, GradScaler, and the order in which a step uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+
+class Precision:
+    """Autocast for the forward pass; scaling, clipping and the update for the rest of a step."""
+
+    def __init__(
+        self, amp: bool | Literal["bf16", "fp16"], device: torch.device, *, gradient_clip: float | None = None
+    ) -> None:
+        self.dtype = _autocast_dtype(amp, device)
+        self._device = device
+        self._gradient_clip = gradient_clip
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
+
+    def autocast(self) -> torch.autocast:
+        """The context in which the forward pass and the loss are computed."""
+        return torch.autocast(self._device.type, dtype=self.dtype, enabled=self.dtype is not None)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of `loss`, scaled if in float16."""
+        self.scaler.scale(loss).backward()
+
+    def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+        """Clip and apply the gradients, then drop them; a step with infinite float16 gradients is skipped."""
+        if self._gradient_clip is not None:
+            self.scaler.unscale_(optimizer)  # clipping scaled gradients would clip at the wrong norm
+            nn.utils.clip_grad_norm_(parameters, self._gradient_clip, foreach=True)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _autocast_dtype(amp: bool | Literal["bf16", "fp16"], device: torch.device) -> torch.dtype | None:
+    if amp is False:
+        return None
+    if amp is True:
+        native_bf16 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if native_bf16 else torch.float16
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}[amp]

@@ -1,0 +1,132 @@
+"""What a run tells the world: metrics.jsonl, a line per value as it comes, and result.json, replaced atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from expt.paths import RunPaths
+
+RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
+
+
+class Point(NamedTuple):
+    """One value of one tag; `step` counts optimiser steps done, `epoch` those begun, from 1."""
+
+    step: int
+    epoch: int
+    tag: str
+    value: float
+
+
+class MetricsWriter:
+    """Appends to metrics.jsonl; every log point is flushed, so that a reader or a crash loses none."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._file: TextIO = paths.metrics.open("a", encoding="utf-8")
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """One line for each of `values`, tag to value."""
+        lines = [json.dumps(Point(step, epoch, tag, value)._asdict()) + "\n" for tag, value in values.items()]
+        self._file.write("".join(lines))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class MetricsReader:
+    """Reads what has been added to metrics.jsonl since the last call, while a worker writes it."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._path = paths.metrics
+        self._offset = 0
+
+    def read(self) -> list[Point]:
+        """The new points; a line that is still being written is left for the next call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [Point(**json.loads(line)) for line in whole.splitlines()]
+
+
+def write_error(path: Path, error: BaseException, exit_code: int) -> None:
+    """Keep the exception that ends a worker, in the form that torch elastic reads, with the exit code it asks for."""
+    content = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": "".join(traceback.format_exception(error)),
+                "timestamp": str(int(time.time())),
+            },
+        },
+        "text": str(error),
+        "exit_code": exit_code,
+    }
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+class Raised(NamedTuple):
+    """What a worker's error.json says."""
+
+    text: str
+    traceback: str
+    exit_code: int
+    time_ns: int
+
+
+def read_error(path: Path) -> Raised | None:
+    """The exception that ended a worker; None if it left no word, or only part of one."""
+    try:
+        content, time_ns = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime_ns
+        callstack = content["message"]["extraInfo"]["py_callstack"]
+        return Raised(content.get("text", ""), callstack, content.get("exit_code", 1), time_ns)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_result(paths: RunPaths) -> dict[str, Any]:
+    """The content of result.json, empty if there is none yet."""
+    try:
+        text = paths.result.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    content: dict[str, Any] = json.loads(text) if text else {}  # empty for a moment, see create_result
+    return content
+
+
+def create_result(paths: RunPaths, **fields: Any) -> None:
+    """Make the folder this run's, by creating result.json. Raises FileExistsError where another run has done so."""
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    paths.result.touch(exist_ok=False)
+    write_atomically(paths.result, json.dumps({"status": RUNNING, **fields}, indent=2) + "\n")
+
+
+def update_result(paths: RunPaths, **fields: Any) -> None:
+    """Replace the given top-level fields of result.json, and keep the others."""
+    content = {**read_result(paths), **fields}
+    write_atomically(paths.result, json.dumps(content, indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that a reader, or a crash, sees the old file or the new one, never a part."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

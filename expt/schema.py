@@ -1,0 +1,225 @@
+"""The frozen dataclasses of a run's configuration; conf/ holds the values. Free of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic.dataclasses import dataclass
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Size = tuple[Count, Count]  # height, width
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class MLP:
+    name: Literal["mlp"]
+    hidden: tuple[Count, ...]
+    dropout: Fraction
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class ConvNet:
+    name: Literal["convnet"]
+    widths: tuple[Count, Count, Count]
+    kernels: tuple[Count, Count, Count]
+    hidden: Count
+    dropout: Fraction
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class ResNet18:
+    name: Literal["resnet18"]
+    stem: Literal["small", "imagenet"]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Target:
+    """A person's own class: `_target_` names it, every other key is a keyword argument."""
+
+    name: Literal["_target_"] = "_target_"
+    target: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class _Dataset:
+    val_fraction: Fraction
+    train_limit: Count | None
+    mean: tuple[float, ...] | None
+    std: tuple[Positive, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Digits(_Dataset):
+    name: Literal["digits"]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Downloaded(_Dataset):
+    """A dataset that torchvision knows where to fetch."""
+
+    name: Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
+    root: str | None
+    download: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Synthetic(_Dataset):
+    name: Literal["synthetic"]
+    train_size: Count
+    test_size: Count
+    channels: Count
+    image_size: Size
+    num_classes: Annotated[int, Field(ge=2)]
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class ImageFolder(_Dataset):
+    name: Literal["image_folder"]
+    root: str
+    image_size: Size
+    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class TargetDataset(_Dataset):
+    """A person's own torch Dataset of (image, label): built twice, with `train` and with `test` added to `kwargs`."""
+
+    name: Literal["_target_"] = "_target_"
+    target: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")]
+    num_classes: Annotated[int, Field(ge=2)]
+    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    val_fraction: Fraction = 0.1
+    train_limit: Count | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[Positive, ...] | None = None
+    train: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": True})
+    test: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": False})
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class SGD:
+    name: Literal["sgd"]
+    lr: Positive
+    momentum: Fraction
+    weight_decay: NonNegative
+    nesterov: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Adam:
+    name: Literal["adam", "adamw"]
+    lr: Positive
+    betas: tuple[Fraction, Fraction]
+    eps: Positive
+    weight_decay: NonNegative
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Constant:
+    name: Literal["constant"]
+    warmup_epochs: NonNegative
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Cosine:
+    name: Literal["cosine"]
+    warmup_epochs: NonNegative
+    min_lr: NonNegative
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Step:
+    name: Literal["step"]
+    warmup_epochs: NonNegative
+    every_epochs: Positive
+    gamma: Positive
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class OneCycle:
+    name: Literal["one_cycle"]
+    rise_fraction: Annotated[float, Field(gt=0, lt=1)]
+    start_factor: Annotated[float, Field(gt=0, le=1)]
+    end_factor: Annotated[float, Field(gt=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class DDP:
+    find_unused_parameters: bool
+    static_graph: bool
+    gradient_as_bucket_view: bool
+    bucket_cap_mb: Positive
+    sync_batchnorm: bool
+
+
+def kind(node: Any) -> str | None:
+    """The member of a group that `node` chooses."""
+    return node.get("name") if isinstance(node, Mapping) else getattr(node, "name", None)
+
+
+def _group(**kinds: Any) -> Any:
+    """A union whose member is chosen by the key `name`; an underscore in a kind's word stays."""
+    tagged = tuple(Annotated[cls, Tag(name)] for name, cls in kinds.items())
+    return Annotated[Union[tagged], Discriminator(kind)]
+
+
+GROUPS: dict[str, dict[str, Any]] = {
+    "model": {"mlp": MLP, "convnet": ConvNet, "resnet18": ResNet18, "_target_": Target},
+    "dataset": {
+        "digits": Digits,
+        **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), Downloaded),
+        "synthetic": Synthetic,
+        "image_folder": ImageFolder,
+        "_target_": TargetDataset,
+    },
+    "optimizer": {"sgd": SGD, "adam": Adam, "adamw": Adam, "_target_": Target},
+    "scheduler": {"constant": Constant, "cosine": Cosine, "step": Step, "one_cycle": OneCycle, "_target_": Target},
+}
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class RunConfig:
+    """One run, resolved and checked; conf/config.yaml says what each key means, and its unit."""
+
+    model: _group(**GROUPS["model"])  # type: ignore[valid-type]
+    dataset: _group(**GROUPS["dataset"])  # type: ignore[valid-type]
+    optimizer: _group(**GROUPS["optimizer"])  # type: ignore[valid-type]
+    scheduler: _group(**GROUPS["scheduler"])  # type: ignore[valid-type]
+    gpus: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...]
+    world_size: Count
+    backend: Literal["nccl", "gloo"]
+    threads: Count
+    batch_size: Count
+    epochs: Count
+    max_steps: Count | None
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    deterministic: bool
+    drop_last: bool
+    label_smoothing: Fraction
+    gradient_clip: Positive | None
+    gradient_accumulation: Count
+    eval_split: Literal["val", "test"]
+    objective: str
+    log_every: Count
+    amp: bool | Literal["bf16", "fp16"]
+    compile: bool
+    channels_last: bool
+    ddp: DDP
+    timeout_s: Positive
+    debug: bool
+
+    @property
+    def num_gpus(self) -> int:
+        """How many GPUs the run uses; 0 is the CPU."""
+        return self.gpus if isinstance(self.gpus, int) else len(self.gpus)

@@ -1,0 +1,45 @@
+"""A person's own class, named in YAML by `_target_`: imported, and accepted only if it is what its group builds.
+
+`hydra.utils.instantiate` would call whatever the name says (CVE-2026-68508); here nothing is called before the check.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any, TypeVar
+
+from expt.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+def resolve(path: str, base: type[T]) -> type[T]:
+    """The class that the dotted `path` names. Raises ConfigError unless it is a subclass of `base`."""
+    module_name, _, name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"_target_={path}: cannot import {module_name} ({error}); "
+            "its folder must be the current one or on PYTHONPATH"
+        ) from error
+    found = getattr(module, name, None)
+    if found is None:
+        raise ConfigError(f"_target_={path}: {module_name} has no {name}.{did_you_mean(name, dir(module))}")
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"_target_={path}: refused, it is not a subclass of {base.__module__}.{base.__qualname__}")
+    return found
+
+
+def build(path: str, base: type[T], *args: Any, **kwargs: Any) -> T:
+    """An instance of the class that `path` names.
+
+    Raises ConfigError as `resolve` does, and if its constructor does not take the arguments.
+    """
+    cls = resolve(path, base)
+    try:
+        inspect.signature(cls).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"_target_={path}: {error}; it was given {', '.join(kwargs)}") from error
+    return cls(*args, **kwargs)

@@ -1,0 +1,140 @@
+"""The loops: a training step, an epoch, an evaluation. No I/O, no rank, no configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from expt.data.loading import IGNORE_INDEX, Batch
+from expt.distributed import sum_across_workers
+from expt.errors import ConfigError
+from expt.metrics import Averages, Sums, averages
+from expt.precision import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """What a training step changes, and how."""
+
+    module: nn.Module
+    """The bare model: evaluated, and saved."""
+    parallel: nn.Module
+    """The model that is trained: `module`, or DistributedDataParallel around it."""
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    precision: Precision
+    world_size: int
+    label_smoothing: float = 0.0
+    gradient_accumulation: int = 1
+
+
+@dataclass
+class Position:
+    """How far a run has come."""
+
+    epoch: int = 0
+    """Epochs begun."""
+    step: int = 0
+    """Optimiser steps done since the start of the run."""
+    step_in_epoch: int = 0
+
+
+def train_epoch(
+    learner: Learner,
+    batches: Iterable[Batch],
+    position: Position,
+    sums: Sums,
+    *,
+    log_every: int,
+    stop_at: int | None,
+    on_step: Callable[[int], None],
+    on_log: Callable[[Averages, float], None],
+) -> None:
+    """Train on `batches`, adding to the epoch's `sums`, until they end or `stop_at` steps of the run are done.
+
+    `on_step` is called before the learning rate changes; `on_log` gets the averages over all workers since the last
+    log point, and the seconds that it took.
+    """
+    learner.parallel.train()
+    logged, since = sums.values.clone(), time.perf_counter()
+    for batch in batches:
+        accumulate_gradients(learner, batch, sums)
+        if position.step == 0:
+            check_gradients(learner)
+        learner.precision.update(learner.optimizer, learner.module.parameters())
+        position.step += 1
+        position.step_in_epoch += 1
+        on_step(position.step)
+        learner.scheduler.step()
+        if position.step % log_every == 0:
+            values = averages(sum_across_workers(sums.values - logged))
+            now = time.perf_counter()
+            on_log(values, now - since)
+            logged, since = sums.values.clone(), now
+        if position.step == stop_at:
+            break
+
+
+def accumulate_gradients(learner: Learner, batch: Batch, sums: Sums) -> None:
+    """Forward and backward on this worker's part of a global batch; adds to `sums`, waits for nothing."""
+    parts = learner.gradient_accumulation
+    images, labels = batch.images.chunk(parts), batch.labels.chunk(parts)
+    # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is the global batch's.
+    weight = learner.world_size / batch.global_size
+    for index, (part_images, part_labels) in enumerate(zip(images, labels, strict=True)):
+        last = index == len(images) - 1
+        with contextlib.nullcontext() if last else _without_all_reduce(learner.parallel):
+            with learner.precision.autocast():
+                logits = learner.parallel(part_images)
+                loss_sum = summed_loss(logits, part_labels, learner.label_smoothing)
+            learner.precision.backward(loss_sum * weight)
+        sums.add(logits.detach(), part_labels, loss_sum.detach())
+
+
+def check_gradients(learner: Learner) -> None:
+    """Raise ConfigError naming the parameters that took no part in the loss, where DDP would wait for them in vain."""
+    parallel = learner.parallel
+    if not isinstance(parallel, DistributedDataParallel) or parallel.find_unused_parameters or parallel.static_graph:
+        return
+    unused = [name for name, p in learner.module.named_parameters() if p.requires_grad and p.grad is None]
+    if unused:
+        raise ConfigError(
+            f"these parameters got no gradient, they took no part in the loss: {', '.join(unused)}; "
+            "use ddp.find_unused_parameters=true, or remove them from the model"
+        )
+
+
+@torch.no_grad()
+def evaluate(learner: Learner, batches: Iterable[Batch], sums: Sums) -> Averages:
+    """Averages over every sample of every worker's `batches`; one collective, and no random number drawn."""
+    module = learner.module
+    module.eval()
+    sums.reset()
+    for batch in batches:
+        with learner.precision.autocast():
+            logits = module(batch.images)
+            loss_sum = summed_loss(logits, batch.labels)
+        sums.add(logits, batch.labels, loss_sum)
+    return averages(sum_across_workers(sums.values))
+
+
+def summed_loss(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+    """Cross-entropy of `logits` [B, num_classes] summed over the batch, in float32."""
+    return functional.cross_entropy(
+        logits.float(), labels, reduction="sum", ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing
+    )
+
+
+def _without_all_reduce(parallel: nn.Module) -> contextlib.AbstractContextManager[None]:
+    if isinstance(parallel, DistributedDataParallel):
+        return parallel.no_sync()
+    return contextlib.nullcontext()

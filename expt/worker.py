@@ -1,0 +1,238 @@
+"""One rank of a run: builds everything, in order, and trains. What it has to tell goes into the run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from expt import build, checkpoint, distributed, metrics, record, tensorboard, train
+from expt.data.build import Data
+from expt.distributed import Worker
+from expt.log import Log
+from expt.paths import RunPaths
+from expt.schema import RunConfig
+
+
+def main(config: RunConfig, paths: RunPaths, started: float) -> str:
+    """What a worker process runs; `started` is when the command was typed [seconds since the epoch].
+
+    Returns "completed": a process that ends without it has failed.
+    """
+    if multiprocessing.parent_process() is not None:
+        _die_with_the_driver()
+    try:
+        run_as(worker_of_environment(config), config, paths, started)
+    except Exception as error:
+        # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
+        _record_error(error)
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(getattr(error, "exit_code", 1))
+    return record.COMPLETED
+
+
+def worker_of_environment(config: RunConfig) -> Worker:
+    """The worker that RANK and its companions in the environment describe."""
+    simulated = config.num_gpus and not torch.cuda.is_available()  # see expt.machine.SIMULATED_GPUS
+    return distributed.worker_from(os.environ, num_gpus=0 if simulated else config.num_gpus)
+
+
+def run_as(worker: Worker, config: RunConfig, paths: RunPaths, started: float) -> None:
+    """Train as `worker`, in this process."""
+    torch.set_num_threads(config.threads)
+    with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s):
+        Run(config, paths, worker, started).train()
+
+
+class Run:
+    """The training of one run, as one of its workers sees it."""
+
+    def __init__(self, config: RunConfig, paths: RunPaths, worker: Worker, started: float) -> None:
+        self.config, self.paths, self.worker, self.started = config, paths, worker, started
+        self.log = Log(paths) if worker.rank == 0 else None
+        _seed(config.seed)  # the same weights on every rank
+        _set_determinism(config.deterministic, worker.device)
+        self.data = build.build_data(config, worker)
+        self.learner = build.build_learner(config, self.data, worker)
+        _seed(config.seed + 1 + worker.rank)  # but not the same dropout
+        self.position = train.Position()
+        self.sums = metrics.Sums(worker.device)
+        self.best: dict[str, Any] | None = None
+        self.epoch_s: list[float] = []
+        self.first_step_s: float | None = None
+        self.lr = 0.0
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        steps = self.config.epochs * len(self.data.train)
+        return min(steps, self.config.max_steps or steps)
+
+    def train(self) -> None:
+        """Every epoch, the test at the end, and the completion record."""
+        if self.log:
+            self.log.result(steps_per_epoch=len(self.data.train), total_steps=self.total_steps, data=_about(self.data))
+        while self.position.step < self.total_steps:
+            self.position.epoch += 1
+            self._epoch()
+        self._test()
+        if self.log:
+            self.log.complete(self._outcome())
+
+    def _epoch(self) -> None:
+        began = time.perf_counter()
+        position = self.position
+        position.step_in_epoch = 0
+        self.sums.reset()
+        train.train_epoch(
+            self.learner,
+            self.data.train.epoch(position.epoch),
+            position,
+            self.sums,
+            log_every=self.config.log_every,
+            stop_at=self.total_steps,
+            on_step=self._after_step,
+            on_log=self._log_training,
+        )
+        values = metrics.averages(distributed.sum_across_workers(self.sums.values))
+        self.epoch_s.append(time.perf_counter() - began)
+        self._log_training(values, self.epoch_s[-1], epoch_ended=True)
+        self._evaluate(self.config.eval_split)
+        self._checkpoint()
+
+    def _after_step(self, step: int) -> None:
+        self.lr = self.learner.optimizer.param_groups[0]["lr"]
+        if self.first_step_s is None:
+            if self.worker.device.type == "cuda":
+                torch.cuda.synchronize(self.worker.device)
+            self.first_step_s = time.time() - self.started
+
+    def _log_training(self, values: metrics.Averages, seconds: float, *, epoch_ended: bool = False) -> None:
+        """The averages since the last log point; at an epoch's end those of the epoch, so as to compare with val."""
+        if not self.log:
+            return
+        # A log point that falls on the epoch's last step gives way to the epoch's own.
+        if not epoch_ended and self.position.step_in_epoch == len(self.data.train):
+            return
+        tags = {
+            tensorboard.loss("train"): values.loss,
+            tensorboard.accuracy("train"): values.accuracy,
+            tensorboard.LR: self.lr,
+            tensorboard.SAMPLES_PER_S: values.samples / seconds,
+        }
+        self.log.values(self.position, {**tags, tensorboard.EPOCH_S: seconds} if epoch_ended else tags)
+
+    def _evaluate(self, split: str) -> metrics.Averages:
+        loader = self.data.val if split == "val" else self.data.test
+        assert loader is not None
+        distributed.broadcast_buffers(self.learner.module)  # each rank has batch-norm statistics of its own
+        values = train.evaluate(self.learner, loader.evaluation(), metrics.Sums(self.worker.device))
+        if self.log:
+            tags = {tensorboard.loss(split): values.loss, tensorboard.accuracy(split): values.accuracy}
+            self.log.values(self.position, tags)
+            self.log.flush()
+        return values
+
+    def _checkpoint(self) -> None:
+        rng = distributed.gather_across_workers(checkpoint.rng_state(self.worker.device))
+        if not self.log:
+            return
+        value = self.log.last.get(self.config.objective)
+        improved = value is not None and (
+            self.best is None or _better(value, self.best["value"], self.config.objective)
+        )
+        if improved:
+            self.best = {"metric": self.config.objective, "value": value, "epoch": self.position.epoch}
+        checkpoint.save(self.paths.last, self._state(rng))
+        if improved:
+            checkpoint.keep_as(self.paths.last, self.paths.best)
+
+    def _state(self, rng: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "model": self.learner.module.state_dict(),
+            "optimizer": self.learner.optimizer.state_dict(),
+            "scheduler": self.learner.scheduler.state_dict(),
+            "scaler": self.learner.precision.scaler.state_dict(),
+            "position": dataclasses.asdict(self.position),
+            "sums": self.sums.values,
+            "best": self.best,
+            "epoch_s": self.epoch_s,
+            "rng": rng,
+            "config": dataclasses.asdict(self.config),
+        }
+
+    def _test(self) -> None:
+        """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""
+        if self.config.eval_split == "test":
+            return
+        if self.log and self.paths.best.exists():
+            self.learner.module.load_state_dict(checkpoint.load(self.paths.best)["model"])
+        distributed.broadcast_parameters(self.learner.module)
+        self._evaluate("test")
+
+    def _outcome(self) -> dict[str, Any]:
+        assert self.log is not None
+        name = self.config.objective
+        trained = sum(self.epoch_s)
+        steps = self.position.step
+        return {
+            "metrics": self.log.last,
+            "best": self.best,
+            # The objective is what the run is chosen by: the best that any epoch reached, and test's one value.
+            "objective": {"name": name, "value": self.best["value"] if self.best else self.log.last.get(name)},
+            "epoch_s": self.epoch_s,
+            "samples_per_s": steps * self.config.batch_size / trained if trained else None,
+            "first_step_s": self.first_step_s,
+            "steps": steps,
+        }
+
+
+def _about(data: Data) -> dict[str, Any]:
+    return {key: value for key, value in dataclasses.asdict(data.info).items() if key != "class_names"}
+
+
+def _better(value: float, than: float, objective: str) -> bool:
+    return value < than if objective.startswith("loss") else value > than
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _set_determinism(deterministic: bool, device: torch.device) -> None:
+    if deterministic:  # the call imports the compiler, two seconds, even to say no
+        torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = device.type == "cuda" and not deterministic
+
+
+def _record_error(error: Exception) -> None:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        record.write_error(Path(path), error, getattr(error, "exit_code", 1))
+
+
+def _die_with_the_driver() -> None:
+    """End this process at once when the driver is gone, even by SIGKILL: the forkserver would let it live on."""
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+
+    def watch() -> None:
+        wait([driver.sentinel])
+        os._exit(143)
+
+    threading.Thread(target=watch, name="watch-driver", daemon=True).start()

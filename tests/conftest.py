@@ -1,0 +1,115 @@
+"""What every test may use: the command as a person types it, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import expt
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: tests/gpu starts commands with their own
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+TIMEOUT_S = 100
+# torchrun and schedulers set these; a test session inside one must not look like a worker.
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment of a command under test: no GPU, no terminal width of this machine."""
+    kept = {key: value for key, value in os.environ.items() if key not in LAUNCHER_VARIABLES}
+    return {**kept, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100", **extra}
+
+
+def start(*arguments: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
+    """`python -m expt ARGUMENTS` in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "expt", *arguments],
+        cwd=cwd,
+        env=environment(**extra),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(*arguments: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+    """`python -m expt ARGUMENTS`, to its end."""
+    process = start(*arguments, cwd=cwd, **extra)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+class RunFolder:
+    """What a run left in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def result(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return content
+
+    def curve(self, tag: str) -> list[tuple[int, float]]:
+        """(step, value) of every point of `tag` in metrics.jsonl."""
+        points = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return [(point["step"], point["value"]) for point in points if point["tag"] == tag]
+
+
+Trained = Callable[..., RunFolder]
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Trained:
+    """`trained("model=mlp", name="a")` runs to completion in tmp_path/a, and gives its folder.
+
+    Through expt.run, whose warm forkserver the whole session shares.
+    """
+
+    def train(*arguments: str, name: str = "run") -> RunFolder:
+        (result,) = expt.run(*arguments, f"hydra.run.dir='{tmp_path / name}'")
+        return RunFolder(result.folder)
+
+    return train
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes that `pid` has started, and those that they have."""
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[1]) == pid:
+            child = int(path.parent.name)
+            found |= {child} | descendants(child)
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    """Those of `pids` that still run; a zombie does not."""
+
+    def runs(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    return {pid for pid in pids if runs(pid)}
+
+
+@pytest.fixture
+def fashion_mnist() -> str:
+    """The folder of the real Fashion-MNIST, as Debian's dataset-fashion-mnist installs it."""
+    if not FASHION_MNIST.is_dir():
+        pytest.skip("needs Debian's package dataset-fashion-mnist")
+    return str(FASHION_MNIST)

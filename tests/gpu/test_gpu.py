@@ -1,0 +1,51 @@
+"""Real runs on a real GPU; `pytest -m gpu` runs these alone."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from tests.conftest import Trained
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+
+# The environment of the other tests hides every GPU.
+FIRST_GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+
+
+def test_one_gpu_in_mixed_precision(trained: Trained) -> None:
+    result = trained("gpus=1", "amp=true", "epochs=1", CUDA_VISIBLE_DEVICES=FIRST_GPU).result
+    assert (result["status"], result["devices"], result["world_size"]) == ("completed", [FIRST_GPU], 1)
+    assert result["metrics"]["accuracy/val"] > 0.3
+
+
+def test_two_workers_on_one_gpu_have_the_loss_curve_of_one(trained: Trained) -> None:
+    def curve(workers: int) -> list[tuple[int, float]]:
+        options = ("gpus=1", "backend=gloo", f"world_size={workers}", "log_every=1", "max_steps=20")
+        return trained(*options, name=f"workers_{workers}", CUDA_VISIBLE_DEVICES=FIRST_GPU).curve("loss/train")
+
+    one, two = curve(1), curve(2)
+    assert [step for step, _ in one] == [step for step, _ in two]
+    assert one[-1][0] == 20
+    assert one[-1][1] < one[0][1]
+    assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], abs=1e-3)
+
+
+@pytest.mark.parametrize("amp", ["fp16", "bf16"])
+def test_each_half_precision(trained: Trained, amp: str) -> None:
+    if amp == "bf16" and torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("this GPU computes no bfloat16")
+    options = ("gpus=1", f"amp={amp}", "gradient_clip=1.0", "epochs=3")
+    done = trained(*options, CUDA_VISIBLE_DEVICES=FIRST_GPU)
+    assert done.result["status"] == "completed"
+    losses = [loss for _, loss in done.curve("loss/val")]
+    assert losses[-1] < losses[0]
+
+
+def test_channels_last(trained: Trained) -> None:
+    options = ("gpus=1", "model=convnet", "dataset=synthetic", "channels_last=true", "amp=true", "max_steps=20")
+    result = trained(*options, CUDA_VISIBLE_DEVICES=FIRST_GPU).result
+    assert (result["status"], result["steps"]) == ("completed", 20)
+    assert 0 <= result["metrics"]["loss/val"] < 10

@@ -1,0 +1,90 @@
+"""The numbers are those of a plain single-process loop, whatever the number of workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from expt.data import files, shard
+from expt.data.cache import Arrays
+from expt.models.mlp import MLP
+from expt.schema import Digits
+from tests.conftest import Trained
+
+SEED, BATCH, STEPS, LR, MOMENTUM = 3, 48, 50, 0.05, 0.9
+MEAN, STD = 0.3053, 0.3760
+DIGITS = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=(MEAN,), std=(STD,))
+
+
+def _images(arrays: Arrays, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.from_numpy(np.array(arrays.images))[indices].float() / 255
+    return (images - MEAN) / STD, torch.from_numpy(np.array(arrays.labels))[indices]
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[list[float], float]:
+    """Loss of each step, and the final accuracy on the held-out images, of a loop without expt's training code."""
+    arrays = files.load(DIGITS, "train")
+    train, val = shard.split(len(arrays.labels), 0.1, None)
+    torch.manual_seed(SEED)
+    net = MLP(channels=1, image_size=(8, 8), num_classes=10)
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
+    losses: list[float] = []
+    epoch = 0
+    while len(losses) < STEPS:
+        epoch += 1
+        order = train[shard.permutation(len(train), SEED, epoch)]
+        for batch in order.split(BATCH)[: len(order) // BATCH]:
+            images, labels = _images(arrays, batch)
+            loss = functional.cross_entropy(net(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if len(losses) == STEPS:
+                break
+    images, labels = _images(arrays, val)
+    return losses, float((net(images).argmax(1) == labels).double().mean())
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_loss_curve_is_that_of_a_plain_loop(
+    world_size: int, reference: tuple[list[float], float], trained: Trained
+) -> None:
+    done = trained(
+        f"world_size={world_size}",
+        f"batch_size={BATCH}",
+        f"max_steps={STEPS}",
+        f"seed={SEED}",
+        "log_every=1",
+        "threads=1",
+    )
+    losses, accuracy = reference
+    curve = dict(done.curve("loss/train"))
+    per_epoch = done.result["steps_per_epoch"]
+    # At an epoch's last step stands the average over the epoch.
+    steps = [step for step in range(1, STEPS + 1) if step % per_epoch and step != STEPS]
+    assert len(steps) > 45
+    assert [curve[step] for step in steps] == pytest.approx([losses[step - 1] for step in steps], abs=1e-4)
+    assert curve[per_epoch] == pytest.approx(np.mean(losses[:per_epoch]), abs=1e-4)
+    # 143 held-out images divide neither by 2 nor by 4.
+    assert done.result["metrics"]["accuracy/val"] == pytest.approx(accuracy, abs=1e-12)
+
+
+def test_gradient_accumulation_changes_nothing(trained: Trained, reference: tuple[list[float], float]) -> None:
+    done = trained(
+        "gradient_accumulation=3", f"batch_size={BATCH}", "max_steps=20", f"seed={SEED}", "log_every=1", "world_size=2"
+    )
+    curve = dict(done.curve("loss/train"))
+    assert [curve[step] for step in range(1, 20)] == pytest.approx(reference[0][:19], abs=1e-4)
+
+
+def test_a_smaller_last_batch_counts_each_image_once(trained: Trained) -> None:
+    """130 images in batches of 64 leave 2 for 4 workers: two of them have none, and the curve is still the same."""
+    few = ("dataset.train_limit=130", "drop_last=false", "epochs=4", "log_every=1")
+    curves = [trained(*few, f"world_size={size}", name=f"w{size}").curve("loss/train") for size in (1, 4)]
+    assert len(curves[0]) == 12
+    for one, four in zip(*curves, strict=True):
+        assert one == pytest.approx(four, abs=1e-4)

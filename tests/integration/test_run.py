@@ -1,0 +1,181 @@
+"""One run, from the command to the event file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.conftest import Trained, environment, run, start
+
+EPOCH_TAGS = {"loss/train", "accuracy/train", "loss/val", "accuracy/val", "lr", "speed/samples_per_s", "speed/epoch_s"}
+END_TAGS = {"loss/test", "accuracy/test"}
+
+
+def test_digits_train_on_two_workers_out_of_the_box(tmp_path: Path) -> None:
+    done = run(cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "outputs").glob("*/*")
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == "completed"
+    assert (result["world_size"], result["backend"], result["devices"]) == (2, "gloo", [])
+    assert result["metrics"]["accuracy/val"] >= 0.95
+    assert result["best"]["value"] == result["objective"]["value"] >= result["metrics"]["accuracy/val"]
+    assert 0 < result["first_step_s"] < 60
+    assert len(result["epoch_s"]) == 10
+    assert {"last.pt", "best.pt"} == {path.name for path in (folder / "checkpoints").iterdir()}
+    assert f"tensorboard --logdir {folder.relative_to(tmp_path)}" in done.stdout
+    assert (folder / ".hydra" / "config.yaml").exists()
+
+
+def test_one_event_file_holds_every_tag_at_the_right_steps(trained: Trained) -> None:
+    done = trained("epochs=3", "log_every=8", "dataset.train_limit=640")
+    assert len(list(done.folder.rglob("events.out.tfevents.*"))) == 1
+    events = EventAccumulator(str(done.folder)).Reload()
+    tags = set(events.Tags()["scalars"])
+    assert tags == EPOCH_TAGS | END_TAGS
+    steps = {tag: [event.step for event in events.Scalars(tag)] for tag in tags}
+    assert steps["loss/val"] == steps["speed/epoch_s"] == [10, 20, 30]
+    assert steps["loss/train"] == steps["lr"] == [8, 10, 16, 20, 24, 30]
+    assert steps["accuracy/test"] == [30]
+    result = done.result
+    for tag in tags:
+        assert events.Scalars(tag)[-1].value == pytest.approx(result["metrics"][tag], rel=1e-6), tag
+        points = [(event.step, pytest.approx(event.value, rel=1e-6)) for event in events.Scalars(tag)]
+        assert list[object](done.curve(tag)) == points
+
+
+def test_two_runs_of_the_same_second_get_two_folders_and_two_ports(tmp_path: Path) -> None:
+    # Both folders are claimed under one name, as if the clock had not moved.
+    same = "hydra.run.dir=${unused_folder:outputs/same}"
+    both = [start("epochs=2", same, cwd=tmp_path) for _ in range(2)]
+    for process in both:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    results = [json.loads(path.read_text()) for path in (tmp_path / "outputs").glob("same*/result.json")]
+    assert [result["status"] for result in results] == ["completed"] * 2
+    assert len({result["master_port"] for result in results}) == 2
+
+
+def test_a_folder_that_holds_a_run_is_left_as_it_is(tmp_path: Path, trained: Trained) -> None:
+    first = trained("epochs=1", name="mine")
+    files = (first.folder / "result.json", first.folder / ".hydra" / "config.yaml")
+    before = [path.read_bytes() for path in files]
+    again = run("epochs=2", f"hydra.run.dir={first.folder}", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "holds a run already" in again.stderr
+    assert before == [path.read_bytes() for path in files]
+
+
+def test_a_model_and_a_dataset_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self, *, channels, image_size, num_classes, width):\n"
+        "        super().__init__()\n"
+        "        pixels = channels * image_size[0] * image_size[1]\n"
+        "        self.net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(pixels, width), torch.nn.Tanh(),\n"
+        "                                       torch.nn.Linear(width, num_classes))\n"
+        "    def forward(self, images):\n"
+        "        return self.net(images)\n"
+        "class Stripes(torch.utils.data.Dataset):\n"
+        "    def __init__(self, size, train):\n"
+        "        self.size, self.train = size, train\n"
+        "    def __len__(self):\n"
+        "        return self.size\n"
+        "    def __getitem__(self, index):\n"
+        "        label = index % 2\n"
+        "        image = torch.zeros(1, 6, 6)\n"
+        "        image[:, label::2] = 1.0\n"
+        "        return image, label\n"
+    )
+    for group, content in {
+        "model": "_target_: mine.Net\nwidth: 16\n",
+        "dataset": "_target_: mine.Stripes\nsize: 200\nnum_classes: 2\nnum_workers: 1\n",
+    }.items():
+        (tmp_path / "my_conf" / group).mkdir(parents=True)
+        (tmp_path / "my_conf" / group / "mine.yaml").write_text(content)
+    done = run("--config-dir", "my_conf", "model=mine", "dataset=mine", "epochs=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "outputs").glob("*/*/result.json")
+    assert json.loads(path.read_text())["metrics"]["accuracy/test"] == 1.0
+
+
+def test_a_target_that_is_no_model_is_refused_and_not_called(tmp_path: Path) -> None:
+    done = run("+model._target_=os.system", f"+model.command='touch {tmp_path}/called'", "~model.hidden", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "os.system: refused, it is not a subclass of torch.nn" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "called").exists()
+
+
+def test_debug_trains_in_this_process(tmp_path: Path) -> None:
+    (tmp_path / "here.py").write_text(
+        "import os, torch\n"
+        "class Net(torch.nn.Sequential):\n"
+        "    def __init__(self, *, channels, image_size, num_classes):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
+        "        print('pid', os.getpid())\n"
+    )
+    own = ("+model._target_=here.Net", "~model.hidden", "~model.dropout")
+    process = start("debug=true", "epochs=1", *own, cwd=tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert f"pid {process.pid}" in out
+
+
+def test_gradients_that_never_came_are_named(tmp_path: Path) -> None:
+    (tmp_path / "idle.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self, *, channels, image_size, num_classes):\n"
+        "        super().__init__()\n"
+        "        self.used, self.idle = torch.nn.Linear(64, num_classes), torch.nn.Linear(3, 3)\n"
+        "    def forward(self, images):\n"
+        "        return self.used(images.flatten(1))\n"
+    )
+    own = ("+model._target_=idle.Net", "~model.hidden", "~model.dropout", "epochs=1")
+    done = run(*own, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "got no gradient" in done.stderr
+    assert "idle.weight, idle.bias" in done.stderr
+    assert "ddp.find_unused_parameters=true" in done.stderr
+    assert run(*own, "ddp.find_unused_parameters=true", cwd=tmp_path).returncode == 0
+
+
+def test_torchrun_starts_workers_that_share_one_run_folder(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "expt", "epochs=2"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "outputs").glob("*/*")
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["status"], result["world_size"]) == ("completed", 2)
+    assert len(list(folder.rglob("events.out.tfevents.*"))) == 1
+    assert done.stdout.count("run folder") == 1
+
+
+def test_a_sweep_inside_torchrun_is_refused_in_one_line(tmp_path: Path) -> None:
+    done = run("-m", "seed=0,1", cwd=tmp_path, RANK="0", WORLD_SIZE="2")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "cannot run inside torchrun" in done.stderr
+
+
+def test_paths_may_hold_spaces_and_unicode(tmp_path: Path, trained: Trained) -> None:
+    done = trained("epochs=1", name="an expérience, № 7")
+    assert done.result["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["amp=true"], ["gradient_accumulation=2", "gradient_clip=1.0"], ["model=convnet", "channels_last=true"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_options_train(arguments: list[str], trained: Trained) -> None:
+    assert trained("epochs=2", *arguments).result["metrics"]["accuracy/val"] > 0.4

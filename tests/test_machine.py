@@ -1,0 +1,83 @@
+"""What this machine offers, as CUDA_VISIBLE_DEVICES and the affinity of this process leave it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from expt import machine
+
+ALL = ("0", "1", "2", "3")
+
+
+@pytest.fixture(autouse=True)
+def _four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", machine.SIMULATED_GPUS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(machine, "_nvml_count", lambda: len(ALL))
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, ALL),
+        ("", ()),
+        ("-1", ()),
+        ("2", ("2",)),
+        ("3,1", ("3", "1")),
+        (" 0 , 2 ", ("0", "2")),
+        ("0,9,1", ("0",)),
+        ("0,-1,1", ("0",)),
+        ("GPU-8932f937,MIG-4f1a", ("GPU-8932f937", "MIG-4f1a")),
+        ("NoDevFiles", ()),
+    ],
+)
+def test_cuda_visible_devices(monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: tuple[str, ...]) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.visible_gpus() == expected
+    assert machine.detect().gpus == expected
+
+
+def test_a_name_does_not_make_a_gpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_nvml_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,0")
+    assert machine.visible_gpus() == ()
+
+
+def test_the_driver_is_asked_for_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert machine._nvml_count() >= 0
+
+
+def test_simulated_gpus_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not machine.detect().simulated
+    monkeypatch.setenv(machine.SIMULATED_GPUS, "2")
+    found = machine.detect()
+    assert (found.gpus, found.simulated) == (("0", "1"), True)
+
+
+def test_the_affinity_of_this_process_limits_its_cpus() -> None:
+    before = os.sched_getaffinity(0)
+    assert 1 <= machine.usable_cpus() <= len(before)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert machine.usable_cpus() == machine.detect().cpus == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, False), ({"RANK": "0"}, False), ({"RANK": "0", "WORLD_SIZE": "2"}, True)],
+    ids=["none", "rank alone", "both"],
+)
+def test_a_worker_that_something_else_started(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: bool
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert machine.is_external_worker() is expected
