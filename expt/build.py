@@ -19,7 +19,7 @@ from expt.train import Learner
 
 def build_data(config: RunConfig, worker: Worker) -> Data:
     """The loaders of `worker`'s share of each batch."""
-    num_workers = getattr(config.dataset, "num_workers", "auto")
+    num_workers: int | str = getattr(config.dataset, "num_workers", "auto")
     return data_build.build(
         config.dataset,
         batch_size=config.batch_size,
@@ -28,7 +28,7 @@ def build_data(config: RunConfig, worker: Worker) -> Data:
         seed=config.seed,
         drop_last=config.drop_last,
         channels_last=config.channels_last,
-        num_workers=config.threads if num_workers == "auto" else num_workers,
+        num_workers=num_workers if isinstance(num_workers, int) else config.threads,
     )
 
 

@@ -7,12 +7,27 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from expt import rules
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine
 from expt.schema import DDP, GROUPS, RunConfig, kind
+
+
+def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
+    """The composed configuration as plain containers, without Hydra's own part, interpolations resolved.
+
+    Raises MissingMandatoryValue for a `???`. In a sweep on the CPU, runs share the cores: `threads=auto` is one, for
+    every launcher, so that their numbers are equal.
+    """
+    keys = [str(key) for key in composed if key != "hydra"]
+    content = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True, throw_on_missing=True)
+    assert isinstance(content, dict)
+    if sweep and content.get("threads") == "auto":
+        content["threads"] = 1
+    return {str(key): value for key, value in content.items()}
 
 
 def parse(composed: Mapping[str, Any], machine: Machine) -> RunConfig:
@@ -52,7 +67,9 @@ def _explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
         path = _key_path(problem["loc"], node)
         key, value, rule = ".".join(path), problem["input"], problem["type"]
         if rule == "unexpected_keyword_argument":
-            line = f"{key}={value!r}: there is no such key.{did_you_mean(path[-1], _keys_beside(path))}"
+            line = f"{key}={value!r}: there is no such key.{did_you_mean(path[-1], _keys_beside(path, node))}"
+        elif rule == "missing" and isinstance(value, list):
+            line = f"{key}={value!r}: input should be longer"
         elif rule in ("missing", "missing_argument"):
             line = f"{key}: has no value; give one, as in {key}=..."
         elif rule.startswith("union_tag"):
@@ -64,7 +81,7 @@ def _explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
     # A key of several types has a line for each type: `gpus` is an integer or a list.
     return [
         first + "".join(" or" + line.partition("input should be")[2] for line in others)
-        for first, *others in rules_by_key.values()
+        for first, *others in map(dict.fromkeys, rules_by_key.values())
     ]
 
 
@@ -84,6 +101,6 @@ def _is_union_tag(part: int | str) -> bool:
     return not str(part).isidentifier() or part in ("bool", "int", "float", "str", "constrained-int")
 
 
-def _keys_beside(path: list[str]) -> list[str]:
-    classes: list[Any] = [RunConfig] if len(path) == 1 else list(GROUPS.get(path[0], {"ddp": DDP}).values())
-    return [field.name for cls in classes for field in dataclasses.fields(cls)]
+def _keys_beside(path: list[str], node: Mapping[str, Any]) -> list[str]:
+    cls = RunConfig if len(path) == 1 else DDP if path[0] == "ddp" else GROUPS[path[0]][str(kind(node[path[0]]))]
+    return [field.name for field in dataclasses.fields(cls)]

@@ -22,17 +22,41 @@ PLAIN_LINE_S = 10.0
 """Without a terminal: a line each epoch, and one after this many seconds within a long epoch."""
 
 
+class RunState:
+    """How far a run has come, from what it has written so far."""
+
+    def __init__(self, paths: RunPaths, *, epochs: int) -> None:
+        self._paths, self.epochs = paths, epochs
+        self._reader = record.MetricsReader(paths)
+        self._began = time.monotonic()
+        self.values: dict[str, float] = {}
+        self.step = self.epoch = self.total_steps = 0
+
+    def read(self) -> list[record.Point]:
+        """Take in what is new; returns it."""
+        points = self._reader.read()
+        for point in points:
+            if self.step == 0:
+                self._began = time.monotonic()  # the time left is that of the steps, not of the start
+            self.values[point.tag], self.step, self.epoch = point.value, point.step, point.epoch
+        if points and not self.total_steps:
+            self.total_steps = record.read_result(self._paths).get("total_steps", 0)
+        return points
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the end, if the rest goes as fast as what is done; None where that can't be said."""
+        if not 0 < self.step < self.total_steps:
+            return None
+        return (time.monotonic() - self._began) / self.step * (self.total_steps - self.step)
+
+
 class RunDisplay:
     """Shows a run that is under way; `update` is cheap and may be called at any rate."""
 
     def __init__(self, paths: RunPaths, console: Console, *, epochs: int) -> None:
-        self._paths, self._console, self._epochs = paths, console, epochs
-        self._reader = record.MetricsReader(paths)
-        self._values: dict[str, float] = {}
-        self._step = self._epoch = self._total = 0
-        self._began = time.monotonic()
-        self._next = self._began
-        self._line_at = self._began
+        self._state, self._console = RunState(paths, epochs=epochs), console
+        self._next = self._line_at = time.monotonic()
         self._bar = _progress_bar(console) if console.is_terminal else None
         self._task = self._bar.add_task("starting", total=None, text="") if self._bar else None
 
@@ -53,31 +77,24 @@ class RunDisplay:
         if now < self._next:
             return
         self._next = now + REFRESH_S
-        points = self._reader.read()
-        for point in points:
-            if self._step == 0:
-                self._began = now  # the time left is that of the steps, not of the start
-            self._values[point.tag], self._step, self._epoch = point.value, point.step, point.epoch
+        state = self._state
+        points = state.read()
         if not points:
             return
-        if not self._total:
-            self._total = record.read_result(self._paths).get("total_steps", 0)
-        label, text = f"epoch {self._epoch}/{self._epochs}", self._text()
+        label, text = f"epoch {state.epoch}/{state.epochs}", self._text()
         if self._bar and self._task is not None:
-            self._bar.update(self._task, description=label, total=self._total, completed=self._step, text=text)
+            self._bar.update(self._task, description=label, total=state.total_steps, completed=state.step, text=text)
         elif any(point.tag in EVALUATED for point in points) or now - self._line_at > PLAIN_LINE_S:
             self._line_at = now
-            line = f"{label}  step {self._step}/{self._total}  {text}"
+            line = f"{label}  step {state.step}/{state.total_steps}  {text}"
             self._console.print(line, highlight=False, soft_wrap=True)
 
     def _text(self) -> str:
-        shown = [f"{label} {self._values[tag]:{form}}" for tag, label, form in _SHOWN if tag in self._values]
-        if self._total and 0 < self._step < self._total:
-            shown.append(f"{_duration(self._left_s())} left")
+        values = self._state.values
+        shown = [f"{label} {values[tag]:{form}}" for tag, label, form in _SHOWN if tag in values]
+        if self._state.left_s is not None:
+            shown.append(f"{duration(self._state.left_s)} left")
         return "  ".join(shown)
-
-    def _left_s(self) -> float:
-        return (time.monotonic() - self._began) / self._step * (self._total - self._step)
 
 
 _SHOWN = (
@@ -128,5 +145,6 @@ def _progress_bar(console: Console) -> Progress:
     return Progress(*columns, TextColumn("{task.fields[text]}"), console=console, refresh_per_second=10)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as `[hours:]minutes:seconds`."""
     return str(timedelta(seconds=round(seconds))).removeprefix("0:")

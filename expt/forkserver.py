@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
-import sys
 from collections.abc import Sequence
 from multiprocessing import forkserver
+from typing import Any
 
 WORKER_MODULES = ("expt.worker", "torch.distributed.elastic.multiprocessing.api")
 
@@ -24,9 +25,7 @@ def warm(extra_modules: Sequence[str] = ()) -> None:
 
 def kill() -> None:
     """End the forkserver at once, even in the middle of its imports. It has no state to lose."""
-    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
-    if pid is not None and sys.platform != "win32":
-        import os
-
-        os.kill(pid, signal.SIGKILL)
-        forkserver._forkserver._stop()
+    server: Any = forkserver._forkserver
+    if getattr(server, "_forkserver_pid", None) is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -25,7 +25,6 @@ from expt.paths import RunPaths
 from expt.schema import RunConfig
 
 LOOPBACK = "127.0.0.1"
-POLL_S = 0.05
 GRACE_S = 0.3
 """After a worker's end, how long its peers get to end by themselves, so that their exit codes can be compared."""
 
@@ -59,52 +58,19 @@ class RunLogs(LogsSpecs):
         return str(self._root_log_dir)
 
 
-def run(
-    config: RunConfig,
-    paths: RunPaths,
-    devices: Sequence[str],
-    *,
-    started: float,
-    on_poll: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
-    """One run from its start to its end; returns the content of result.json. `on_poll` is called many times a second.
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A run that is to be started: what, where, and for whom."""
 
-    Raises ConfigError, RunFailed, or Interrupted, each of them recorded in result.json.
-    """
-    with recorded(config, paths, devices, started=started):
-        workers = start(config, paths, devices, attempt=0, started=started)
-        record.update_result(paths, master_port=workers.port, **provenance.describe())
-        try:
-            while not workers.poll():
-                wait([process.sentinel for process in workers.processes], POLL_S)
-                on_poll()
-        finally:
-            workers.stop()
-    return record.read_result(paths)
-
-
-@contextlib.contextmanager
-def recorded(config: RunConfig, paths: RunPaths, devices: Sequence[str], *, started: float) -> Iterator[None]:
-    """Keep result.json true about a run while it is under way, and after it has failed or was interrupted."""
-    try:
-        record.create_result(
-            paths,
-            started=started,
-            world_size=config.world_size,
-            backend=config.backend if config.world_size > 1 else None,
-            devices=list(devices),
-            attempts=1,
-        )
-    except FileExistsError:
-        raise ConfigError(f"hydra.run.dir={paths.folder}: holds a run already; choose another folder") from None
-    try:
-        yield
-    except KeyboardInterrupt:
-        record.update_result(paths, status=record.INTERRUPTED, error="interrupted by a person")
-        raise Interrupted(f"interrupted; what it had done is in {paths.folder}") from None
-    except BaseException as error:
-        record.update_result(paths, status=record.FAILED, error=f"{error}")
-        raise
+    config: RunConfig
+    paths: RunPaths
+    devices: tuple[str, ...] = ()
+    """As CUDA_VISIBLE_DEVICES names them; none is the CPU."""
+    started: float
+    """When the command was typed, or the run's turn came [seconds since the epoch]."""
+    attempt: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """More for result.json: the run's name, identity and overrides."""
 
 
 @dataclass
@@ -113,7 +79,6 @@ class Workers:
 
     paths: RunPaths
     attempt: int
-    port: int | None
     context: PContext
     processes: list[BaseProcess]
     store: TCPStore | None = field(repr=False)
@@ -163,23 +128,50 @@ class Workers:
         return record.read_error(self.paths.error(self.attempt, rank))
 
 
-def start(config: RunConfig, paths: RunPaths, devices: Sequence[str], *, attempt: int, started: float) -> Workers:
-    """Start the run's workers, and return at once; `devices` as CUDA_VISIBLE_DEVICES names them, none is the CPU."""
-    size = config.world_size
+def start(launch: Launch, env: Mapping[str, str]) -> Workers:
+    """Start the run's workers with `env` added to their environment, and return at once."""
+    config, paths, size = launch.config, launch.paths, launch.config.world_size
     store, port = _held_store() if size > 1 else (None, None)
-    envs = {rank: _environment(rank, size, port, devices, attempt) for rank in range(size)}
+    begin_record(launch, port)
+    envs = {rank: {**env, **_environment(rank, size, port, launch)} for rank in range(size)}
     with _signals_held(), _without_main():
         context = start_processes(
             name="expt",
             entrypoint=worker.main,
-            args=dict.fromkeys(range(size), (config, paths, started)),
+            args=dict.fromkeys(range(size), (config, paths, launch.started)),
             envs=envs,
-            logs_specs=RunLogs(paths, attempt),
+            logs_specs=RunLogs(paths, launch.attempt),
             start_method="forkserver",
         )
     by_pid = {process.pid: process for process in multiprocessing.active_children()}
     processes = [by_pid[pid] for _, pid in sorted(context.pids().items())]
-    return Workers(paths, attempt, port, context, processes, store)
+    return Workers(paths, launch.attempt, context, processes, store)
+
+
+def begin_record(launch: Launch, port: int | None = None) -> None:
+    """Write the first result.json of a run. Raises ConfigError if its folder holds another run."""
+    config = launch.config
+    fields = {
+        "started": launch.started,
+        "world_size": config.world_size,
+        "backend": config.backend if config.world_size > 1 else None,
+        "devices": list(launch.devices),
+        "master_port": port,
+        "attempts": launch.attempt + 1,
+        **launch.about,
+        **provenance.describe(),
+    }
+    try:
+        record.create_result(launch.paths, again=launch.attempt > 0, **fields)
+    except FileExistsError:
+        raise ConfigError(f"hydra.run.dir={launch.paths.folder}: holds a run already; choose another folder") from None
+
+
+def end_record(paths: RunPaths, error: BaseException) -> None:
+    """Say in result.json that the run has failed, or was interrupted."""
+    interrupted = isinstance(error, KeyboardInterrupt | Interrupted)
+    status = record.INTERRUPTED if interrupted else record.FAILED
+    record.update_result(paths, status=status, error=str(error) or "interrupted by a person")
 
 
 def wait_for_all(sentinels: Sequence[int], timeout_s: float) -> None:
@@ -198,15 +190,15 @@ def _held_store() -> tuple[TCPStore, int]:
     return store, port
 
 
-def _environment(rank: int, size: int, port: int | None, devices: Sequence[str], attempt: int) -> dict[str, str]:
+def _environment(rank: int, size: int, port: int | None, launch: Launch) -> dict[str, str]:
     env = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
-        "CUDA_VISIBLE_DEVICES": ",".join(devices),
+        "CUDA_VISIBLE_DEVICES": ",".join(launch.devices),
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # lets cuBLAS be deterministic
-        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_RESTART_COUNT": str(launch.attempt),
     }
     if port is not None:
         loopback_interface = "lo0" if sys.platform == "darwin" else "lo"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from expt import record, tensorboard
@@ -13,9 +13,9 @@ from expt.train import Position
 class Log:
     """The event file, metrics.jsonl and result.json."""
 
-    def __init__(self, paths: RunPaths) -> None:
+    def __init__(self, paths: RunPaths, hyperparameters: Mapping[str, Any], tags: Sequence[str]) -> None:
         self._paths = paths
-        self._events = tensorboard.Writer(paths.folder)
+        self._events = tensorboard.Writer(paths.folder, hyperparameters, tags)
         self._metrics = record.MetricsWriter(paths)
         self.last: dict[str, float] = {}
 

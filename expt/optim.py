@@ -47,10 +47,10 @@ def build_scheduler(
             optimizer,
             max_lr=optimizer.param_groups[0]["lr"],
             total_steps=max(total_steps, 2),
-            pct_start=config.rise_fraction,
+            pct_start=config.rise_fraction * (1 - 1e-9),  # torch divides by zero where the rise is one step
             div_factor=1 / config.start_factor,
             final_div_factor=config.start_factor / config.end_factor,
-            cycle_momentum="momentum" in optimizer.defaults or "betas" in optimizer.defaults,
+            cycle_momentum=bool(optimizer.defaults.get("momentum") or optimizer.defaults.get("betas")),
         )
     peak_lr = optimizer.param_groups[0]["lr"]
     return LambdaLR(optimizer, lr_factor(config, peak_lr, steps_per_epoch=steps_per_epoch, total_steps=total_steps))

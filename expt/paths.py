@@ -16,9 +16,12 @@ def conf_dir() -> Path:
 
 
 def register_resolvers() -> None:
-    """Let YAML say `${unused_folder:NAME}`: NAME, or NAME_2 and so on, of a folder that was made just now."""
+    """Let YAML say `${unused_folder:NAME}`, a folder made just now, and `${run_name:OVERRIDES}`, a name for a run."""
     from omegaconf import OmegaConf
 
+    from expt.overrides import folder_names
+
+    OmegaConf.register_new_resolver("run_name", lambda overrides: folder_names([list(overrides)])[0], replace=True)
     OmegaConf.register_new_resolver("unused_folder", make_unused_folder, use_cache=True, replace=True)
 
 
@@ -31,6 +34,12 @@ def make_unused_folder(name: str) -> str:
             folder.mkdir()
             return str(folder)
     raise AssertionError
+
+
+def latest_sweep(outputs: Path) -> Path | None:
+    """The newest sweep below `outputs`, by when its folder was made."""
+    folders = [path.parent for path in (outputs / "sweeps").glob("*/multirun.yaml")]
+    return max(folders, key=lambda folder: folder.stat().st_ctime, default=None)
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,11 @@ class RunPaths:
     def metrics(self) -> Path:
         """One JSON object a line: step, epoch, tag, value."""
         return self.folder / "metrics.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the command that is at work in this folder."""
+        return self.folder / ".lock"
 
     @property
     def checkpoints(self) -> Path:
@@ -68,6 +82,12 @@ class RunPaths:
     def hydra(self) -> Path:
         """What Hydra writes: config.yaml, overrides.yaml, hydra.yaml."""
         return self.folder / ".hydra"
+
+    def clear_for_next_attempt(self) -> int:
+        """Remove what an earlier attempt recorded, but its logs; returns the number of the next attempt."""
+        for path in (self.metrics, self.last, self.best, *self.folder.glob("events.out.tfevents.*")):
+            path.unlink(missing_ok=True)
+        return sum(1 for _ in self.logs(0).parent.glob("*"))
 
     def logs(self, attempt: int) -> Path:
         """The folder of one attempt's logs, one folder a rank in it."""

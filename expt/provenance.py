@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "tensorboard", "n
 MAX_DIFF_BYTES = 200_000
 
 
+@functools.cache
 def describe() -> dict[str, Any]:
     """The fields of result.json that say how to make it again. Runs git in the current folder."""
     return {"command": command(), "versions": versions(), "git": git_state(Path.cwd())}

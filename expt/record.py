@@ -106,10 +106,13 @@ def read_result(paths: RunPaths) -> dict[str, Any]:
     return content
 
 
-def create_result(paths: RunPaths, **fields: Any) -> None:
-    """Make the folder this run's, by creating result.json. Raises FileExistsError where another run has done so."""
+def create_result(paths: RunPaths, *, again: bool = False, **fields: Any) -> None:
+    """Make the folder this run's, by creating result.json.
+
+    Raises FileExistsError where another run has done so, unless this is the same run `again`.
+    """
     paths.folder.mkdir(parents=True, exist_ok=True)
-    paths.result.touch(exist_ok=False)
+    paths.result.touch(exist_ok=again)
     write_atomically(paths.result, json.dumps({"status": RUNNING, **fields}, indent=2) + "\n")
 
 

@@ -20,7 +20,7 @@ def fill_auto(node: dict[str, Any], machine: Machine) -> dict[str, Any]:
     if gpus == "auto":
         gpus = 1 if node.get("debug") is True and machine.gpus else len(machine.gpus)
     # A value of the wrong type is reported by the caller; the others still get theirs.
-    num_gpus = len(gpus) if isinstance(gpus, list) else gpus if isinstance(gpus, int) else 0
+    num_gpus = len(gpus) if isinstance(gpus, list) else max(0, gpus) if isinstance(gpus, int) else 0
     world_size = node.get("world_size")
     if world_size == "auto":
         world_size = 1 if node.get("debug") is True else num_gpus or CPU_WORKERS
@@ -47,7 +47,7 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
     if isinstance(gpus, int) and gpus > have:
         problems.append(f"gpus={shown}: this machine has {_count(have, 'GPU')}; {on_cpu}")
     elif not isinstance(gpus, int) and any(index >= have for index in gpus):
-        known = f"only GPUs 0 to {have - 1}" if have else "no GPU"
+        known = f"{_count(have, 'GPU')}, counted from 0" if have else "no GPU"
         problems.append(f"gpus={shown}: this machine has {known}; {on_cpu}")
     elif not isinstance(gpus, int) and len(set(gpus)) < len(gpus):
         problems.append(f"gpus={shown}: names a GPU twice; use backend=gloo and world_size for two workers on one")

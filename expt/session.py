@@ -6,24 +6,31 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import RunMode
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from expt import machine, paths, record
-from expt.config import parse
+from expt import machine, paths, record, report
+from expt.config import parse, plain
 from expt.display import REFRESH_S, RunDisplay, print_summary
-from expt.errors import ConfigError
-from expt.explain import as_config_error
+from expt.errors import ConfigError, Interrupted, RunFailed
+from expt.explain import as_config_error, options
+from expt.identity import describe
+from expt.overrides import as_dict
 from expt.paths import RunPaths
-from expt.schema import RunConfig
+from expt.schema import GROUPS, RunConfig
+
+if TYPE_CHECKING:
+    from expt.pool import Job
 
 FOLDER_KEY = "expt/run_folder"
 
@@ -33,73 +40,118 @@ def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """
-    completed: list[RunPaths] = []
+    task = _Task(started)
 
     @hydra.main(config_path=str(paths.conf_dir()), config_name="config", version_base="1.3")
-    def task(composed: DictConfig) -> float | None:
-        run_paths = RunPaths(Path(HydraConfig.get().runtime.output_dir))
-        objective = run(composed, run_paths, started=started)
-        completed.append(run_paths)
-        return objective
+    def run_task(composed: DictConfig) -> float | None:
+        return task.run(composed)
 
+    run_task.__wrapped__.task = task  # for the launcher, which Hydra makes
     paths.register_resolvers()
     _refuse_used_folder(arguments)
+    _refuse_null_group(arguments)
     try:
-        with _hydra_called_with(_agreed(arguments)):
-            task()
+        with _hydra_called_with(_agreed(_with_latest(arguments))):
+            run_task()
     except (HydraException, OmegaConfBaseException) as error:
         raise as_config_error(error, arguments) from error
-    return completed
+    finally:
+        if task.sweep_folder is not None:
+            report.conclude(Console(), task.sweep_folder)
+    if task.failed:
+        raise RunFailed(f"{len(task.failed)} of {len(task.failed) + len(task.completed)} runs failed")
+    return task.completed
 
 
-def run(composed: DictConfig, run_paths: RunPaths, *, started: float) -> float | None:
-    """Train what `composed` describes in its folder; returns the objective's value."""
-    here = machine.detect()
-    try:
-        config = parse(_plain(composed), here)
-    except (ConfigError, OmegaConfBaseException):
-        _leave_no_trace(run_paths)
-        raise
+class _Task:
+    """What Hydra calls for each run, and what became of them."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self.completed: list[RunPaths] = []
+        self.failed: list[RunPaths] = []
+        self.sweep_folder: Path | None = None
+
+    def run(self, composed: DictConfig) -> float | None:
+        """One run, in the folder that Hydra has made for it; returns the objective's value."""
+        hydra_config = HydraConfig.get()
+        run_paths = RunPaths(Path(hydra_config.runtime.output_dir))
+        sweep = hydra_config.mode == RunMode.MULTIRUN
+        if sweep:
+            self.sweep_folder = Path(hydra_config.sweep.dir)
+        try:
+            config = parse(plain(composed, sweep=sweep), machine.detect())
+        except (ConfigError, OmegaConfBaseException):
+            _leave_no_trace(run_paths)
+            raise
+        run(config, run_paths, started=time.time() if sweep else self._started)
+        self.completed.append(run_paths)
+        value: float | None = record.read_result(run_paths)["objective"]["value"]
+        return value
+
+
+def run(config: RunConfig, run_paths: RunPaths, *, started: float) -> None:
+    """Train what `config` describes in its folder. Raises ConfigError, RunFailed or Interrupted."""
     console = Console()
     if machine.is_external_worker():
         _run_as_external_worker(config, run_paths, console, started)
     elif config.debug:
-        _run_in_process(config, run_paths, _devices(config, here), started)
+        _run_in_process(config, run_paths, started)
     else:
-        _run_workers(config, run_paths, _devices(config, here), console, started)
+        _run_workers(config, run_paths, console, started)
     if _is_first():
         print_summary(console, run_paths)
-    value: float | None = record.read_result(run_paths)["objective"]["value"]
-    return value
 
 
-def _run_workers(
-    config: RunConfig, run_paths: RunPaths, devices: Sequence[str], console: Console, started: float
-) -> None:
-    from expt.data.files import prepare
+class _Watcher:
+    """Shows the pool's only run."""
 
-    prepare(config.dataset)  # once, here, before any worker could try the same
-    from expt import launch  # late: it imports torch, which the forkserver is importing meanwhile
+    def __init__(self, display: RunDisplay) -> None:
+        self._display = display
 
+    def job_starting(self, job: Job) -> None:
+        pass
+
+    def job_ended(self, job: Job) -> None:
+        pass
+
+    def tick(self, active: Sequence[Job]) -> None:
+        self._display.update()
+
+
+def _run_workers(config: RunConfig, run_paths: RunPaths, console: Console, started: float) -> None:
+    # late: it imports torch, which the forkserver is importing meanwhile
+    from expt.pool import Job, Options, Pool
+
+    job = Job(run_paths.folder.name, run_paths, config, about=_about(config, run_paths), typed=started)
     with RunDisplay(run_paths, console, epochs=config.epochs) as display:
-        launch.run(config, run_paths, devices, started=started, on_poll=display.update)
+        try:
+            Pool(machine.detect(), Options(), _Watcher(display)).run(iter([job]))
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; what it had done is in {run_paths.folder}") from None
+    if job.error:
+        raise job.error
 
 
-def _run_in_process(config: RunConfig, run_paths: RunPaths, devices: Sequence[str], started: float) -> None:
+def _about(config: RunConfig, run_paths: RunPaths) -> dict[str, Any]:
+    overrides = as_dict(HydraConfig.get().overrides.task)
+    return {"name": run_paths.folder.name, **describe(config), "overrides": overrides}
+
+
+def _run_in_process(config: RunConfig, run_paths: RunPaths, started: float) -> None:
     """The single worker of `debug=true`: here, where pdb works."""
-    from expt import distributed, launch, worker
+    from expt import distributed, worker
     from expt.data.files import prepare
 
     prepare(config.dataset)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    alone = distributed.worker_from({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, num_gpus=len(devices))
-    with launch.recorded(config, run_paths, devices, started=started):
+    alone = distributed.worker_from({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, num_gpus=config.num_gpus)
+    with _recorded(config, run_paths, started):
         worker.run_as(alone, config, run_paths, started)
 
 
 def _run_as_external_worker(config: RunConfig, run_paths: RunPaths, console: Console, started: float) -> None:
     """One of the workers that torchrun has started: rank 0 says where the run folder is, and keeps its record."""
-    from expt import distributed, launch, worker
+    from expt import distributed, worker
     from expt.data.files import prepare
 
     prepare(config.dataset)  # under a file lock, so that one worker of each machine does it
@@ -107,7 +159,7 @@ def _run_as_external_worker(config: RunConfig, run_paths: RunPaths, console: Con
         worker.main(config, run_paths, started)
         return
     display = RunDisplay(run_paths, console, epochs=config.epochs)
-    with launch.recorded(config, run_paths, [], started=started), _watched(display):
+    with _recorded(config, run_paths, started), _watched(display):
         distributed.external_store().set(FOLDER_KEY, str(run_paths.folder.resolve()))
         worker.main(config, run_paths, started)
 
@@ -134,6 +186,14 @@ def _refuse_used_folder(arguments: Sequence[str]) -> None:
         folder = Path(value.strip("'\""))
         if key == "hydra.run.dir" and RunPaths(folder).result.exists() and not machine.is_external_worker():
             raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder")
+
+
+def _refuse_null_group(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for `model=null`, which Hydra takes for a mistake in the YAML."""
+    for argument in arguments:
+        group, _, value = argument.partition("=")
+        if value == "null" and group in GROUPS:
+            raise ConfigError(f"{argument}: not one of {', '.join(path.stem for path in options(group))}.")
 
 
 @contextlib.contextmanager
@@ -186,15 +246,27 @@ def _watched(display: RunDisplay) -> Iterator[None]:
             thread.join()
 
 
-def _devices(config: RunConfig, here: machine.Machine) -> list[str]:
-    indices = range(config.gpus) if isinstance(config.gpus, int) else config.gpus
-    return [here.gpus[index] for index in indices]
+@contextlib.contextmanager
+def _recorded(config: RunConfig, run_paths: RunPaths, started: float) -> Iterator[None]:
+    """Keep result.json true about a run that trains in this process."""
+    from expt import launch
+
+    launch.begin_record(launch.Launch(config=config, paths=run_paths, started=started, about=_about(config, run_paths)))
+    try:
+        yield
+    except BaseException as error:
+        launch.end_record(run_paths, error)
+        raise
 
 
-def _plain(composed: DictConfig) -> dict[str, Any]:
-    content = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
+def _with_latest(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with the newest sweep's folder in the place of `hydra.sweep.dir=latest`."""
+    if "hydra.sweep.dir=latest" not in arguments:
+        return list(arguments)
+    newest = paths.latest_sweep(Path("outputs"))
+    if newest is None:
+        raise ConfigError("hydra.sweep.dir=latest: there is no sweep in outputs/sweeps yet")
+    return [f"hydra.sweep.dir='{newest}'" if word == "hydra.sweep.dir=latest" else word for word in arguments]
 
 
 def _leave_no_trace(run_paths: RunPaths) -> None:

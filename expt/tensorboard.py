@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,11 +24,19 @@ def accuracy(split: str) -> str:
     return f"accuracy/{split}"
 
 
+def best(objective: str) -> str:
+    """Tag of the best value so far of the tag `objective`."""
+    return f"best/{objective}"
+
+
 class Writer:
     """Rank 0's event file in the run folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, hyperparameters: Mapping[str, bool | int | float | str], tags: Sequence[str]
+    ) -> None:
         self._folder = folder
+        self._hyperparameters, self._tags = dict(hyperparameters), tags
         self._writer: SummaryWriter | None = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -42,9 +50,18 @@ class Writer:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left."""
-        if self._writer is not None:
-            self._writer.close()
+        """Say in the HPARAMS tab that the run is complete, and write what is left."""
+        self._summarise(2)
+        self._open().close()
+
+    def _summarise(self, *parts: int) -> None:
+        """Add the HPARAMS tab's description of the run (parts 0 and 1), or of its end (2)."""
+        # SummaryWriter.add_hparams would make a second run of it, in a folder below (pytorch issue 32651).
+        from torch.utils.tensorboard.summary import hparams
+
+        summaries = hparams(self._hyperparameters, dict.fromkeys(self._tags, 0.0))
+        for part in parts:
+            self._open()._get_file_writer().add_summary(summaries[part])
 
     def _open(self) -> SummaryWriter:
         if self._writer is None:
@@ -52,4 +69,5 @@ class Writer:
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(self._folder))
+            self._summarise(0, 1)
         return self._writer

@@ -20,6 +20,7 @@ import torch
 from expt import build, checkpoint, distributed, metrics, record, tensorboard, train
 from expt.data.build import Data
 from expt.distributed import Worker
+from expt.identity import hyperparameters
 from expt.log import Log
 from expt.paths import RunPaths
 from expt.schema import RunConfig
@@ -62,7 +63,7 @@ class Run:
 
     def __init__(self, config: RunConfig, paths: RunPaths, worker: Worker, started: float) -> None:
         self.config, self.paths, self.worker, self.started = config, paths, worker, started
-        self.log = Log(paths) if worker.rank == 0 else None
+        self.log = Log(paths, hyperparameters(dataclasses.asdict(config)), _tags(config)) if worker.rank == 0 else None
         _seed(config.seed)  # the same weights on every rank
         _set_determinism(config.deterministic, worker.device)
         self.data = build.build_data(config, worker)
@@ -156,6 +157,8 @@ class Run:
         )
         if improved:
             self.best = {"metric": self.config.objective, "value": value, "epoch": self.position.epoch}
+        if self.best:
+            self.log.values(self.position, {tensorboard.best(self.config.objective): self.best["value"]})
         checkpoint.save(self.paths.last, self._state(rng))
         if improved:
             checkpoint.keep_as(self.paths.last, self.paths.best)
@@ -198,6 +201,13 @@ class Run:
             "first_step_s": self.first_step_s,
             "steps": steps,
         }
+
+
+def _tags(config: RunConfig) -> list[str]:
+    """The metrics of the HPARAMS tab."""
+    splits = ["train", config.eval_split] if config.eval_split == "test" else ["train", "val", "test"]
+    final = [tag(split) for tag in (tensorboard.accuracy, tensorboard.loss) for split in splits]
+    return [tensorboard.best(config.objective), *final]
 
 
 def _about(data: Data) -> dict[str, Any]:

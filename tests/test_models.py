@@ -70,6 +70,15 @@ def test_each_setting_reaches_the_model() -> None:
     assert [(c.out_channels, c.kernel_size[0]) for c in layers if isinstance(c, nn.Conv2d)] == [(4, 3), (6, 6), (8, 6)]
 
 
+def test_the_geometry_of_the_published_networks() -> None:
+    layers = [layer for layer in ConvNet(**GREY_28) if isinstance(layer, nn.Conv2d)]
+    assert [(layer.stride[0], layer.padding) for layer in layers] == [(1, "same"), (2, (0, 0)), (2, (2, 2))]
+    for stem, side in (("small", 32), ("imagenet", 8)):
+        model = build(CONFIGS[stem], channels=1, image_size=(32, 32), num_classes=10)
+        assert isinstance(model, ResNet18)
+        assert model.maxpool(model.conv1(torch.zeros(1, 1, 32, 32))).shape == (1, 64, side, side)
+
+
 @pytest.mark.parametrize("side", [*range(1, 12), 28])
 @pytest.mark.parametrize("kernels", [(3, 6, 6), (3, 3, 3), (1, 9, 2), (5, 1, 11)], ids=str)
 def test_a_convnet_that_is_built_takes_its_images(side: int, kernels: tuple[int, int, int]) -> None:

@@ -148,11 +148,12 @@ def drops(every_epochs: float, warmup_epochs: float = 0.0) -> schema.Step:
         (cosine(1.0), {9: PEAK * 10 / 11, 10: PEAK, 30: PEAK / 2, 49: PEAK * (1 + math.cos(math.pi * 39 / 40)) / 2}),
         (drops(2.0), {0: PEAK, 19: PEAK, 20: PEAK / 2, 39: PEAK / 2, 40: PEAK / 4}),
         (drops(0.1), {0: PEAK, 1: PEAK / 2, 3: PEAK / 8, 6: PEAK / 64, 7: PEAK / 128}),
+        (drops(0.28), {13: PEAK / 16, 14: PEAK / 32}),  # 14 / 2.8 is a little less than 5
         (drops(1.5), {14: PEAK, 15: PEAK / 2, 29: PEAK / 2, 30: PEAK / 4, 45: PEAK / 8}),
         (drops(2.0, 1.0), {4: PEAK * 5 / 11, 10: PEAK, 19: PEAK, 20: PEAK / 2}),
     ],
     ids=["constant", "warm-up", "part of an epoch", "cosine", "cosine to min_lr", "cosine after warm-up",
-         "step", "step each 0.1 epochs", "step each 1.5 epochs", "step after warm-up"],
+         "step", "step each 0.1 epochs", "step each 0.28 epochs", "step each 1.5 epochs", "step after warm-up"],
 )  # fmt: skip
 def test_the_learning_rate_of_each_step(config: Any, expected: dict[int, float]) -> None:
     used = rates(config)
@@ -177,9 +178,12 @@ def test_one_cycle(name: str) -> None:
     assert used[29:] == sorted(used[29:], reverse=True)
 
 
-def test_one_cycle_of_a_single_step() -> None:
-    config = schema.OneCycle(name="one_cycle", rise_fraction=0.3, start_factor=0.04, end_factor=4e-6)
-    assert len(rates(config, total_steps=1)) == 1
+@pytest.mark.parametrize(("rise_fraction", "total_steps"), [(0.3, 1), (0.3, 2), (0.5, 2), (0.1, 10), (0.01, 100)])
+def test_one_cycle_whose_rise_is_a_step_or_less_starts_high(rise_fraction: float, total_steps: int) -> None:
+    config = schema.OneCycle(name="one_cycle", rise_fraction=rise_fraction, start_factor=0.04, end_factor=4e-6)
+    used = rates(config, total_steps=total_steps)
+    assert used == sorted(used, reverse=True)
+    assert used[0] > PEAK / 2
 
 
 def test_a_persons_own_classes() -> None:

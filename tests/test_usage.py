@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from expt.paths import conf_dir
@@ -20,19 +21,23 @@ def help_text(config_dir: str | None = None) -> str:
     return out.getvalue()
 
 
+def keys() -> Iterator[str]:
+    content = OmegaConf.load(conf_dir() / "config.yaml")
+    assert isinstance(content, DictConfig)
+    for key, value in content.items():
+        if isinstance(value, DictConfig) and key != "hydra":
+            yield from (".".join((str(key), str(below))) for below in value)
+        elif key not in ("defaults", "hydra"):
+            yield str(key)
+
+
 def test_help_shows_every_key_and_group(tmp_path: Path) -> None:
     done = run("--help", cwd=tmp_path, COLUMNS="200")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.strip() for line in done.stdout.splitlines()]
-    content = OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))
-    assert isinstance(content, dict)
-    for key, value in content.items():
-        if key in ("defaults", "hydra"):
-            continue
-        names = [f"{key}.{below}=" for below in value] if isinstance(value, dict) else [f"{key}="]
-        for name in names:
-            assert any(line.startswith(name) and len(line.split()) > 2 for line in lines), name
-    for folder in (path for path in conf_dir().iterdir() if path.is_dir()):
+    for key in keys():
+        assert any(line.startswith(f"{key}=") and len(line.split()) > 2 for line in lines), key
+    for folder in {path.parent for path in conf_dir().glob("*/*.yaml")}:
         options = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
         assert [folder.name, options] in [line.split(maxsplit=1) for line in lines]
     assert not any(tmp_path.iterdir())

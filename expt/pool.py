@@ -1,0 +1,256 @@
+"""Many runs on one machine: each starts the moment its devices are free, one loop watches them all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from filelock import FileLock, Timeout
+
+from expt import launch, record
+from expt.data.files import prepare
+from expt.errors import ConfigError, ExptError, Interrupted
+from expt.launch import Workers
+from expt.machine import Machine
+from expt.paths import RunPaths
+from expt.schedule import Demand, Schedule
+from expt.schema import RunConfig
+
+POLL_S = 0.02
+LOCKED_ELSEWHERE_S = 1.0
+"""How long a device that another command holds is left alone before it is tried again."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A run in the pool; `config` is missing where it could not be made, and `error` says why."""
+
+    name: str
+    paths: RunPaths
+    config: RunConfig | None
+    status: str = "queued"
+    error: ExptError | None = None
+    devices: tuple[str, ...] = ()
+    attempt: int = 0
+    env: dict[str, str] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    workers: Workers | None = field(default=None, repr=False)
+    typed: float | None = None
+    """When the command was typed, where it is for this run alone."""
+    started: float = 0.0
+    ended: float = 0.0
+
+
+class Observer(Protocol):
+    """What is told of a pool's progress, from within its loop."""
+
+    def job_starting(self, job: Job) -> None:
+        """The job's workers are about to start; the last moment to set `env` and `about`."""
+
+    def job_ended(self, job: Job) -> None:
+        """The job has completed, failed, or was interrupted."""
+
+    def tick(self, active: Sequence[Job]) -> None:
+        """Called many times a second, with the jobs under way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a pool uses its machine; conf/hydra/launcher/pool.yaml says what each means."""
+
+    max_concurrent: int | None = None
+    runs_per_gpu: int = 1
+    fail_fast: bool = False
+    retries: int = 0
+    stagger_s: float = 0.0
+
+
+class Pool:
+    """Runs jobs to their ends on a machine's GPUs, or on its CPU cores where it has none."""
+
+    def __init__(
+        self, machine: Machine, options: Options, observer: Observer, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._machine, self._options, self._observer, self._clock = machine, options, observer, clock
+        cores = [f"cpu{index}" for index in range(machine.cpus)]
+        self._gpus = Schedule(machine.gpus, share=options.runs_per_gpu, max_concurrent=options.max_concurrent)
+        self._cores = Schedule(cores, max_concurrent=options.max_concurrent)
+        self._locks = DeviceLocks()
+        self._jobs: dict[int, Job] = {}
+        self._active: dict[int, Job] = {}
+        self._next_start = 0.0
+
+    def run(self, source: Iterator[Job]) -> None:
+        """Run every job that `source` yields; it is asked for more between two looks at the running ones.
+
+        A job's failure is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded.
+        """
+        more = True
+        try:
+            while more or self._active or self._waiting():
+                if more and not self._take(source):
+                    more = False
+                self._start_ready()
+                self._poll()
+                self._observer.tick(list(self._active.values()))
+                if not more:
+                    sentinels = [p.sentinel for job in self._active.values() for p in _workers(job).processes]
+                    wait(sentinels, POLL_S)
+        except BaseException:
+            self._stop_all()
+            raise
+
+    def _waiting(self) -> list[int]:
+        return [*self._gpus.waiting, *self._cores.waiting]
+
+    def _take(self, source: Iterator[Job]) -> bool:
+        job = next(source, None)
+        if job is None:
+            return False
+        number = len(self._jobs)
+        self._jobs[number] = job
+        if job.status == record.COMPLETED:
+            return True
+        try:
+            if job.error:
+                raise job.error
+            config = _config(job)
+            prepare(config.dataset)  # once for all its workers, before any could try the same
+            schedule, demand = self._demand(number, config)
+            schedule.add([demand])
+        except ExptError as error:
+            self._end(job, error)
+        return True
+
+    def _demand(self, number: int, config: RunConfig) -> tuple[Schedule, Demand]:
+        if not config.num_gpus:
+            cores = min(config.world_size * config.threads, self._machine.cpus)
+            return self._cores, Demand(number, cores)
+        devices = None if isinstance(config.gpus, int) else tuple(self._machine.gpus[index] for index in config.gpus)
+        return self._gpus, Demand(number, config.num_gpus, devices)
+
+    def _start_ready(self) -> None:
+        for schedule in (self._gpus, self._cores):
+            while self._clock() >= self._next_start and (ready := schedule.start_next()):
+                number, devices = ready
+                missed = self._locks.acquire(devices) if schedule is self._gpus else None
+                if missed:
+                    schedule.put_back(number, unavailable=missed, until=self._clock() + LOCKED_ELSEWHERE_S)
+                    continue
+                self._start(number, devices if schedule is self._gpus else ())
+            schedule.release_unavailable(self._clock())
+
+    def _start(self, number: int, devices: tuple[str, ...]) -> None:
+        job = self._jobs[number]
+        job.devices, job.started, job.status = devices, self._clock(), record.RUNNING
+        self._next_start = job.started + self._options.stagger_s
+        self._active[number] = job
+        self._observer.job_starting(job)
+        try:
+            job.workers = launch.start(
+                launch.Launch(
+                    config=_config(job),
+                    paths=job.paths,
+                    devices=devices,
+                    started=job.typed or job.started,
+                    attempt=job.attempt,
+                    about=job.about,
+                ),
+                job.env,
+            )
+        except ExptError as error:
+            self._release(number)
+            self._end(job, error)
+
+    def _poll(self) -> None:
+        for number, job in list(self._active.items()):
+            try:
+                if not _workers(job).poll():
+                    continue
+                error = None
+            except ExptError as failure:
+                error = failure
+                launch.end_record(job.paths, failure)
+            self._release(number)
+            if error and not isinstance(error, ConfigError) and job.attempt < self._options.retries:
+                self._retry(number, job)
+            else:
+                self._end(job, error)
+
+    def _retry(self, number: int, job: Job) -> None:
+        job.attempt, job.status, job.workers = job.attempt + 1, "queued", None
+        schedule, demand = self._demand(number, _config(job))
+        schedule.add([demand])
+
+    def _release(self, number: int) -> None:
+        job = self._active.pop(number)
+        schedule = self._gpus if job.devices else self._cores
+        schedule.end(number)
+        still_used = {device for other in self._active.values() for device in other.devices}
+        self._locks.release([device for device in job.devices if device not in still_used])
+
+    def _end(self, job: Job, error: ExptError | None) -> None:
+        job.error, job.ended = error, self._clock()
+        interrupted = isinstance(error, Interrupted)
+        job.status = record.INTERRUPTED if interrupted else record.FAILED if error else record.COMPLETED
+        self._observer.job_ended(job)
+        if error and not interrupted and self._options.fail_fast:
+            self._gpus.drop_waiting()
+            self._cores.drop_waiting()
+            self._stop_all("another run failed, and fail_fast is on")
+
+    def _stop_all(self, why: str = "interrupted by a person") -> None:
+        for number, job in list(self._active.items()):
+            error = Interrupted(why)
+            if job.workers:
+                job.workers.stop()
+                launch.end_record(job.paths, error)
+            self._release(number)
+            self._end(job, error)
+
+
+class DeviceLocks:
+    """A file lock for each GPU in use: two commands on a machine don't take the same; it ends with its holder."""
+
+    def __init__(self) -> None:
+        self._folder = Path(os.environ.get("EXPT_LOCKS", Path(tempfile.gettempdir()) / "expt-gpus"))
+        self._held: dict[str, FileLock] = {}
+
+    def acquire(self, devices: Sequence[str]) -> list[str]:
+        """Lock all of `devices`, or none; returns those that another command holds."""
+        new = [device for device in devices if device not in self._held]
+        missed = [device for device in new if not self._try(device)]
+        if missed:
+            self.release([device for device in new if device not in missed])
+        return missed
+
+    def release(self, devices: Sequence[str]) -> None:
+        """Let other commands have `devices`."""
+        for device in devices:
+            self._held.pop(device).release()
+
+    def _try(self, device: str) -> bool:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self._folder / f"{device}.lock", timeout=0, mode=0o666)
+        try:
+            lock.acquire()
+        except Timeout:
+            return False
+        self._held[device] = lock
+        return True
+
+
+def _config(job: Job) -> RunConfig:
+    assert job.config is not None
+    return job.config
+
+
+def _workers(job: Job) -> Workers:
+    assert job.workers is not None
+    return job.workers

@@ -1,0 +1,117 @@
+"""Which waiting run starts next, and on which devices: list scheduling with backfill, in which no run starves.
+
+Larger runs come first (list scheduling by decreasing size); what is left over goes to the first that fits. The first
+run that does not fit keeps a claim on as many devices as it needs, busy ones before idle ones: smaller runs may use the
+idle ones meanwhile, but nothing new starts on a claimed device, so the wait ends with the runs that are there now.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a run asks for: a number of devices, or certain ones."""
+
+    run: int
+    count: int
+    devices: tuple[str, ...] | None = None
+
+
+class Schedule:
+    """The devices of a machine, each shared by up to `share` runs, and the runs that wait for them."""
+
+    def __init__(self, devices: Sequence[str], *, share: int = 1, max_concurrent: int | None = None) -> None:
+        self._devices = list(devices)
+        self._share = share
+        self._max_concurrent = max_concurrent
+        self._waiting: list[Demand] = []
+        self._running: dict[int, tuple[str, ...]] = {}  # in the order of their starts
+        self._taken: dict[int, Demand] = {}
+        self._unavailable: dict[str, float] = {}
+        self._claim: tuple[Demand, frozenset[str]] | None = None
+
+    def add(self, demands: Iterable[Demand]) -> None:
+        """Let runs wait. Raises ValueError for one that this machine could never start."""
+        for demand in demands:
+            wanted = demand.devices or self._devices[: demand.count]
+            if len(wanted) != demand.count or not set(wanted) <= set(self._devices):
+                raise ValueError(f"run {demand.run} asks for {demand.devices or demand.count} of {self._devices}")
+            self._waiting.append(demand)
+        self._waiting.sort(key=lambda demand: (-demand.count, demand.run))
+
+    @property
+    def running(self) -> dict[int, tuple[str, ...]]:
+        """The devices of each run that has started and not ended."""
+        return dict(self._running)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The runs that have not started, in the order in which they may."""
+        return [demand.run for demand in self._waiting]
+
+    def start_next(self) -> tuple[int, tuple[str, ...]] | None:
+        """Take the next run that can start now, and its devices; None if none can."""
+        if self._max_concurrent is not None and len(self._running) >= self._max_concurrent:
+            return None
+        load = self._load()
+        if not load or min(load.values()) >= self._share:
+            return None
+        for demand in self._waiting:
+            devices = self._fit(demand, load)
+            if devices is not None:
+                self._waiting.remove(demand)
+                self._running[demand.run] = devices
+                self._taken[demand.run] = demand
+                if self._claim and self._claim[0] == demand:
+                    self._claim = None
+                return demand.run, devices
+            if self._claim is None:
+                self._claim = demand, self._claimed_by(demand, load)
+        return None
+
+    def end(self, run: int) -> None:
+        """Give back the devices of a run."""
+        del self._running[run], self._taken[run]
+
+    def put_back(self, run: int, *, unavailable: Iterable[str], until: float) -> None:
+        """Let a run that has just been taken wait again: some of its devices are in other hands until then."""
+        demand = self._taken[run]
+        self.end(run)
+        self._unavailable |= dict.fromkeys(unavailable, until)
+        self.add([demand])
+
+    def release_unavailable(self, now: float) -> None:
+        """Count devices as idle again whose time in other hands may be over."""
+        self._unavailable = {device: until for device, until in self._unavailable.items() if until > now}
+
+    def drop_waiting(self) -> list[int]:
+        """Start none of the runs that wait; returns them."""
+        dropped, self._waiting, self._claim = self.waiting, [], None
+        return dropped
+
+    def _fit(self, demand: Demand, load: Mapping[str, int]) -> tuple[str, ...] | None:
+        claimed = self._claim[1] if self._claim and self._claim[0] != demand else frozenset()
+        free = [device for device in self._devices if load[device] < self._share and device not in claimed]
+        if demand.devices is not None:
+            return demand.devices if set(demand.devices) <= set(free) else None
+        # The least loaded first; sorted() keeps the machine's order among equals.
+        chosen = sorted(free, key=lambda device: load[device])[: demand.count]
+        return tuple(chosen) if len(chosen) == demand.count else None
+
+    def _claimed_by(self, demand: Demand, load: Mapping[str, int]) -> frozenset[str]:
+        if demand.devices is not None:
+            return frozenset(demand.devices)
+        # Those of the longest-running runs come first: they should be free the soonest.
+        busy = [device for device in itertools.chain(*self._running.values()) if load[device] >= self._share]
+        idle = [device for device in self._devices if device not in busy]
+        return frozenset(list(dict.fromkeys(busy + idle))[: demand.count])
+
+    def _load(self) -> dict[str, int]:
+        load = dict.fromkeys(self._devices, 0)
+        for device in itertools.chain(*self._running.values()):
+            load[device] += 1
+        return load | dict.fromkeys(self._unavailable, self._share)

@@ -1,0 +1,158 @@
+"""The points of a grid as runs: composed by Hydra, each in a folder of its own, those that are done recognised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus, filter_overrides
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from expt import record
+from expt.config import parse, plain
+from expt.errors import ConfigError, ExptError
+from expt.explain import as_config_error
+from expt.identity import describe, identity
+from expt.machine import Machine
+from expt.overrides import as_dict, folder_names
+from expt.paths import RunPaths
+from expt.pool import Job
+
+
+class ComposedRun:
+    """One point of the grid: Hydra's configuration of it, and the job that the pool runs."""
+
+    def __init__(self, hydra_config: DictConfig, overrides: Sequence[str], job: Job) -> None:
+        self.hydra_config, self.overrides, self.job = hydra_config, list(overrides), job
+        self.returned = JobReturn()
+
+    def finish(self) -> JobReturn:
+        """What Hydra's sweepers and callbacks get to know."""
+        job, returned = self.job, self.returned
+        if job.status == record.COMPLETED:
+            returned.status = JobStatus.COMPLETED
+            returned._return_value = record.read_result(job.paths)["objective"]["value"]
+        else:
+            returned = self.returned = FailedReturn(**vars(returned))
+            returned.status = JobStatus.FAILED
+            returned._return_value = job.error or ExptError("was not started")
+        return returned
+
+
+class FailedReturn(JobReturn):
+    """A failed run, for sweepers: its value is nan, so that one failure does not end the other runs' batches."""
+
+    @property
+    def return_value(self) -> Any:
+        """Not a number; `_return_value` holds the exception, which Hydra's own callbacks report."""
+        return math.nan
+
+    @return_value.setter
+    def return_value(self, value: Any) -> None:
+        """Hydra sets it; see the class."""
+        self._return_value = value
+
+
+class Grid:
+    """The runs of one sweep folder, new ones and those that an earlier command left there."""
+
+    def __init__(self, folder: Path, machine: Machine) -> None:
+        self.folder, self._machine = folder, machine
+        self._known = {found["identity"]: path for path, found in results(folder) if "identity" in found}
+        self._names = {path.folder.name for path in self._known.values()}
+        self._jobs: dict[str, Job] = {}
+
+    def compose(
+        self,
+        context: HydraContext,
+        master: DictConfig,
+        points: Sequence[Sequence[str]],
+        first_number: int,
+    ) -> Iterator[ComposedRun]:
+        """Compose one run after another, as they are asked for."""
+        names = folder_names([filter_overrides(point) for point in points])
+        for offset, (point, name) in enumerate(zip(points, names, strict=True)):
+            composed = context.config_loader.load_sweep_config(master, list(point))
+            with open_dict(composed):
+                composed.hydra.job.id = composed.hydra.job.num = first_number + offset
+            job = self._job(composed, filter_overrides(point), name)
+            run = ComposedRun(composed, filter_overrides(point), job)
+            _prepare_return(run)
+            yield run
+
+    def _job(self, composed: DictConfig, overrides: Sequence[str], name: str) -> Job:
+        """The job of a point; the very same one if the grid names the point twice."""
+        error: ExptError | None = None
+        config, key = None, f"invalid:{name}"
+        try:
+            config = parse(plain(composed, sweep=True), self._machine)
+            key = identity(config)
+        except ConfigError as problem:
+            error = problem
+        except OmegaConfBaseException as problem:
+            error = as_config_error(problem, overrides)
+        if key in self._jobs:
+            return self._jobs[key]
+        paths = self._known.get(key) or RunPaths(self.folder / self._unused(name, key))
+        about = {"name": paths.folder.name, "overrides": as_dict(overrides), **(describe(config) if config else {})}
+        job = Job(name=paths.folder.name, paths=paths, config=config, error=error, about=about)
+        self._resume(job)
+        self._jobs[key] = job
+        return job
+
+    def _resume(self, job: Job) -> None:
+        """Skip a run that is complete; put what an incomplete one left out of the way of the next attempt."""
+        status = record.read_result(job.paths).get("status")
+        if status == record.COMPLETED:
+            job.status = record.COMPLETED
+        elif status is not None:
+            job.attempt = job.paths.clear_for_next_attempt()
+
+    def _unused(self, name: str, key: str) -> str:
+        name = name if name not in self._names else f"{name},{key}"
+        self._names.add(name)
+        return name
+
+
+def results(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
+    """The runs below a sweep's folder, and what result.json says of each."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        paths = RunPaths(path)
+        if paths.result.is_file() and (found := record.read_result(paths)):
+            yield paths, found
+
+
+def save_hydra(run: ComposedRun) -> None:
+    """Write `.hydra` into the run's folder, as Hydra does for a single run."""
+    paths = run.job.paths
+    paths.hydra.mkdir(parents=True, exist_ok=True)
+    hydra_only = OmegaConf.masked_copy(run.hydra_config, "hydra")
+    for name, content in (
+        ("config", run.returned.cfg),
+        ("hydra", hydra_only),
+        ("overrides", run.hydra_config.hydra.overrides.task),
+    ):
+        OmegaConf.save(content, paths.hydra / f"{name}.yaml")
+
+
+def _prepare_return(run: ComposedRun) -> None:
+    composed, paths = run.hydra_config, run.job.paths
+    with read_write(composed.hydra), open_dict(composed.hydra):
+        composed.hydra.runtime.output_dir = str(paths.folder.absolute())
+        composed.hydra.sweep.subdir = paths.folder.name
+    task = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    run.returned.cfg = task
+    run.returned.hydra_cfg = OmegaConf.masked_copy(composed, "hydra")
+    run.returned.overrides = list(composed.hydra.overrides.task)
+    run.returned.working_dir = str(Path.cwd())
+    run.returned.task_name = composed.hydra.job.name
+
+
+def use_config(run: ComposedRun) -> None:
+    """Let callbacks see this run's configuration through HydraConfig, as they do in a single run."""
+    HydraConfig.instance().set_config(run.hydra_config)

@@ -1,0 +1,115 @@
+"""The terminal's view of a sweep: a live table of the runs under way, and a line for each that ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from expt import record
+from expt.display import REFRESH_S, RunState, duration
+from expt.pool import Job
+
+
+class SweepDisplay:
+    """Shows a sweep that is under way; without a terminal, plain lines."""
+
+    def __init__(self, console: Console, *, total: int, folder: Path) -> None:
+        self._console, self._total, self._folder = console, total, folder
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._states: dict[Job, RunState] = {}
+        self._counts = dict.fromkeys((record.COMPLETED, record.FAILED, record.INTERRUPTED), 0)
+        self._skipped = 0
+        self._began = time.monotonic()
+        self._busy_s = 0.0
+        self._next = 0.0
+
+    def __enter__(self) -> SweepDisplay:
+        self._console.print(f"sweep of {self._total} runs in {self._folder}", highlight=False, soft_wrap=True)
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def skipped(self, job: Job) -> None:
+        """A run that an earlier command has completed."""
+        self._skipped += 1
+        self._line("done before", job, "")
+
+    def repeated(self, job: Job) -> None:
+        """A point that the grid names a second time."""
+        self._skipped += 1
+        self._line("named twice", job, "")
+
+    def ended(self, job: Job) -> None:
+        """A run has completed, failed, or was interrupted."""
+        self._states.pop(job, None)
+        self._counts[job.status] += 1
+        self._busy_s += job.ended - job.started if job.started else 0.0
+        if job.error:
+            first, *rest = str(job.error).splitlines()
+            # A traceback's last line is the exception; its log path comes after.
+            cause = next((line for line in reversed(rest) if line and not line.startswith("log: ")), "")
+            log = next((f"  ({line})" for line in rest if line.startswith("log: ")), "")
+            self._line(job.status, job, f"{first}{': ' + cause if cause else ''}{log}", style="red")
+        else:
+            result = record.read_result(job.paths)
+            objective = result["objective"]
+            value = "" if objective["value"] is None else f"{objective['name']} {objective['value']:.4f}"
+            self._line("done", job, f"{value}  {job.ended - job.started:.1f} s", style="green")
+
+    def update(self, active: Sequence[Job]) -> None:
+        """Read what the running ones have written, and show it."""
+        now = time.monotonic()
+        if self._live is None or now < self._next:
+            return
+        self._next = now + REFRESH_S
+        for job in active:
+            if job not in self._states and job.config:
+                self._states[job] = RunState(job.paths, epochs=job.config.epochs)
+            self._states[job].read()
+        self._live.update(self._table(active))
+
+    def _line(self, what: str, job: Job, text: str, style: str = "dim") -> None:
+        ended = sum(self._counts.values()) + self._skipped
+        line = Text.assemble(f"[{ended}/{self._total}] ", (f"{what:<11}", style), f" {job.name}  {text}")
+        self._console.print(line, soft_wrap=True)
+
+    def _table(self, active: Sequence[Job]) -> RenderableType:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("running", ratio=1, no_wrap=True)
+        for column in ("on", "epoch", "loss", "val", "left"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for job in active:
+            state = self._states[job]
+            where = ",".join(job.devices) or f"{job.config.world_size if job.config else 0} cpu"
+            val = state.values.get("accuracy/val", state.values.get("accuracy/test"))
+            loss = state.values.get("loss/train")
+            table.add_row(
+                job.name,
+                where,
+                f"{state.epoch}/{state.epochs}",
+                "" if loss is None else f"{loss:.4f}",
+                "" if val is None else f"{val:.4f}",
+                "" if state.left_s is None else duration(state.left_s),
+            )
+        return Group(table, Text(self._totals(len(active)), style="bold"))
+
+    def _totals(self, running: int) -> str:
+        done, failed = self._counts[record.COMPLETED], self._counts[record.FAILED]
+        ended = sum(self._counts.values()) + self._skipped
+        queued = max(0, self._total - ended - running)
+        text = f"{done + self._skipped} done, {failed} failed, {running} running, {queued} queued"
+        if done and running:
+            # The machine has held `running` runs at a time; what is left takes as long for each as those before.
+            left_s = self._busy_s / done * (queued + running / 2) / running
+            text += f"; about {duration(left_s)} left"
+        return text

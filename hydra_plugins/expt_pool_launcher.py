@@ -1,0 +1,45 @@
+"""Hydra's launcher `pool`: the runs of a sweep, packed on the machine's GPUs or cores. expt.pool does the work."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+# Without `from __future__ import annotations`: Hydra loads plugins in a way that dataclasses could not resolve.
+@dataclass
+class PoolLauncherConf:
+    """The keys of `hydra.launcher`."""
+
+    _target_: str = "hydra_plugins.expt_pool_launcher.PoolLauncher"
+    max_concurrent: int | None = None
+    runs_per_gpu: int = 1
+    fail_fast: bool = False
+    retries: int = 0
+    stagger_s: float = 0.0
+    dry_run: bool = False
+
+
+ConfigStore.instance().store(group="hydra/launcher", name="pool", node=PoolLauncherConf, provider="expt")
+
+
+class PoolLauncher(Launcher):
+    """Starts each run the moment enough devices are free; no batch waits for its slowest run."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keep what Hydra gives every launcher."""
+        from expt.multirun import Multirun  # late: Hydra imports every plugin, even to print --help
+
+        self._multirun = Multirun(hydra_context, task_function, config, self._options)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run every point; a run's failure is in its JobReturn, and Ctrl-C ends them all."""
+        return self._multirun.launch(job_overrides, initial_job_idx)
