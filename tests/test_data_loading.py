@@ -235,7 +235,7 @@ import multiprocessing, os, signal, sys, time, torch
 sys.path.insert(0, "tests")
 from test_data_loading import streamed
 batches = streamed(num_workers=2).epoch(0)
-next(batches)
+next(batches), next(batches)  # one of each process: both have started
 children = [process.pid for process in multiprocessing.active_children()]
 os.kill(children[0], signal.SIGINT)  # Ctrl-C is for the worker alone
 next(batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sized
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from expt import schema, target
+from expt.data.augment import Augmentation
 from expt.data.classes import CLASS_NAMES
 from expt.data.files import Arrays, DatasetConfig, load
-from expt.data.folder import image_folder
+from expt.data.folder import FolderDataset
+from expt.data.folder_cache import decoded_folder
+from expt.data.listing import list_images
 from expt.data.loading import Loader, Shard
 from expt.data.memory import InMemoryLoader, place
 from expt.data.shard import split
@@ -83,6 +87,7 @@ def build(
     """
     source = _source(dataset, device, num_workers)
     _check_channels(dataset, source.shape[0])
+    _check_augment(dataset.augment, source.shape[1:])
     train_idx, val_idx = split(source.train_size, dataset.val_fraction, dataset.train_limit)
     if drop_last and len(train_idx) < batch_size:
         raise DataError(
@@ -107,7 +112,14 @@ def build(
             val_size=len(val_idx),
             test_size=source.test_size,
         ),
-        train=source.train(train_idx, **options, seed=seed, shuffle=True, drop_last=drop_last),
+        train=source.train(
+            train_idx,
+            **options,
+            seed=seed,
+            shuffle=True,
+            drop_last=drop_last,
+            augment=Augmentation(**dataclasses.asdict(dataset.augment)),
+        ),
         val=source.train(val_idx, **options) if len(val_idx) else None,
         test=source.test(torch.arange(source.test_size), **options),
     )
@@ -118,12 +130,21 @@ def _source(dataset: DatasetConfig, device: torch.device, num_workers: int) -> _
         names = tuple(map(str, range(dataset.num_classes)))
         return _in_memory(*synthetic(dataset), names, device)
     if isinstance(dataset, schema.ImageFolder):
-        train, test = (image_folder(dataset.root, part, dataset.image_size) for part in ("train", "test"))
-        return _streamed(train, test, (3, *dataset.image_size), train.classes, num_workers)
+        return _folder(dataset, device, num_workers)
     if isinstance(dataset, schema.TargetDataset):
         return _own(dataset, num_workers)
     tensors = (_tensors(load(dataset, "train")), _tensors(load(dataset, "test")))
     return _in_memory(*tensors, CLASS_NAMES[dataset.name], device)
+
+
+def _folder(dataset: schema.ImageFolder, device: torch.device, num_workers: int) -> _Source:
+    """From memory where the driver has put the images into the cache, else read one by one."""
+    train, test = list_images(dataset.root, "train"), list_images(dataset.root, "test")
+    decoded = decoded_folder(train, dataset), decoded_folder(test, dataset)
+    if decoded[0] is not None and decoded[1] is not None:
+        return _in_memory(_tensors(decoded[0]), _tensors(decoded[1]), train.classes, device)
+    parts = FolderDataset(train, dataset.image_size), FolderDataset(test, dataset.image_size)
+    return _streamed(*parts, (3, *dataset.image_size), train.classes, num_workers)
 
 
 def _tensors(arrays: Arrays) -> tuple[Tensor, Tensor]:
@@ -209,6 +230,17 @@ def _check_channels(dataset: DatasetConfig, channels: int) -> None:
         f"dataset.{name} has {len(values)} values, but the images have {channels} channels; give one per channel"
         for name, values in (("mean", dataset.mean), ("std", dataset.std))
         if values is not None and len(values) != channels
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_augment(augment: schema.Augment, image_size: tuple[int, int]) -> None:
+    smallest = min(image_size)
+    problems = [
+        f"dataset.augment.{name}={value}: must be below {smallest}, the images being {image_size[0]}x{image_size[1]}"
+        for name, value in (("crop_padding", augment.crop_padding), ("cutout", augment.cutout))
+        if value >= smallest
     ]
     if problems:
         raise ConfigError(problems)

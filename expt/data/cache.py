@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,12 +56,39 @@ def decoded(label: str, sources: Sequence[Path], decode: Callable[[], Arrays]) -
     return arrays or decode()
 
 
+def read(name: str) -> Arrays | None:
+    """The entry `name`, mapped into memory, if there is one."""
+    return _read(cache_dir() / "decoded" / name)
+
+
+def fill(name: str, labels: np.ndarray, shape: tuple[int, ...], write: Callable[[Path], None]) -> None:
+    """Create the entry `name` unless another process does: `write` gets a .npy file of len(labels) images of `shape`.
+
+    Raises OSError where it cannot be written: the room on the disk is taken before `write` is called.
+    """
+    entry = cache_dir() / "decoded" / name
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(entry.with_name(f".{name}.lock")):  # its own: it may be held for minutes
+        if _read(entry) is not None:
+            return
+        with _new(entry) as beside:
+            np.save(beside / "labels.npy", labels)
+            images = beside / "images.npy"
+            np.lib.format.open_memmap(images, "w+", np.uint8, (len(labels), *shape)).flush()
+            with images.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, images.stat().st_size)  # else a full disk ends the writer, SIGBUS
+                write(images)
+                os.fsync(file.fileno())
+
+
+def digest(words: Iterable[str]) -> str:
+    """A key of an entry that holds what is made of `words`."""
+    return hashlib.sha256("\0".join((str(_FORMAT), *words)).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
 def _key(sources: Sequence[Path]) -> str:
-    digest = hashlib.sha256(str(_FORMAT).encode())
-    for path in sources:
-        stat = path.stat()
-        digest.update(f"\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
-    return digest.hexdigest()[:16]
+    stats = [(path.resolve(), path.stat()) for path in sources]
+    return digest(str(word) for path, stat in stats for word in (path, stat.st_size, stat.st_mtime_ns))
 
 
 def _read(entry: Path) -> Arrays | None:
@@ -73,10 +100,17 @@ def _read(entry: Path) -> Arrays | None:
 
 
 def _write(entry: Path, arrays: Arrays) -> None:
-    beside = Path(tempfile.mkdtemp(prefix=".new-", dir=entry.parent))
-    try:
+    with _new(entry) as beside:
         for part, array in zip(Arrays._fields, arrays, strict=True):
             np.save(beside / f"{part}.npy", array)
+
+
+@contextlib.contextmanager
+def _new(entry: Path) -> Iterator[Path]:
+    """A folder that becomes `entry` once it is filled without an error."""
+    beside = Path(tempfile.mkdtemp(prefix=".new-", dir=entry.parent))
+    try:
+        yield beside
         beside.chmod(0o755)
         shutil.rmtree(entry, ignore_errors=True)  # a damaged entry; a whole one would have been read
         beside.rename(entry)

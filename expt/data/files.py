@@ -16,6 +16,7 @@ from expt import schema
 from expt.data.cache import Arrays, cache_dir, decoded
 from expt.data.classes import CLASS_NAMES
 from expt.data.download import fetch
+from expt.data.folder_cache import prepare_folder
 from expt.data.formats import read_cifar, read_idx
 from expt.errors import DataError
 
@@ -78,9 +79,7 @@ def prepare(dataset: DatasetConfig) -> None:
     Raises DataError that names what is missing or damaged, and the mend. For the driver, before workers start.
     """
     if isinstance(dataset, schema.ImageFolder):
-        from expt.data.folder import class_folders  # late: it imports torch
-
-        class_folders(Path(dataset.root))
+        prepare_folder(dataset)
     if not isinstance(dataset, schema.Downloaded):
         return
     if isinstance(missing := _search(dataset), _Missing):

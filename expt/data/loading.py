@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from expt.data import shard as indexing
+from expt.data.augment import Augmentation
 
 IGNORE_INDEX = -100
 """The label that torch's cross_entropy leaves out."""
@@ -75,6 +77,8 @@ class ShardedLoader(ABC):
         shuffle: bool,
         drop_last: bool,
         eval_batch_size: int | None,
+        normalise: Normalise,
+        augment: Augmentation | None,
     ) -> None:
         self._indices = indices
         self._batch_size = batch_size
@@ -84,6 +88,8 @@ class ShardedLoader(ABC):
         self._seed = seed
         self._shuffle = shuffle
         self._drop_last = drop_last
+        self._normalise = normalise
+        self._augment = augment or Augmentation()
 
     @property
     def size(self) -> int:
@@ -100,17 +106,26 @@ class ShardedLoader(ABC):
             order = order[indexing.permutation(self.size, self._seed, epoch)]
         rank, world_size = self._shard.rank, self._shard.world_size
         pieces = indexing.train_pieces(self.size, self._batch_size, self._drop_last, rank, world_size, skip)
-        return self._batches(order, pieces, epoch)
+        drawn = self._augment.draw(self.size, self._seed, epoch) if self._augment else None
+        return self._batches(order, pieces, epoch, drawn)
 
     def evaluation(self) -> Iterator[Batch]:
         """See Loader."""
         rank, world_size = self._shard.rank, self._shard.world_size
         pieces = indexing.eval_pieces(self.size, self._eval_batch_size, rank, world_size)
-        return self._batches(self._indices, pieces, epoch=0)
+        return self._batches(self._indices, pieces, epoch=0, drawn=None)
+
+    def _finish(self, images: Tensor, drawn: Tensor | None) -> Tensor:
+        """Images on the device as the model gets them; `drawn` [5, b] augments them."""
+        if drawn is None:
+            return self._normalise(images)
+        return self._augment.cut(self._normalise(self._augment.move(images, drawn)), drawn)
 
     @abstractmethod
-    def _batches(self, order: Tensor, pieces: Iterable[indexing.Piece], epoch: int) -> Iterator[Batch]:
-        """A batch for each of `pieces`, which are ranges of `order`."""
+    def _batches(
+        self, order: Tensor, pieces: Iterable[indexing.Piece], epoch: int, drawn: Tensor | None
+    ) -> Iterator[Batch]:
+        """A batch for each of `pieces`, which are ranges of `order` and of the epoch's random numbers `drawn`."""
 
 
 class Normalise:
@@ -140,6 +155,24 @@ class Normalise:
             return pixels.mul_(self._byte_scale) if images.dtype == torch.uint8 else pixels
         # In place: on a CPU this takes a third of the time of one addcmul.
         return pixels.mul_(self._byte_scale if images.dtype == torch.uint8 else self._scale).add_(self._shift)
+
+
+class TimedBatches:
+    """Batches, and the seconds that their user has waited for them so far."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self.waited_s = 0.0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        began = time.perf_counter()
+        try:
+            return next(self._batches)
+        finally:
+            self.waited_s += time.perf_counter() - began
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,14 +1,28 @@
-"""The loader of images that fit in memory: a batch is one gather, normalised as a whole."""
+"""The loader of images that fit in memory: several batches are one gather, augmented and normalised as a whole."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from expt.data.augment import Augmentation
 from expt.data.loading import IGNORE_INDEX, Batch, Normalise, Shard, ShardedLoader, to_device
+from expt.data.prefetch import prefetched
 from expt.data.shard import Piece
+
+# Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches cost nothing.
+_BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
+
+
+class _Block(NamedTuple):
+    images: Tensor
+    labels: Tensor
+    pieces: list[Piece]
+    """of one size: a batch each"""
 
 
 def place(images: Tensor, device: torch.device) -> Tensor:
@@ -41,6 +55,7 @@ class InMemoryLoader(ShardedLoader):
         drop_last: bool = False,
         channels_last: bool = False,
         eval_batch_size: int | None = None,
+        augment: Augmentation | None = None,
     ) -> None:
         super().__init__(
             indices,
@@ -50,18 +65,49 @@ class InMemoryLoader(ShardedLoader):
             shuffle=shuffle,
             drop_last=drop_last,
             eval_batch_size=eval_batch_size,
+            normalise=Normalise(mean, std, channels=images.shape[1], device=device, channels_last=channels_last),
+            augment=augment,
         )
         self._images = place(images, device)
         self._labels = labels.to(self._images.device)
         self._device = device
-        self._normalise = Normalise(mean, std, channels=images.shape[1], device=device, channels_last=channels_last)
+        self._block_size = _BLOCK_BYTES.get(device.type, 0) // (4 * images[0].numel())
 
-    def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int) -> Iterator[Batch]:
-        order = order.to(self._images.device)  # once per epoch, so that no batch waits for a copy of its indices
-        for piece in pieces:
-            chosen = order[piece.start : piece.stop]
+    def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
+        for images, labels, block in prefetched(self._blocks(order, pieces, drawn), self._device):
+            size = len(images) // len(block)
+            sizes = itertools.repeat(block[0].global_size)
+            yield from map(Batch, images.split(size), labels.split(size), sizes)
+
+    def _blocks(self, order: Tensor, pieces: Iterable[Piece], drawn: Tensor | None) -> Iterator[_Block]:
+        """The batches of `pieces`, several at a time: the calls of a gather cost more than what it moves."""
+        order = to_device(order, self._images.device)  # once per epoch, so that no batch waits for a copy of these
+        drawn = None if drawn is None else to_device(drawn, self._device)
+        for block in _alike(pieces, self._block_size):
+            chosen = _spread(order, block)
             images = to_device(self._images.index_select(0, chosen), self._device)
             labels = to_device(self._labels.index_select(0, chosen), self._device)
-            if piece.weightless:
+            if block[0].weightless:
                 labels = torch.full_like(labels, IGNORE_INDEX)
-            yield Batch(self._normalise(images), labels, piece.global_size)
+            yield _Block(self._finish(images, None if drawn is None else _spread(drawn, block)), labels, block)
+
+
+def _alike(pieces: Iterable[Piece], samples: int) -> Iterator[list[Piece]]:
+    """Runs of pieces of one size, evenly spaced, that hold up to `samples` together; at least one piece each."""
+    for size, run in itertools.groupby(pieces, key=_size):
+        most = max(1, samples // size[0])
+        while block := list(itertools.islice(run, most)):
+            yield block
+
+
+def _size(piece: Piece) -> tuple[int, int, bool]:
+    return piece.stop - piece.start, piece.global_size, piece.weightless
+
+
+def _spread(values: Tensor, block: list[Piece]) -> Tensor:
+    """What `values` [..., N] hold at the positions of a block's pieces, one after the other [..., samples]."""
+    first, last = block[0], block[-1]
+    taken = values[..., first.start : last.stop]
+    if len(block) == 1:
+        return taken
+    return taken.unfold(-1, first.stop - first.start, block[1].start - first.start).flatten(-2)

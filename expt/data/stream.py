@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from expt.data.augment import Augmentation
 from expt.data.loading import IGNORE_INDEX, Batch, Normalise, Shard, ShardedLoader, to_device
+from expt.data.prefetch import prefetched
 from expt.data.shard import Piece, mix
 from expt.errors import DataError
 
@@ -53,6 +55,7 @@ class StreamLoader(ShardedLoader):
         num_workers: int = 0,
         prefetch_factor: int = 2,
         eval_batch_size: int | None = None,
+        augment: Augmentation | None = None,
     ) -> None:
         super().__init__(
             indices,
@@ -62,18 +65,22 @@ class StreamLoader(ShardedLoader):
             shuffle=shuffle,
             drop_last=drop_last,
             eval_batch_size=eval_batch_size,
+            normalise=Normalise(mean, std, channels=channels, device=device, channels_last=channels_last),
+            augment=augment,
         )
         self._device = device
-        self._normalise = Normalise(mean, std, channels=channels, device=device, channels_last=channels_last)
         self._sampler = _BatchSampler()
         self._loader = _data_loader(
             _Checked(dataset, (channels, *image_size), num_classes), self._sampler, device, num_workers, prefetch_factor
         )
 
-    def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int) -> Iterator[Batch]:
-        pieces = list(pieces)
+    def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
+        return prefetched(self._read(order, list(pieces), epoch, drawn), self._device)
+
+    def _read(self, order: Tensor, pieces: list[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
         if not pieces:
             return
+        drawn = None if drawn is None else to_device(drawn, self._device)
         self._sampler.choose(order, pieces, self._seed, epoch)
         with warnings.catch_warnings():
             # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the parent's.
@@ -86,7 +93,8 @@ class StreamLoader(ShardedLoader):
             images, labels = (to_device(part, self._device) for part in loaded)
             if piece.weightless:
                 labels = torch.full_like(labels, IGNORE_INDEX)
-            yield Batch(self._normalise(images), labels, piece.global_size)
+            numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
+            yield Batch(self._finish(images, numbers), labels, piece.global_size)
 
 
 def to_tensor(image: Any) -> Tensor:

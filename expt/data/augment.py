@@ -1,0 +1,77 @@
+"""Random crop, flip and cutout of a whole batch, as a few tensor operations on its device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from expt.data.shard import mix
+
+_SEED = 20_250_301  # sets these numbers apart from the order of the images
+_BITS = 15  # of each random number: what int16 holds
+_FLIP, _CROP_TOP, _CROP_LEFT, _CUT_Y, _CUT_X = range(5)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is done to each training image; `bool()` tells whether that is anything."""
+
+    crop_padding: int = 0
+    """black pixels added on each side before a crop to the former size; 0 crops nothing"""
+    flip: bool = False
+    """mirror every second image, on average, left to right"""
+    cutout: int = 0
+    """side of a square of the mean colour, anywhere in the image and clipped at its edges [pixels]; 0 cuts nothing"""
+
+    def __bool__(self) -> bool:
+        return bool(self.crop_padding or self.flip or self.cutout)
+
+    @staticmethod
+    def draw(size: int, seed: int, epoch: int) -> Tensor:
+        """The random numbers of an epoch, int16 [5, size], a column for each position in the epoch's order.
+
+        Drawn for all samples at once, they depend on no batch size, rank or device; setting one option leaves the
+        numbers of the others.
+        """
+        generator = torch.Generator().manual_seed(mix(_SEED, seed, epoch))
+        return torch.randint(1 << _BITS, (5, size), dtype=torch.int16, generator=generator)
+
+    def move(self, images: Tensor, drawn: Tensor) -> Tensor:
+        """Images [b, C, H, W] of any type, black being 0, cropped and flipped with the numbers `drawn` [5, b]."""
+        if not (self.crop_padding or self.flip):
+            return images
+        height, width = images.shape[2:]
+        rows = torch.arange(height, device=images.device).expand(len(images), -1)
+        columns = torch.arange(width, device=images.device).expand(len(images), -1)
+        if self.flip:
+            columns = torch.where(drawn[_FLIP, :, None] < 1 << _BITS - 1, columns.flip(1), columns)
+        padding = self.crop_padding
+        if padding:
+            rows = rows + _scaled(drawn[_CROP_TOP], 2 * padding + 1)
+            columns = columns + _scaled(drawn[_CROP_LEFT], 2 * padding + 1)
+            images = functional.pad(images, (padding,) * 4)
+        # One gather does both; on a CPU it is a quarter faster than a crop alone by windows.
+        taken = (rows * images.shape[3])[:, :, None] + columns[:, None, :]
+        taken = taken.flatten(1)[:, None].expand(-1, images.shape[1], -1)
+        return images.flatten(2).gather(2, taken).reshape(len(images), -1, height, width)
+
+    def cut(self, images: Tensor, drawn: Tensor) -> Tensor:
+        """Normalised images with a square set to 0, the mean, in place."""
+        if not self.cutout:
+            return images
+        rows = self._within(drawn[_CUT_Y], images.shape[2])[:, None, :, None]
+        columns = self._within(drawn[_CUT_X], images.shape[3])[:, None, None, :]
+        return images.mul_(1 - rows * columns)  # on a CPU a sixth of the time of masked_fill_
+
+    def _within(self, drawn: Tensor, length: int) -> Tensor:
+        """float32 [b, length]: 1 for pixels that lie in the square, whose middle lies in the image, else 0."""
+        offset = torch.arange(length, device=drawn.device) - (_scaled(drawn, length) - self.cutout // 2)
+        return ((offset >= 0) & (offset < self.cutout)).float()
+
+
+def _scaled(drawn: Tensor, number: int) -> Tensor:
+    """Random integers from 0 to number - 1, int64 [b, 1]."""
+    return (drawn.long() * number >> _BITS)[:, None]
