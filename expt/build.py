@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from expt import optim
+from expt import optim, shared_memory
 from expt.data import build as data_build
 from expt.data.build import Data
 from expt.data.loading import Shard
@@ -14,6 +14,7 @@ from expt.eager import DataParallel
 from expt.models import build as model_build
 from expt.precision import Precision
 from expt.schema import RunConfig
+from expt.shared_memory import SharedMemory, average_gradients
 from expt.train import Learner
 
 
@@ -43,7 +44,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     if config.ddp.sync_batchnorm:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
     if config.compile:
-        module.compile()
+        module.compile(mode="default" if config.compile is True else config.compile)
     optimizer = optim.build_optimizer(config.optimizer, module.parameters())
     steps_per_epoch = len(data.train)
     total_steps = min(config.epochs * steps_per_epoch, config.max_steps or config.epochs * steps_per_epoch)
@@ -64,7 +65,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
 def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> nn.Module:
     if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
-    return DataParallel(
+    parallel = DataParallel(
         module,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
         find_unused_parameters=config.ddp.find_unused_parameters,
@@ -72,3 +73,28 @@ def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> nn.Mod
         gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
         bucket_cap_mb=config.ddp.bucket_cap_mb,
     )
+    if config.ddp.comm_hook:
+        _compress(parallel, config.ddp.comm_hook)
+    elif config.ddp.shared_memory and _can_share_memory(module, worker):
+        memory = SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)
+        parallel.register_comm_hook(memory, average_gradients)
+    return parallel
+
+
+def _can_share_memory(module: nn.Module, worker: Worker) -> bool:
+    one_machine = worker.local_world_size == worker.world_size
+    plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters() if p.requires_grad)
+    return one_machine and plain and shared_memory.is_supported()
+
+
+def _compress(parallel: DataParallel, hook: str) -> None:
+    """Let gradients travel in fewer bytes; torch's own hooks, imported only here."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if hook == "powersgd":
+        # Rank 1 from the tenth step on, as the hook's documentation advises: before, it needs the exact gradients.
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=10)
+        parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    else:
+        compress = default_hooks.bf16_compress_hook if hook == "bf16" else default_hooks.fp16_compress_hook
+        parallel.register_comm_hook(None, compress)

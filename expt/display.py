@@ -119,6 +119,10 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     console.print(table)
     console.print(_facts(result), highlight=False)
     console.print(f"run folder   {shown_path(paths.folder)}", highlight=False, soft_wrap=True)
+    if paths.operators.exists():
+        operators, trace = paths.operators.read_text(encoding="utf-8"), shown_path(paths.trace)
+        console.print(f"\n{operators}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"trace        {trace}, to open at https://ui.perfetto.dev", highlight=False, soft_wrap=True)
     logdir = shlex.quote(shown_path(paths.folder))
     console.print(f"look at it   tensorboard --logdir {logdir}", highlight=False, soft_wrap=True)
 

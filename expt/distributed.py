@@ -23,6 +23,7 @@ class Worker:
     rank: int
     world_size: int
     local_rank: int
+    local_world_size: int
     device: torch.device
 
 
@@ -33,6 +34,7 @@ def worker_from(environment: Mapping[str, str], *, num_gpus: int) -> Worker:
         rank=int(environment["RANK"]),
         world_size=int(environment["WORLD_SIZE"]),
         local_rank=local_rank,
+        local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
         device=torch.device("cuda", local_rank % num_gpus) if num_gpus else torch.device("cpu"),
     )
 

@@ -11,7 +11,8 @@ from typing import Any
 from expt.schema import RunConfig
 
 # Where data lies, how fast and how patiently it is computed: none of it changes a number.
-NOT_IN_RESULT = {"threads", "timeout_s", "debug", "dataset.root", "dataset.download", "dataset.num_workers"}
+NOT_IN_RESULT = {"threads", "timeout_s", "debug", "profile", "ddp.shared_memory"}
+NOT_IN_RESULT |= {"dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache"}
 
 
 def identity(config: RunConfig) -> str:

@@ -37,8 +37,8 @@ def make_unused_folder(name: str) -> str:
 
 
 def latest_sweep(outputs: Path) -> Path | None:
-    """The newest sweep below `outputs`, by when its folder was made."""
-    folders = [path.parent for path in (outputs / "sweeps").glob("*/multirun.yaml")]
+    """The sweep below `outputs` that was worked at last; a folder without any run is none."""
+    folders = {path.parent.parent for path in (outputs / "sweeps").glob("*/*/result.json")}
     return max(folders, key=lambda folder: folder.stat().st_ctime, default=None)
 
 
@@ -79,13 +79,23 @@ class RunPaths:
         return self.checkpoints / "best.pt"
 
     @property
+    def trace(self) -> Path:
+        """What torch.profiler saw of a few steps, for Perfetto."""
+        return self.folder / "trace.json.gz"
+
+    @property
+    def operators(self) -> Path:
+        """The most expensive operators of the trace, as a table."""
+        return self.folder / "operators.txt"
+
+    @property
     def hydra(self) -> Path:
         """What Hydra writes: config.yaml, overrides.yaml, hydra.yaml."""
         return self.folder / ".hydra"
 
     def clear_for_next_attempt(self) -> int:
         """Remove what an earlier attempt recorded, but its logs; returns the number of the next attempt."""
-        for path in (self.metrics, self.last, self.best, *self.folder.glob("events.out.tfevents.*")):
+        for path in (self.result, self.metrics, self.last, self.best, *self.folder.glob("events.out.tfevents.*")):
             path.unlink(missing_ok=True)
         return sum(1 for _ in self.logs(0).parent.glob("*"))
 

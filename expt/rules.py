@@ -30,7 +30,19 @@ def fill_auto(node: dict[str, Any], machine: Machine) -> dict[str, Any]:
     threads = node.get("threads")
     if threads == "auto":
         threads = max(1, machine.cpus // max(1, world_size if isinstance(world_size, int) else 1))
-    return {**node, "gpus": gpus, "world_size": world_size, "backend": backend, "threads": threads}
+    channels_last = node.get("channels_last")
+    if channels_last == "auto":
+        model = node["model"].get("name") if isinstance(node.get("model"), dict) else None
+        # Measured on a CPU: resnet18 gains a tenth, and a quarter with amp; convnet nothing.
+        channels_last = model == "resnet18" or (model == "convnet" and num_gpus > 0)
+    return {
+        **node,
+        "channels_last": channels_last,
+        "gpus": gpus,
+        "world_size": world_size,
+        "backend": backend,
+        "threads": threads,
+    }
 
 
 def impossible(config: RunConfig, machine: Machine) -> list[str]:

@@ -50,11 +50,19 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Augment:
+    crop_padding: Annotated[int, Field(ge=0)] = 0
+    flip: bool = False
+    cutout: Annotated[int, Field(ge=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class _Dataset:
     val_fraction: Fraction
     train_limit: Count | None
     mean: tuple[float, ...] | None
     std: tuple[Positive, ...] | None
+    augment: Augment = Augment()
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -86,6 +94,7 @@ class Synthetic(_Dataset):
 class ImageFolder(_Dataset):
     name: Literal["image_folder"]
     root: str
+    cache: Literal["auto"] | bool = "auto"
     image_size: Size
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
 
@@ -161,6 +170,8 @@ class DDP:
     gradient_as_bucket_view: bool
     bucket_cap_mb: Positive
     sync_batchnorm: bool
+    comm_hook: Literal["bf16", "fp16", "powersgd"] | None
+    shared_memory: bool
 
 
 def kind(node: Any) -> str | None:
@@ -213,10 +224,12 @@ class RunConfig:
     objective: str
     log_every: Count
     amp: bool | Literal["bf16", "fp16"]
-    compile: bool
+    compile: bool | Literal["default", "reduce-overhead", "max-autotune"]
+    matmul_precision: Literal["highest", "high", "medium"]
     channels_last: bool
     ddp: DDP
     timeout_s: Positive
+    profile: bool
     debug: bool
 
     @property

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 LR = "lr"
 SAMPLES_PER_S = "speed/samples_per_s"
 EPOCH_S = "speed/epoch_s"
+DATA_WAIT_S = "speed/data_wait_s"
+"""Seconds of the epoch that rank 0 waited for its next batch."""
 
 
 def loss(split: str) -> str:

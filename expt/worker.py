@@ -19,10 +19,12 @@ import torch
 
 from expt import build, checkpoint, distributed, metrics, record, tensorboard, train
 from expt.data.build import Data
+from expt.data.loading import TimedBatches
 from expt.distributed import Worker
 from expt.identity import hyperparameters
 from expt.log import Log
 from expt.paths import RunPaths
+from expt.profiling import StepProfiler
 from expt.schema import RunConfig
 
 
@@ -54,6 +56,7 @@ def worker_of_environment(config: RunConfig) -> Worker:
 def run_as(worker: Worker, config: RunConfig, paths: RunPaths, started: float) -> None:
     """Train as `worker`, in this process."""
     torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision(config.matmul_precision)
     with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s):
         Run(config, paths, worker, started).train()
 
@@ -74,7 +77,10 @@ class Run:
         self.best: dict[str, Any] | None = None
         self.epoch_s: list[float] = []
         self.first_step_s: float | None = None
-        self.lr = 0.0
+        self.lr = self.data_wait_s = 0.0
+        self.profiler: StepProfiler | None = None
+        if config.profile and worker.rank == 0:
+            self.profiler = StepProfiler(paths.trace, paths.operators, worker.device)
 
     @property
     def total_steps(self) -> int:
@@ -89,6 +95,8 @@ class Run:
         while self.position.step < self.total_steps:
             self.position.epoch += 1
             self._epoch()
+        if self.profiler:
+            self.profiler.close()
         self._test()
         if self.log:
             self.log.complete(self._outcome())
@@ -98,9 +106,10 @@ class Run:
         position = self.position
         position.step_in_epoch = 0
         self.sums.reset()
+        batches = TimedBatches(self.data.train.epoch(position.epoch))
         train.train_epoch(
             self.learner,
-            self.data.train.epoch(position.epoch),
+            batches,
             position,
             self.sums,
             log_every=self.config.log_every,
@@ -110,6 +119,7 @@ class Run:
         )
         values = metrics.averages(distributed.sum_across_workers(self.sums.values))
         self.epoch_s.append(time.perf_counter() - began)
+        self.data_wait_s = batches.waited_s
         self._log_training(values, self.epoch_s[-1], epoch_ended=True)
         self._evaluate(self.config.eval_split)
         self._checkpoint()
@@ -120,13 +130,16 @@ class Run:
             if self.worker.device.type == "cuda":
                 torch.cuda.synchronize(self.worker.device)
             self.first_step_s = time.time() - self.started
+        if self.profiler:
+            self.profiler.step()
 
     def _log_training(self, values: metrics.Averages, seconds: float, *, epoch_ended: bool = False) -> None:
         """The averages since the last log point; at an epoch's end those of the epoch, so as to compare with val."""
         if not self.log:
             return
         # A log point that falls on the epoch's last step gives way to the epoch's own.
-        if not epoch_ended and self.position.step_in_epoch == len(self.data.train):
+        last = self.position.step_in_epoch == len(self.data.train) or self.position.step == self.total_steps
+        if last and not epoch_ended:
             return
         tags = {
             tensorboard.loss("train"): values.loss,
@@ -134,7 +147,9 @@ class Run:
             tensorboard.LR: self.lr,
             tensorboard.SAMPLES_PER_S: values.samples / seconds,
         }
-        self.log.values(self.position, {**tags, tensorboard.EPOCH_S: seconds} if epoch_ended else tags)
+        if epoch_ended:
+            tags |= {tensorboard.EPOCH_S: seconds, tensorboard.DATA_WAIT_S: self.data_wait_s}
+        self.log.values(self.position, tags)
 
     def _evaluate(self, split: str) -> metrics.Averages:
         loader = self.data.val if split == "val" else self.data.test

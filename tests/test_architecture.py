@@ -23,11 +23,12 @@ LAYERS: dict[int, tuple[str, ...]] = {
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
+        "failed_events", "profiling", "shared_memory",
     ),
     2: ("train",),
     3: ("worker", "build", "log"),
     4: ("launch", "pool", "display", "sweep_display", "report"),
-    5: ("__main__", "session", "explain", "usage", "sweep", "multirun", "api"),
+    5: ("__main__", "session", "explain", "usage", "grid", "multirun", "api"),
 }  # fmt: skip
 # What a module may import beside that, from its own layer. Those of layer 0 may import one another.
 ALSO: dict[str, set[str]] = {
@@ -36,9 +37,9 @@ ALSO: dict[str, set[str]] = {
     "pool": {"launch"},
     "sweep_display": {"display", "pool"},
     "report": {"display"},
-    "sweep": {"explain"},
-    "multirun": {"sweep"},
-    "session": {"explain", "sweep"},
+    "grid": {"explain"},
+    "multirun": {"grid", "session"},
+    "session": {"explain"},
     "api": {"session"},
     "__main__": {"session", "explain", "usage"},
 }

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.conftest import Trained, environment, run, start
 
 EPOCH_TAGS = {"loss/train", "accuracy/train", "loss/val", "accuracy/val", "best/accuracy/val"}
-EPOCH_TAGS |= {"lr", "speed/samples_per_s", "speed/epoch_s"}
+EPOCH_TAGS |= {"lr", "speed/samples_per_s", "speed/epoch_s", "speed/data_wait_s"}
 END_TAGS = {"loss/test", "accuracy/test"}
 
 
