@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from expt.api import Result, run
+    from expt.api import Result, run, sweep
 
-__all__ = ["Result", "__version__", "run"]
+__all__ = ["Result", "__version__", "run", "sweep"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
     # Late, so that `python -m expt --help` does not import Hydra.
-    if name in ("Result", "run"):
+    if name in ("Result", "run", "sweep"):
         from expt import api
 
         return getattr(api, name)

@@ -39,7 +39,8 @@ def _run(arguments: Sequence[str]) -> None:
             raise ConfigError("-m: a sweep cannot run inside torchrun; start it alone, as in python -m expt -m ...")
     elif not {*PRINTING, "debug=true"} & {*arguments}:
         # At once: it imports torch on another core while this process composes the configuration.
-        forkserver.warm()
+        several = {"-m", "--multirun"} & {*arguments} or any(word.startswith("sweep=") for word in arguments)
+        forkserver.warm(forkserver.SWEEP_MODULES if several else ())
     from expt import session  # late: it imports Hydra
 
     session.command(arguments, started=STARTED)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from expt import forkserver, record, session
+from expt.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,29 @@ class Result:
         return value
 
 
-def run(*arguments: str) -> list[Result]:
-    """Do what `python -m expt ARGUMENTS` does, as in `run("model=resnet18", "gpus=4")`; a result for each run.
+def run(*arguments: str) -> Result:
+    """Do what `python -m expt ARGUMENTS` does for one run, as in `run("model=resnet18", "gpus=4")`.
 
     Raises ConfigError, RunFailed or Interrupted (see expt.errors). The processes that workers are forked from stay
     warm: the next call starts in a fraction of a second.
     """
+    if several := [word for word in arguments if word in ("-m", "--multirun") or word.startswith("sweep=")]:
+        raise ConfigError(f"{several[0]}: makes several runs; use expt.sweep, which returns a list of results")
     forkserver.warm()
+    (result,) = _results(arguments)
+    return result
+
+
+def sweep(*arguments: str) -> list[Result]:
+    """Do what `python -m expt -m ARGUMENTS` does, as in `sweep("model=mlp,convnet", "seed=range(3)")`.
+
+    Returns every completed run, those of an earlier command too. Raises RunFailed at the end, with all other runs
+    completed, where one has failed.
+    """
+    forkserver.warm(forkserver.SWEEP_MODULES)
+    return _results(["-m", *arguments])
+
+
+def _results(arguments: Sequence[str]) -> list[Result]:
     completed = session.command(arguments, started=time.time())
     return [Result(paths.folder, record.read_result(paths)) for paths in completed]

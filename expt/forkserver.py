@@ -10,6 +10,8 @@ from multiprocessing import forkserver
 from typing import Any
 
 WORKER_MODULES = ("expt.worker", "torch.distributed.elastic.multiprocessing.api")
+SWEEP_MODULES = ("torch.utils.tensorboard",)
+"""More to import before the first run, where many runs share the forkserver."""
 
 
 def warm(extra_modules: Sequence[str] = ()) -> None:

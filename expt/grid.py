@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,11 +18,14 @@ from expt import record
 from expt.config import parse, plain
 from expt.errors import ConfigError, ExptError
 from expt.explain import as_config_error
-from expt.identity import describe, identity
+from expt.identity import describe as describe_config
+from expt.identity import identity
 from expt.machine import Machine
-from expt.overrides import as_dict, folder_names
+from expt.overrides import describe, folder_names, swept_keys
 from expt.paths import RunPaths
 from expt.pool import Job
+
+ASKED = "asked:"
 
 
 class ComposedRun:
@@ -63,7 +67,8 @@ class Grid:
 
     def __init__(self, folder: Path, machine: Machine) -> None:
         self.folder, self._machine = folder, machine
-        self._known = {found["identity"]: path for path, found in results(folder) if "identity" in found}
+        # A run that could not be made into a configuration is known by what was asked of it.
+        self._known = {found.get("identity") or _asked(found["arguments"]): path for path, found in results(folder)}
         self._names = {path.folder.name for path in self._known.values()}
         self._jobs: dict[str, Job] = {}
 
@@ -75,7 +80,7 @@ class Grid:
         first_number: int,
     ) -> Iterator[ComposedRun]:
         """Compose one run after another, as they are asked for."""
-        names = folder_names([filter_overrides(point) for point in points])
+        names = folder_names([filter_overrides(point) for point in points], _swept_keys(master))
         for offset, (point, name) in enumerate(zip(points, names, strict=True)):
             composed = context.config_loader.load_sweep_config(master, list(point))
             with open_dict(composed):
@@ -88,7 +93,7 @@ class Grid:
     def _job(self, composed: DictConfig, overrides: Sequence[str], name: str) -> Job:
         """The job of a point; the very same one if the grid names the point twice."""
         error: ExptError | None = None
-        config, key = None, f"invalid:{name}"
+        config, key = None, _asked(overrides)
         try:
             config = parse(plain(composed, sweep=True), self._machine)
             key = identity(config)
@@ -98,23 +103,18 @@ class Grid:
             error = as_config_error(problem, overrides)
         if key in self._jobs:
             return self._jobs[key]
-        paths = self._known.get(key) or RunPaths(self.folder / self._unused(name, key))
-        about = {"name": paths.folder.name, "overrides": as_dict(overrides), **(describe(config) if config else {})}
+        # A point that was refused before, and can run now, takes the place of its refusal.
+        known = self._known.get(key) or self._known.get(_asked(overrides))
+        paths = known or RunPaths(self.folder / self._unused(name, key))
+        about = {**describe(paths.folder.name, overrides), **(describe_config(config) if config else {})}
         job = Job(name=paths.folder.name, paths=paths, config=config, error=error, about=about)
-        self._resume(job)
+        if record.read_result(paths).get("status") == record.COMPLETED:
+            job.status = record.COMPLETED
         self._jobs[key] = job
         return job
 
-    def _resume(self, job: Job) -> None:
-        """Skip a run that is complete; put what an incomplete one left out of the way of the next attempt."""
-        status = record.read_result(job.paths).get("status")
-        if status == record.COMPLETED:
-            job.status = record.COMPLETED
-        elif status is not None:
-            job.attempt = job.paths.clear_for_next_attempt()
-
     def _unused(self, name: str, key: str) -> str:
-        name = name if name not in self._names else f"{name},{key}"
+        name = name if name not in self._names else f"{name},{key.removeprefix(ASKED)}"
         self._names.add(name)
         return name
 
@@ -125,6 +125,16 @@ def results(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
         paths = RunPaths(path)
         if paths.result.is_file() and (found := record.read_result(paths)):
             yield paths, found
+
+
+def _asked(overrides: Sequence[str]) -> str:
+    return ASKED + hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:12]
+
+
+def _swept_keys(master: DictConfig) -> list[str]:
+    """The keys with several values, of the command and of a named grid."""
+    params = OmegaConf.select(master, "hydra.sweeper.params") or {}
+    return swept_keys([*(f"{key}={value}" for key, value in params.items()), *master.hydra.overrides.task])
 
 
 def save_hydra(run: ComposedRun) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 from hydra.core.utils import JobReturn, env_override, setup_globals
@@ -14,12 +16,17 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from expt import forkserver, machine, paths, provenance, record
-from expt.errors import ConfigError, Interrupted
-from expt.identity import identity
+from expt import forkserver, machine, paths, provenance, record, report
+from expt.errors import ConfigError, ExptError, Interrupted
+from expt.failed_events import add_failure
+from expt.grid import ComposedRun, Grid, results, save_hydra, use_config
+from expt.identity import hyperparameters, identity
+from expt.overrides import hydra_quoted
 from expt.pool import Job, Options, Pool
-from expt.sweep import ComposedRun, Grid, save_hydra, use_config
 from expt.sweep_display import SweepDisplay
+
+if TYPE_CHECKING:
+    from expt.session import Task
 
 
 class Multirun:
@@ -29,6 +36,8 @@ class Multirun:
         self, context: HydraContext, task_function: TaskFunction, config: DictConfig, options: Mapping[str, Any]
     ) -> None:
         self._context, self._task_function, self._config = context, task_function, config
+        _compose_once(context)
+        self._task: Task = task_function.task  # type: ignore[attr-defined]  # see expt.session
         self._dry_run = bool(options["dry_run"])
         self._options = Options(**{key: value for key, value in options.items() if key != "dry_run"})
         self.folder = Path(str(config.hydra.sweep.dir))
@@ -47,9 +56,13 @@ class Multirun:
         assert self._grid is not None
         composed = self._grid.compose(self._context, self._config, points, first_number)
         if self._dry_run:
-            return _show(list(composed))
+            returned = _show(list(composed))
+            self._grid = None
+            self._lock.release()
+            _remove_if_empty(self.folder)
+            return returned
         runs: dict[Job, list[ComposedRun]] = {}
-        forkserver.warm(("torch.utils.tensorboard",))
+        forkserver.warm(forkserver.SWEEP_MODULES)
         display = SweepDisplay(Console(), total=len(points), folder=self.folder)
         watcher = _Watcher(self._context, self._task_function, runs, display)
         try:
@@ -59,17 +72,36 @@ class Multirun:
             raise Interrupted(f"interrupted; to go on: {continue_command(self.folder)}") from None
         finally:
             self._tell(runs)
-        in_order = sorted(
-            (run for group in runs.values() for run in group), key=lambda run: run.hydra_config.hydra.job.num
-        )
-        return [run.finish() for run in in_order]
+        self._refuse_if_all_were(list(runs))
+        started = sorted(itertools.chain(*runs.values()), key=lambda run: int(run.hydra_config.hydra.job.num))
+        return [run.finish() for run in started]
 
     def _tell(self, jobs: Iterable[Job]) -> None:
         """Let the command know what became of its runs."""
-        task = self._task_function.task  # type: ignore[attr-defined]  # see expt.session
-        task.sweep_folder = self.folder
+        self._task.sweep_folder = self.folder
         for job in jobs:
-            (task.completed if job.status == record.COMPLETED else task.failed).append(job.paths)
+            if job.status == record.COMPLETED:
+                self._task.completed.append(job.paths)
+            elif job.status == record.FAILED:
+                self._task.failed.append(job.paths)
+            else:
+                self._task.not_completed.append(job.paths)
+
+    def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
+        """Raise ConfigError, and leave no trace, where a new sweep's folder holds nothing but refused runs."""
+        refused = [job for job in jobs if job.refused]
+        if len(refused) < len(jobs) or {path.folder for path, _ in results(self.folder)} != {
+            job.paths.folder for job in refused
+        }:
+            return
+        self._task.sweep_folder = None
+        for job in refused:
+            for path in job.paths.folder.iterdir():
+                path.unlink()
+            job.paths.folder.rmdir()
+        self._lock.release()
+        _remove_if_empty(self.folder)
+        raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
     def _open(self) -> None:
         if self._grid is not None:
@@ -79,6 +111,7 @@ class Multirun:
             self._lock.acquire()
         except Timeout:
             raise ConfigError(f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it") from None
+        self._task.at_end.callback(self._lock.release)
         self._grid = Grid(self.folder, self._machine)
 
     def _source(
@@ -114,18 +147,27 @@ class _Watcher:
 
     def job_starting(self, job: Job) -> None:
         run = self._runs[job][0]
+        job.attempt = job.paths.clear_for_next_attempt()
         use_config(run)
         save_hydra(run)
         job.env = {str(key): str(value) for key, value in run.hydra_config.hydra.job.env_set.items()}
+        if job.retries:
+            return  # for Hydra, the attempts of a run are one job
         with env_override(job.env):
             self._callbacks.on_job_start(config=run.hydra_config, task_function=self._task_function)
 
+    def job_retrying(self, job: Job, error: ExptError) -> None:
+        self._display.retrying(job, error)
+
     def job_ended(self, job: Job) -> None:
         run = self._runs[job][0]
-        if not job.started:  # refused: the sweep's record names it too
+        if job.refused:  # the sweep's record names it too
             refused = {**job.about, **provenance.describe()}
             record.create_result(job.paths, again=True, **refused)
             record.update_result(job.paths, status=job.status, error=str(job.error))
+        if job.status == record.FAILED:
+            settings = job.about["config"] if job.config else job.about["overrides"]
+            add_failure(job.paths.folder, hyperparameters(settings))
         use_config(run)
         self._callbacks.on_job_end(config=run.hydra_config, job_return=run.finish())
         self._display.ended(job)
@@ -136,8 +178,35 @@ class _Watcher:
 
 def continue_command(folder: Path) -> str:
     """What to type to go on with the sweep of `folder`: the same command, there."""
-    words = [word for word in provenance.command().split(" ") if not word.startswith("hydra.sweep.dir=")]
-    return " ".join([*words, shlex.quote(f"hydra.sweep.dir={folder}")])
+    words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
+    # Hydra wants all settings side by side.
+    place = max((index for index, word in enumerate(words, 1) if "=" in word and word[0] != "-"), default=len(words))
+    words.insert(place, f"hydra.sweep.dir={hydra_quoted(folder)}")
+    return shlex.join(["python", "-m", "expt", *words])
+
+
+def _compose_once(context: HydraContext) -> None:
+    """Keep what Hydra's sweeper composes to check a batch before it launches it: composing again takes as long."""
+    loader = context.config_loader
+    compose = loader.load_sweep_config
+    kept: dict[tuple[str, ...], DictConfig] = {}
+
+    def load_sweep_config(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        known = kept.pop(tuple(sweep_overrides), None)
+        if known is None:
+            known = kept[tuple(sweep_overrides)] = compose(master_config, sweep_overrides)
+        return known
+
+    loader.load_sweep_config = load_sweep_config  # type: ignore[method-assign]
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove a sweep's folder that holds nothing but what Hydra and the lock put there."""
+    own = {folder / "multirun.yaml", paths.RunPaths(folder).lock}
+    if folder.is_dir() and {*folder.iterdir()} <= own:
+        for path in own:
+            path.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _show(runs: Sequence[ComposedRun]) -> list[JobReturn]:
@@ -149,13 +218,13 @@ def _show(runs: Sequence[ComposedRun]) -> list[JobReturn]:
     for place, run in enumerate(sorted(runs, key=lambda run: -_size(run.job)), start=1):
         job = run.job
         if job.config is None:
-            row = (job.name, "", "", f"be refused: {job.error}")
+            row = (job.name, "", "", f"be refused: {record.in_one_line(str(job.error))}")
         else:
             needs = f"{job.config.num_gpus} GPU" if job.config.num_gpus else f"{job.config.world_size} cores"
             would = "be skipped, it is complete" if job.status == record.COMPLETED else "start"
             row = (job.name, identity(job.config), needs, would)
         table.add_row(str(place), *row)
-    Console().print(table)
+    report.wide_console().print(table)
     return [run.finish() for run in runs]
 
 

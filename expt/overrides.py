@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,26 +18,47 @@ def as_dict(overrides: Sequence[str]) -> dict[str, Any]:
     return {override.key_or_group: override.value() for override in parsed}
 
 
-def folder_names(points: Sequence[Sequence[str]]) -> list[str]:
-    """A name for each point, of the settings in which the points differ: `lr=0.1,model=mlp`."""
+def describe(name: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The fields of result.json that say what the run is called, and how to ask for it again."""
+    return {"name": name, "overrides": as_dict(overrides), "arguments": list(overrides)}
+
+
+def swept_keys(overrides: Sequence[str]) -> list[str]:
+    """The keys that have several values: `model=mlp,convnet`, `seed=range(3)`."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [override.key_or_group for override in parsed if override.is_sweep_override()]
+
+
+def hydra_quoted(value: object) -> str:
+    """`value` as Hydra's command-line grammar takes it, whatever it holds."""
+    text = str(value)
+    if re.fullmatch(r"[\w./+-]+", text):
+        return text
+    return "'" + re.sub(r"(\\*)'", r"\1\1\'", text) + "'"
+
+
+def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -> list[str]:
+    """A name for each point, of the settings in which the points differ: `lr=0.1,model=mlp`.
+
+    `swept` are keys that vary, whether or not they do among these points. Equal names are equal points.
+    """
     settings = [dict(_split(override) for override in point) for point in points]
-    varied = [
-        key
-        for key in dict.fromkeys(key for point in settings for key in point)
-        if len({point.get(key) for point in settings}) > 1
-    ]
-    keys = varied or list(dict.fromkeys(key for point in settings for key in point))
+    given = list(dict.fromkeys(key for point in settings for key in point))
+    varied = [key for key in given if key in swept or len({point.get(key) for point in settings}) > 1]
+    keys = varied or given
     short = _short_keys(keys)
     return [run_name({short[key]: point[key] for key in keys if key in point}) for point in settings]
 
 
 def run_name(settings: Mapping[str, str]) -> str:
-    """A folder's name that says what differs; too long a one is cut, and made unique by its place in the caller."""
-    parts = [f"{key}={value}" for key, value in sorted(settings.items())]
-    name = re.sub(r"[^\w.,=+\-\[\]]", "_", ",".join(parts)) or "run"
+    """A folder's name that says what differs; one that a file system would not take is mended, and kept unique."""
+    text = ",".join(f"{key}={value}" for key, value in sorted(settings.items()))
+    name = re.sub(r"[^\w.,=+\-\[\]]", "_", text)
     while len(name.encode()) > MAX_NAME_BYTES:
         name = name[:-1]
-    return name if name.strip(".") else "run"
+    if name != text:  # two texts may have become one
+        name = f"{name},{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    return name or "run"
 
 
 def _split(override: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -41,17 +42,27 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     workers: Workers | None = field(default=None, repr=False)
+    retries: int = 0
+    """How often this pool has started it again."""
     typed: float | None = None
     """When the command was typed, where it is for this run alone."""
     started: float = 0.0
     ended: float = 0.0
+
+    @property
+    def refused(self) -> bool:
+        """Whether it has failed before it could start."""
+        return self.error is not None and not self.started
 
 
 class Observer(Protocol):
     """What is told of a pool's progress, from within its loop."""
 
     def job_starting(self, job: Job) -> None:
-        """The job's workers are about to start; the last moment to set `env` and `about`."""
+        """The job's workers are about to start, maybe once more; the last moment to set `env`, `about`, `attempt`."""
+
+    def job_retrying(self, job: Job, error: ExptError) -> None:
+        """The job has failed, and waits to be started once more."""
 
     def job_ended(self, job: Job) -> None:
         """The job has completed, failed, or was interrupted."""
@@ -62,7 +73,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a pool uses its machine; conf/hydra/launcher/pool.yaml says what each means."""
+    """How a pool uses its machine; hydra_plugins/expt_pool_launcher.py says what each means."""
 
     max_concurrent: int | None = None
     runs_per_gpu: int = 1
@@ -85,6 +96,7 @@ class Pool:
         self._jobs: dict[int, Job] = {}
         self._active: dict[int, Job] = {}
         self._next_start = 0.0
+        self._closed = False  # no further run may start
 
     def run(self, source: Iterator[Job]) -> None:
         """Run every job that `source` yields; it is asked for more between two looks at the running ones.
@@ -94,7 +106,7 @@ class Pool:
         more = True
         try:
             while more or self._active or self._waiting():
-                if more and not self._take(source):
+                if more and (self._closed or not self._take(source)):
                     more = False
                 self._start_ready()
                 self._poll()
@@ -137,7 +149,10 @@ class Pool:
 
     def _start_ready(self) -> None:
         for schedule in (self._gpus, self._cores):
-            while self._clock() >= self._next_start and (ready := schedule.start_next()):
+            while self._clock() >= self._next_start:
+                ready = schedule.start_next(elsewhere=len(self._active) - len(schedule.running))
+                if ready is None:
+                    break
                 number, devices = ready
                 missed = self._locks.acquire(devices) if schedule is self._gpus else None
                 if missed:
@@ -170,21 +185,24 @@ class Pool:
 
     def _poll(self) -> None:
         for number, job in list(self._active.items()):
+            if number not in self._active:
+                continue  # stopped meanwhile, because another has failed
             try:
                 if not _workers(job).poll():
                     continue
-                error = None
+                error: ExptError | None = None
             except ExptError as failure:
                 error = failure
                 launch.end_record(job.paths, failure)
             self._release(number)
-            if error and not isinstance(error, ConfigError) and job.attempt < self._options.retries:
-                self._retry(number, job)
+            if error and not isinstance(error, ConfigError) and job.retries < self._options.retries:
+                self._retry(number, job, error)
             else:
                 self._end(job, error)
 
-    def _retry(self, number: int, job: Job) -> None:
-        job.attempt, job.status, job.workers = job.attempt + 1, "queued", None
+    def _retry(self, number: int, job: Job, error: ExptError) -> None:
+        job.retries, job.attempt, job.status, job.workers = job.retries + 1, job.attempt + 1, "queued", None
+        self._observer.job_retrying(job, error)
         schedule, demand = self._demand(number, _config(job))
         schedule.add([demand])
 
@@ -201,13 +219,14 @@ class Pool:
         job.status = record.INTERRUPTED if interrupted else record.FAILED if error else record.COMPLETED
         self._observer.job_ended(job)
         if error and not interrupted and self._options.fail_fast:
+            self._closed = True
             self._gpus.drop_waiting()
             self._cores.drop_waiting()
             self._stop_all("another run failed, and fail_fast is on")
 
     def _stop_all(self, why: str = "interrupted by a person") -> None:
+        error = Interrupted(why)
         for number, job in list(self._active.items()):
-            error = Interrupted(why)
             if job.workers:
                 job.workers.stop()
                 launch.end_record(job.paths, error)
@@ -237,9 +256,13 @@ class DeviceLocks:
 
     def _try(self, device: str) -> bool:
         self._folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self._folder / f"{device}.lock", timeout=0, mode=0o666)
+        path = self._folder / f"{device}.lock"
+        lock = FileLock(path, timeout=0)
         try:
             lock.acquire()
+            for ours in (self._folder, path):
+                with contextlib.suppress(PermissionError):
+                    ours.chmod(0o777)  # other people's commands on this machine take part
         except Timeout:
             return False
         self._held[device] = lock

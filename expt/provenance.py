@@ -15,7 +15,6 @@ PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "tensorboard", "n
 MAX_DIFF_BYTES = 200_000
 
 
-@functools.cache
 def describe() -> dict[str, Any]:
     """The fields of result.json that say how to make it again. Runs git in the current folder."""
     return {"command": command(), "versions": versions(), "git": git_state(Path.cwd())}
@@ -28,6 +27,7 @@ def command() -> str:
     return " ".join([launcher, *map(shlex.quote, sys.argv[1:])])
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Version of Python, expt and of each package whose version can change a number."""
     from expt import __version__
@@ -41,6 +41,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@functools.cache
 def git_state(folder: Path) -> dict[str, str] | None:
     """The commit checked out in `folder` and the uncommitted changes to it; None outside a repository."""
     commit = _git(folder, "rev-parse", "HEAD")

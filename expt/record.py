@@ -14,6 +14,8 @@ from expt.paths import RunPaths
 
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
 
+LOG = "log: "
+
 
 class Point(NamedTuple):
     """One value of one tag; `step` counts optimiser steps done, `epoch` those begun, from 1."""
@@ -120,6 +122,15 @@ def update_result(paths: RunPaths, **fields: Any) -> None:
     """Replace the given top-level fields of result.json, and keep the others."""
     content = {**read_result(paths), **fields}
     write_atomically(paths.result, json.dumps(content, indent=2) + "\n")
+
+
+def in_one_line(error: str) -> str:
+    """The text of a run's error: what went wrong, its cause, and where the log is."""
+    first, *rest = error.strip().splitlines() or [""]
+    # A traceback's last line is the exception; its log path comes after. A list of problems follows its own head.
+    cause = next((line.strip() for line in reversed(rest) if line and not line.startswith(LOG)), "")
+    log = next((f"  ({line})" for line in rest if line.startswith(LOG)), "")
+    return f"{first}{': ' + cause if cause else ''}{log}"
 
 
 def write_atomically(path: Path, text: str) -> None:

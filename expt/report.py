@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import shlex
 import statistics
 import sys
@@ -101,6 +102,11 @@ def conclude(console: Console, folder: Path) -> None:
     console.print(f"look at it   tensorboard --logdir {logdir}", highlight=False, soft_wrap=True)
 
 
+def wide_console() -> Console:
+    """The terminal; where there is none, lines are as long as what they hold."""
+    return Console() if sys.stdout.isatty() else Console(width=1000)
+
+
 def leaderboard(runs: Sequence[dict[str, Any]]) -> Table:
     """The table of `rows`."""
     found, objective = rows(runs), _objective(runs)
@@ -110,7 +116,7 @@ def leaderboard(runs: Sequence[dict[str, Any]]) -> Table:
         table.add_column(column, justify="right" if column in (objective, "time") else "left", overflow="fold")
     for row in found:
         settings = [str(row.settings.get(key, "")) for key in keys]
-        table.add_row(*settings, _value(row), row.status, duration(row.seconds))
+        table.add_row(*settings, _value(row), row.status, _time(row.seconds))
     return table
 
 
@@ -124,7 +130,7 @@ def write_summary(folder: Path, runs: Sequence[dict[str, Any]]) -> None:
     for run in runs:
         metrics = run.get("metrics") or {}
         objective = (run.get("objective") or {}).get("value")
-        error = str(run.get("error") or "").partition("\n")[0]
+        error = record.in_one_line(str(run.get("error") or ""))
         numbers = [
             _cell(objective),
             *(_cell(metrics.get(tag)) for tag in tags),
@@ -143,35 +149,26 @@ def _markdown(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield "|" + "---|" * (len(keys) + 3)
     for row in found:
         cells = [*(str(row.settings.get(key, "")) for key in keys), _value(row), row.status, f"{row.seconds:.1f}"]
-        yield "| " + " | ".join(cells) + " |"
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _print_failure(console: Console, run: Mapping[str, Any]) -> None:
-    first, *rest = str(run.get("error") or "").strip().splitlines() or [""]
-    cause = next((line for line in reversed(rest) if line and not line.startswith("log: ")), "")
-    log = next((line for line in rest if line.startswith("log: ")), "")
-    console.print(f"  {run['folder'].name}: {first}", markup=False, highlight=False, soft_wrap=True)
-    for line in (cause, log, f"again: {again(run)}"):
-        if line:
-            console.print(f"      {line}", markup=False, highlight=False, soft_wrap=True)
+    error = record.in_one_line(str(run.get("error") or ""))
+    console.print(f"  {run['folder'].name}: {error}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"      again: {again(run)}", markup=False, highlight=False, soft_wrap=True)
 
 
 def again(run: Mapping[str, Any]) -> str:
     """The command that runs one point of a sweep by itself."""
-    command = str(run.get("command", "")).removeprefix("python -m expt")
-    words = shlex.split(command)
-    kept = [word for word in words if word not in ("-m", "--multirun", "expt")]
-    kept = [word for word in kept if "=" not in word or word.startswith("-")]
-    settings = [f"{key}={_word(value)}" for key, value in run.get("overrides", {}).items() if key != "sweep"]
-    return " ".join(["python -m expt", *map(shlex.quote, [*kept, *settings])])
-
-
-def _word(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value, separators=(",", ":")) if isinstance(value, list | dict) else str(value)
+    words = shlex.split(str(run.get("command", "")))
+    words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
+    kept = [word for word in words if word not in ("-m", "--multirun")]
+    # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are the point's own.
+    searched = [word for word in kept if word.startswith("hydra.searchpath=")]
+    kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
+    settings = [*searched, *run.get("arguments", ())]
+    alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in settings) else []
+    return shlex.join(["python", "-m", "expt", *kept, *settings, *alone])
 
 
 def _value(row: Row) -> str:
@@ -201,6 +198,10 @@ def _objective(runs: Sequence[Mapping[str, Any]]) -> str:
     return next((run["objective"]["name"] for run in runs if run.get("objective")), "objective")
 
 
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
 def _cell(value: Any) -> str:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
@@ -211,12 +212,14 @@ def main() -> None:
     try:
         if len(folders) != 1:
             raise ConfigError("usage: python -m expt.report FOLDER, as in outputs/sweeps/2026-11-21_10-00-00")
+        if not folders[0].is_dir():
+            raise ConfigError(f"{folders[0]}: there is no such folder")
         if not read_runs(folders[0]):
             raise ConfigError(f"{folders[0]}: holds no run; name a folder of outputs/sweeps")
     except ConfigError as error:
         Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    conclude(Console(), folders[0])
+    conclude(wide_console(), folders[0])
 
 
 if __name__ == "__main__":

@@ -53,24 +53,29 @@ class Schedule:
         """The runs that have not started, in the order in which they may."""
         return [demand.run for demand in self._waiting]
 
-    def start_next(self) -> tuple[int, tuple[str, ...]] | None:
-        """Take the next run that can start now, and its devices; None if none can."""
-        if self._max_concurrent is not None and len(self._running) >= self._max_concurrent:
+    def start_next(self, *, elsewhere: int = 0) -> tuple[int, tuple[str, ...]] | None:
+        """Take the next run that can start now, and its devices; None if none can.
+
+        `elsewhere` is how many runs of other schedules count towards `max_concurrent`.
+        """
+        if self._max_concurrent is not None and len(self._running) + elsewhere >= self._max_concurrent:
             return None
         load = self._load()
-        if not load or min(load.values()) >= self._share:
+        # The least loaded first; sorted() keeps the machine's order among equals.
+        free = sorted((device for device in self._devices if load[device] < self._share), key=lambda name: load[name])
+        if not free:
             return None
+        if self._claim and (devices := _fit(self._claim[0], free)):
+            return self._take(self._claim[0], devices)
+        unclaimed = self._unclaimed(free)
         for demand in self._waiting:
-            devices = self._fit(demand, load)
-            if devices is not None:
-                self._waiting.remove(demand)
-                self._running[demand.run] = devices
-                self._taken[demand.run] = demand
-                if self._claim and self._claim[0] == demand:
-                    self._claim = None
-                return demand.run, devices
+            if not unclaimed:
+                break
+            if devices := _fit(demand, unclaimed):
+                return self._take(demand, devices)
             if self._claim is None:
                 self._claim = demand, self._claimed_by(demand, load)
+                unclaimed = self._unclaimed(free)
         return None
 
     def end(self, run: int) -> None:
@@ -82,6 +87,7 @@ class Schedule:
         demand = self._taken[run]
         self.end(run)
         self._unavailable |= dict.fromkeys(unavailable, until)
+        self._claim = None  # it may be of a device that is now known to be in other hands
         self.add([demand])
 
     def release_unavailable(self, now: float) -> None:
@@ -93,25 +99,33 @@ class Schedule:
         dropped, self._waiting, self._claim = self.waiting, [], None
         return dropped
 
-    def _fit(self, demand: Demand, load: Mapping[str, int]) -> tuple[str, ...] | None:
-        claimed = self._claim[1] if self._claim and self._claim[0] != demand else frozenset()
-        free = [device for device in self._devices if load[device] < self._share and device not in claimed]
-        if demand.devices is not None:
-            return demand.devices if set(demand.devices) <= set(free) else None
-        # The least loaded first; sorted() keeps the machine's order among equals.
-        chosen = sorted(free, key=lambda device: load[device])[: demand.count]
-        return tuple(chosen) if len(chosen) == demand.count else None
+    def _take(self, demand: Demand, devices: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+        self._waiting.remove(demand)
+        self._running[demand.run], self._taken[demand.run] = devices, demand
+        if self._claim and self._claim[0] == demand:
+            self._claim = None
+        return demand.run, devices
+
+    def _unclaimed(self, free: Sequence[str]) -> list[str]:
+        return [device for device in free if not self._claim or device not in self._claim[1]]
 
     def _claimed_by(self, demand: Demand, load: Mapping[str, int]) -> frozenset[str]:
         if demand.devices is not None:
             return frozenset(demand.devices)
-        # Those of the longest-running runs come first: they should be free the soonest.
+        # Those of the longest-running runs come first: they should be free the soonest. Nobody knows when another
+        # command gives up the devices that it holds: those come last.
         busy = [device for device in itertools.chain(*self._running.values()) if load[device] >= self._share]
-        idle = [device for device in self._devices if device not in busy]
-        return frozenset(list(dict.fromkeys(busy + idle))[: demand.count])
+        idle = [device for device in self._devices if device not in busy and device not in self._unavailable]
+        return frozenset(list(dict.fromkeys([*busy, *idle, *self._unavailable]))[: demand.count])
 
     def _load(self) -> dict[str, int]:
         load = dict.fromkeys(self._devices, 0)
         for device in itertools.chain(*self._running.values()):
             load[device] += 1
         return load | dict.fromkeys(self._unavailable, self._share)
+
+
+def _fit(demand: Demand, free: Sequence[str]) -> tuple[str, ...] | None:
+    if demand.devices is not None:
+        return demand.devices if set(demand.devices) <= set(free) else None
+    return tuple(free[: demand.count]) if demand.count <= len(free) else None

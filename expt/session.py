@@ -22,10 +22,10 @@ from rich.console import Console
 from expt import machine, paths, record, report
 from expt.config import parse, plain
 from expt.display import REFRESH_S, RunDisplay, print_summary
-from expt.errors import ConfigError, Interrupted, RunFailed
+from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.explain import as_config_error, options
-from expt.identity import describe
-from expt.overrides import as_dict
+from expt.identity import describe as describe_config
+from expt.overrides import describe
 from expt.paths import RunPaths
 from expt.schema import GROUPS, RunConfig
 
@@ -40,7 +40,7 @@ def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """
-    task = _Task(started)
+    task = Task(started)
 
     @hydra.main(config_path=str(paths.conf_dir()), config_name="config", version_base="1.3")
     def run_task(composed: DictConfig) -> float | None:
@@ -51,25 +51,32 @@ def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
     _refuse_used_folder(arguments)
     _refuse_null_group(arguments)
     try:
-        with _hydra_called_with(_agreed(_with_latest(arguments))):
+        with task.at_end, _hydra_called_with(_agreed(_with_latest(arguments))):
             run_task()
     except (HydraException, OmegaConfBaseException) as error:
         raise as_config_error(error, arguments) from error
+    except KeyboardInterrupt as error:
+        raise Interrupted(str(error) or "interrupted") from None
     finally:
         if task.sweep_folder is not None:
-            report.conclude(Console(), task.sweep_folder)
+            report.conclude(report.wide_console(), task.sweep_folder)
     if task.failed:
-        raise RunFailed(f"{len(task.failed)} of {len(task.failed) + len(task.completed)} runs failed")
+        num_runs = len(task.failed) + len(task.completed) + len(task.not_completed)
+        rest = f", {len(task.not_completed)} were stopped or not started" if task.not_completed else ""
+        raise RunFailed(f"{len(task.failed)} of {num_runs} runs failed{rest}")
     return task.completed
 
 
-class _Task:
+class Task:
     """What Hydra calls for each run, and what became of them."""
 
     def __init__(self, started: float) -> None:
         self._started = started
         self.completed: list[RunPaths] = []
         self.failed: list[RunPaths] = []
+        self.not_completed: list[RunPaths] = []
+        """Runs that were interrupted, or never started."""
+        self.at_end = contextlib.ExitStack()
         self.sweep_folder: Path | None = None
 
     def run(self, composed: DictConfig) -> float | None:
@@ -84,7 +91,12 @@ class _Task:
         except (ConfigError, OmegaConfBaseException):
             _leave_no_trace(run_paths)
             raise
-        run(config, run_paths, started=time.time() if sweep else self._started)
+        try:
+            run(config, run_paths, started=time.time() if sweep else self._started)
+        except Interrupted as error:
+            if sweep:  # Hydra's own launchers take an exception for a failure, and go on with the next run
+                raise KeyboardInterrupt(str(error)) from None
+            raise
         self.completed.append(run_paths)
         value: float | None = record.read_result(run_paths)["objective"]["value"]
         return value
@@ -112,6 +124,9 @@ class _Watcher:
     def job_starting(self, job: Job) -> None:
         pass
 
+    def job_retrying(self, job: Job, error: ExptError) -> None:
+        pass
+
     def job_ended(self, job: Job) -> None:
         pass
 
@@ -134,8 +149,8 @@ def _run_workers(config: RunConfig, run_paths: RunPaths, console: Console, start
 
 
 def _about(config: RunConfig, run_paths: RunPaths) -> dict[str, Any]:
-    overrides = as_dict(HydraConfig.get().overrides.task)
-    return {"name": run_paths.folder.name, **describe(config), "overrides": overrides}
+    overrides = list(HydraConfig.get().overrides.task)
+    return {**describe_config(config), **describe(run_paths.folder.name, overrides)}
 
 
 def _run_in_process(config: RunConfig, run_paths: RunPaths, started: float) -> None:
@@ -144,7 +159,9 @@ def _run_in_process(config: RunConfig, run_paths: RunPaths, started: float) -> N
     from expt.data.files import prepare
 
     prepare(config.dataset)
-    alone = distributed.worker_from({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, num_gpus=config.num_gpus)
+    alone = distributed.worker_from(
+        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, num_gpus=config.num_gpus
+    )
     with _recorded(config, run_paths, started):
         worker.run_as(alone, config, run_paths, started)
 

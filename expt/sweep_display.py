@@ -13,6 +13,7 @@ from rich.text import Text
 
 from expt import record
 from expt.display import REFRESH_S, RunState, duration
+from expt.errors import ExptError
 from expt.pool import Job
 
 
@@ -55,16 +56,17 @@ class SweepDisplay:
         self._counts[job.status] += 1
         self._busy_s += job.ended - job.started if job.started else 0.0
         if job.error:
-            first, *rest = str(job.error).splitlines()
-            # A traceback's last line is the exception; its log path comes after.
-            cause = next((line for line in reversed(rest) if line and not line.startswith("log: ")), "")
-            log = next((f"  ({line})" for line in rest if line.startswith("log: ")), "")
-            self._line(job.status, job, f"{first}{': ' + cause if cause else ''}{log}", style="red")
+            self._line(job.status, job, record.in_one_line(str(job.error)), style="red")
         else:
             result = record.read_result(job.paths)
             objective = result["objective"]
             value = "" if objective["value"] is None else f"{objective['name']} {objective['value']:.4f}"
             self._line("done", job, f"{value}  {job.ended - job.started:.1f} s", style="green")
+
+    def retrying(self, job: Job, error: ExptError) -> None:
+        """A run has failed, and will be started again."""
+        self._states.pop(job, None)
+        self._line("retrying", job, record.in_one_line(str(error)), style="yellow")
 
     def update(self, active: Sequence[Job]) -> None:
         """Read what the running ones have written, and show it."""

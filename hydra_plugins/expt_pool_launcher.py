@@ -17,12 +17,12 @@ class PoolLauncherConf:
     """The keys of `hydra.launcher`."""
 
     _target_: str = "hydra_plugins.expt_pool_launcher.PoolLauncher"
-    max_concurrent: int | None = None
-    runs_per_gpu: int = 1
-    fail_fast: bool = False
-    retries: int = 0
-    stagger_s: float = 0.0
-    dry_run: bool = False
+    max_concurrent: int | None = None  # most runs at a time; null is as many as the machine holds
+    runs_per_gpu: int = 1  # runs that share a GPU
+    fail_fast: bool = False  # stop the others, and start no more, when a run fails
+    retries: int = 0  # how often a failed run is started again
+    stagger_s: float = 0.0  # least time between two starts [seconds]
+    dry_run: bool = False  # show what would run, and start nothing
 
 
 ConfigStore.instance().store(group="hydra/launcher", name="pool", node=PoolLauncherConf, provider="expt")

@@ -75,7 +75,7 @@ def trained(tmp_path: Path) -> Trained:
     """
 
     def train(*arguments: str, name: str = "run") -> RunFolder:
-        (result,) = expt.run(*arguments, f"hydra.run.dir='{tmp_path / name}'")
+        result = expt.run(*arguments, f"hydra.run.dir='{tmp_path / name}'")
         return RunFolder(result.folder)
 
     return train

@@ -1,0 +1,136 @@
+"""One worker of the measures `step` and `allreduce`: expt's own loop over ready batches, against less than that.
+
+Started by scripts/benchmarks/steps.py with RANK and its companions in the environment; prints a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from hydra import compose, initialize_config_dir
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from expt import build, distributed, machine, paths, train
+from expt.config import parse, plain
+from expt.data.loading import Batch
+from expt.metrics import Sums
+from expt.schema import RunConfig
+
+BATCHES = 8
+
+
+def main() -> None:
+    """Measure, and let rank 0 tell."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", choices=["bare", "no_sync"], required=True)
+    parser.add_argument("--steps", type=int, required=True, help="of each block")
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_args()
+    config = _configuration(args.overrides)
+    worker = distributed.worker_from(os.environ, num_gpus=config.num_gpus)
+    torch.set_num_threads(config.threads)
+    with distributed.process_group(worker, backend=config.backend, timeout_s=600):
+        ours = ExptLoop(config, worker)
+        other = BareLoop(config, worker, ours.batches) if args.mode == "bare" else ours.without_all_reduce
+        loops = {"expt": ours.run, args.mode: other.run if isinstance(other, BareLoop) else other}
+        step_s = _measure(loops, steps=args.steps, rounds=args.rounds, device=worker.device)
+    if worker.rank == 0:
+        print(json.dumps(step_s), flush=True)
+
+
+class ExptLoop:
+    """train.train_epoch over batches that are ready."""
+
+    def __init__(self, config: RunConfig, worker: distributed.Worker) -> None:
+        torch.manual_seed(0)
+        data = build.build_data(config, worker)
+        self.learner = build.build_learner(config, data, worker)
+        self.batches = [_copied(batch) for batch in itertools.islice(data.train.epoch(1), BATCHES)]
+        self._sums = Sums(worker.device)
+        # Step 0 checks the gradients, which is no part of a later step.
+        self._position = train.Position(step=1)
+
+    def run(self, steps: int) -> None:
+        """`steps` steps, as an epoch has them between two log points."""
+        train.train_epoch(
+            self.learner,
+            itertools.islice(itertools.cycle(self.batches), steps),
+            self._position,
+            self._sums,
+            log_every=1 << 60,
+            stop_at=None,
+            on_step=lambda step: None,
+            on_log=lambda values, seconds: None,
+        )
+
+    def without_all_reduce(self, steps: int) -> None:
+        """The same, each worker for itself."""
+        parallel = self.learner.parallel
+        with parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else contextlib.nullcontext():
+            self.run(steps)
+
+
+class BareLoop:
+    """Forward, backward, step: nothing else."""
+
+    def __init__(self, config: RunConfig, worker: distributed.Worker, batches: list[Batch]) -> None:
+        learner = build.build_learner(config, build.build_data(config, worker), worker)
+        self._module, self._precision = learner.module.train(), learner.precision
+        self._optimizer = torch.optim.SGD(self._module.parameters(), lr=0.05, fused=True)
+        self._batches = batches
+
+    def run(self, steps: int) -> None:
+        """`steps` steps."""
+        for batch in itertools.islice(itertools.cycle(self._batches), steps):
+            with self._precision.autocast():
+                loss = functional.cross_entropy(self._module(batch.images), batch.labels)
+            loss.backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+
+def _configuration(overrides: list[str]) -> RunConfig:
+    paths.register_resolvers()
+    with initialize_config_dir(str(paths.conf_dir()), version_base="1.3"):
+        composed = compose("config", overrides=overrides, return_hydra_config=True)
+    return parse(plain(composed), machine.detect())
+
+
+def _copied(batch: Batch) -> Batch:
+    images = batch.images.clone(memory_format=torch.preserve_format)
+    return Batch(images, batch.labels.clone(), *batch[2:])
+
+
+def _measure(
+    loops: Mapping[str, Callable[[int], None]], *, steps: int, rounds: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Seconds per step of each loop, in blocks that alternate; the first round warms up."""
+    step_s: dict[str, list[float]] = {name: [] for name in loops}
+    for _ in range(rounds + 1):
+        for name, loop in loops.items():
+            _wait(device)
+            began = time.perf_counter()
+            loop(steps)
+            _wait(device)
+            step_s[name].append((time.perf_counter() - began) / steps)
+    return {name: values[1:] for name, values in step_s.items()}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+if __name__ == "__main__":
+    main()

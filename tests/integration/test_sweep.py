@@ -1,0 +1,218 @@
+"""Sweeps that go well: what they leave, how they share a machine, and who may look on."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # type: ignore[attr-defined]
+
+import expt
+from expt.config import parse, plain
+from expt.errors import ConfigError
+from expt.machine import Machine
+from expt.paths import conf_dir, register_resolvers
+from tests.conftest import run, start
+
+SMALL = ("epochs=1", "dataset.train_limit=320")
+GRID = ("model=mlp,convnet", "optimizer.lr=0.1,0.01", *SMALL)
+NAMES = {f"lr={lr},model={model}" for lr in ("0.1", "0.01") for model in ("mlp", "convnet")}
+
+RECORDER = """
+from pathlib import Path
+from hydra.experimental.callback import Callback
+class Recorder(Callback):
+    def write(self, *words):
+        with Path("seen.txt").open("a") as file:
+            print(*words, file=file)
+    def on_multirun_start(self, config, **kwargs):
+        self.write("multirun start")
+    def on_multirun_end(self, config, **kwargs):
+        self.write("multirun end")
+    def on_job_start(self, config, *, task_function, **kwargs):
+        self.write("start", config.hydra.sweep.subdir)
+    def on_job_end(self, config, job_return, **kwargs):
+        self.write("end", config.hydra.sweep.subdir, job_return.status.name)
+"""
+
+
+def results(folder: Path) -> dict[str, dict[str, Any]]:
+    """result.json of each run of a sweep, by the name of its folder."""
+    return {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("*/result.json"))}
+
+
+def spans(folder: Path) -> list[tuple[float, float, list[str]]]:
+    """When each run of a sweep started and ended, and on which devices."""
+    found = results(folder)
+    return [(found[name]["started"], (folder / name / "result.json").stat().st_mtime, found[name]["devices"])
+            for name in found]  # fmt: skip
+
+
+def most_at_once(times: Sequence[tuple[float, float, list[str]]], device: str | None = None) -> int:
+    """The largest number of runs at any moment; of those on `device`."""
+    own = [(start, end) for start, end, devices in times if device in (None, *devices)]
+    return max((sum(start <= moment < end for start, end in own) for moment, _ in own), default=0)
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where a sweep of two models by two learning rates has completed, with a callback of one's own."""
+    folder = tmp_path_factory.mktemp("grid")
+    (folder / "recorder.py").write_text(RECORDER)
+    (folder / "my_conf" / "hydra" / "callbacks").mkdir(parents=True)
+    (folder / "my_conf" / "hydra" / "callbacks" / "mine.yaml").write_text("mine:\n  _target_: recorder.Recorder\n")
+    own = ("--config-dir", "my_conf", "hydra/callbacks=mine", "hydra.sweep.dir=sweep")
+    done = run("-m", *own, *GRID, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "stdout.txt").write_text(done.stdout)
+    return folder
+
+
+def test_folders_say_what_differs_and_the_summary_holds_every_run(grid: Path) -> None:
+    found = results(grid / "sweep")
+    assert found.keys() == NAMES
+    assert {result["status"] for result in found.values()} == {"completed"}
+    with (grid / "sweep" / "summary.csv").open() as file:
+        rows = {row["run"]: row for row in csv.DictReader(file)}
+    assert rows.keys() == NAMES
+    for name, row in rows.items():
+        assert f"lr={row['optimizer.lr']},model={row['model']}" == name
+        assert float(row["objective"]) == pytest.approx(found[name]["objective"]["value"], rel=1e-5)
+    markdown = (grid / "sweep" / "summary.md").read_text().splitlines()
+    values = [float(line.split("|")[3]) for line in markdown[2:]]
+    assert len(values) == 4
+    assert values == sorted(values, reverse=True)
+    assert all((grid / "sweep" / name / ".hydra" / "overrides.yaml").exists() for name in NAMES)
+    lines = (grid / "stdout.txt").read_text().splitlines()
+    assert lines[0] == "sweep of 4 runs in sweep"
+    assert [line.split()[1] for line in lines[1:5]] == ["done"] * 4
+
+
+def test_tensorboard_shows_the_sweep_as_one_dashboard(grid: Path) -> None:
+    assert len(list((grid / "sweep").rglob("events.out.tfevents.*"))) == 4
+    events = EventMultiplexer().AddRunsFromDirectory(str(grid / "sweep")).Reload()
+    assert events.Runs().keys() == NAMES
+    for name in NAMES:
+        hparams = events.GetAccumulator(name).SummaryMetadata
+        content = [HParamsPluginData.FromString(hparams(tag).plugin_data.content)
+                   for tag in (EXPERIMENT_TAG, SESSION_START_INFO_TAG, SESSION_END_INFO_TAG)]  # fmt: skip
+        columns = {info.name for info in content[0].experiment.hparam_infos}
+        metrics = {info.name.tag for info in content[0].experiment.metric_infos}
+        settings = content[1].session_start_info.hparams
+        assert {"model", "optimizer.lr", "epochs", "seed"} <= columns
+        assert {"best/accuracy/val", "accuracy/val", "accuracy/test", "loss/train"} <= metrics
+        assert f"lr={settings['optimizer.lr'].number_value:g},model={settings['model'].string_value}" == name
+        assert content[2].session_end_info.status == 1  # success
+        assert events.Scalars(name, "best/accuracy/val")
+
+
+def test_hydras_callbacks_see_every_run(grid: Path) -> None:
+    seen = (grid / "seen.txt").read_text().splitlines()
+    assert (seen[0], seen[-1]) == ("multirun start", "multirun end")
+    assert sorted(seen[1:-1]) == sorted(
+        [*(f"start {name}" for name in NAMES), *(f"end {name} COMPLETED" for name in NAMES)]
+    )
+    assert all(seen.index(f"start {name}") < seen.index(f"end {name} COMPLETED") for name in NAMES)
+
+
+def test_hydras_own_launcher_gives_the_same_numbers(grid: Path, tmp_path: Path) -> None:
+    done = run("-m", *GRID, "hydra/launcher=basic", "hydra.sweep.dir=sweep", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = {(result["overrides"]["model"], result["overrides"]["optimizer.lr"]): result
+             for result in results(tmp_path / "sweep").values()}  # fmt: skip
+    for result in results(grid / "sweep").values():
+        other = found[result["overrides"]["model"], result["overrides"]["optimizer.lr"]]
+        assert other["identity"] == result["identity"]
+        assert other["objective"] == result["objective"]
+        for tag, value in result["metrics"].items():
+            assert tag.startswith("speed/") or other["metrics"][tag] == value, tag
+
+
+def test_a_sweeper_that_asks_in_batches(tmp_path: Path) -> None:
+    completed = expt.sweep(*GRID, "hydra.sweeper.max_batch_size=2", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    assert {result.folder.name for result in completed} == NAMES
+    again = expt.sweep(*GRID, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    assert [result.record for result in again] == [result.record for result in completed], "in the order of the grid"
+
+
+def test_two_sweeps_at_once_share_the_gpus(tmp_path: Path) -> None:
+    """Each would start on GPU 0 by itself."""
+    machine = {"EXPT_SIMULATED_GPUS": "4", "EXPT_LOCKS": str(tmp_path / "locks")}
+    words = ("-m", "gpus=1,2,3", "seed=0,1", "batch_size=60", *SMALL)
+    both = [start(*words, f"hydra.sweep.dir={name}", cwd=tmp_path, **machine) for name in ("a", "b")]
+    for process in both:
+        _, err = process.communicate(timeout=90)
+        assert process.returncode == 0, err
+    a, b = spans(tmp_path / "a"), spans(tmp_path / "b")
+    assert sorted(len(devices) for _, _, devices in a) == [1, 1, 2, 2, 3, 3]
+    for device in "0123":
+        assert most_at_once([*a, *b], device) == 1
+    assert most_at_once([*a, *b]) > 1
+    assert max(min(start for start, _, _ in times) for times in (a, b)) < min(
+        max(end for _, end, _ in times) for times in (a, b)
+    ), "they were under way at the same time"
+
+
+@pytest.mark.parametrize(
+    ("option", "num_gpus", "of_one_gpu"), [("max_concurrent=2", 4, 1), ("runs_per_gpu=2", 1, 2)]
+)
+def test_how_many_runs_share_the_machine(
+    option: str, num_gpus: int, of_one_gpu: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXPT_SIMULATED_GPUS", str(num_gpus))
+    monkeypatch.setenv("EXPT_LOCKS", str(tmp_path / "locks"))
+    own = ("gpus=1", f"hydra.launcher.{option}", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    assert len(expt.sweep("seed=range(4)", "epochs=10", *own)) == 4
+    assert most_at_once(spans(tmp_path / "sweep")) == 2
+    assert max(most_at_once(spans(tmp_path / "sweep"), str(gpu)) for gpu in range(2)) == of_one_gpu
+
+
+def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = tmp_path / "sweep"
+    words = ("seed=0,1", "batch_size=64,63", "hydra.launcher.dry_run=true", f"hydra.sweep.dir='{sweep}'")
+    assert expt.sweep(*words) == []
+    shown = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [words[1] for words in shown[:2]] == ["batch_size=64,seed=0", "batch_size=64,seed=1"]
+    assert all(len(words[2]) == 12 and words[3].split()[-1] == "start" for words in shown[:2])
+    assert [words[1] for words in shown[2:4]] == ["batch_size=63,seed=0", "batch_size=63,seed=1"]
+    assert not sweep.exists()
+
+
+def test_a_named_grid_needs_no_option(tmp_path: Path) -> None:
+    done = run("sweep=seeds", *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
+    assert results(folder).keys() == {f"seed={seed}" for seed in range(5)}
+    (row,) = (folder / "summary.md").read_text().splitlines()[2:]
+    assert "±" in row, "seeds are joined"
+
+
+@pytest.mark.parametrize("path", sorted((conf_dir() / "sweep").glob("*.yaml")), ids=lambda path: path.stem)
+def test_each_grid_that_is_shipped_can_run(path: Path) -> None:
+    assert path.read_text().splitlines()[1] == f"# python -m expt sweep={path.stem}"
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        hydra = compose("config", [f"sweep={path.stem}"], return_hydra_config=True).hydra
+        assert hydra.mode == RunMode.MULTIRUN
+        params = [f"{key}={value}" for key, value in hydra.sweeper.params.items()]
+        (points,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(params), None)
+        assert len(points) > 1
+        for point in points:
+            composed = compose("config", [f"sweep={path.stem}", *point])
+            parse(plain(composed, sweep=True), Machine(gpus=tuple("01234567"), cpus=8))
+
+
+def test_run_is_for_one_run_and_sweep_for_many() -> None:
+    for words in (["-m", "seed=0,1"], ["sweep=seeds"]):
+        with pytest.raises(ConfigError, match=r"use expt\.sweep"):
+            expt.run(*words)
