@@ -46,12 +46,7 @@ def _measure(bench: Bench, model: str, *, mode: str, workers: int) -> dict[str, 
 def _start_workers(words: Sequence[str], workers: int) -> str:
     """What rank 0 prints."""
     command = [sys.executable, "-m", "scripts.benchmarks.step_worker", *words]
-    shared = {
-        "WORLD_SIZE": workers,
-        "LOCAL_WORLD_SIZE": workers,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": free_port(),
-    }
+    shared = {"WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers, "MASTER_ADDR": "127.0.0.1"}
     port, processes = free_port(), []
     for rank in range(workers):
         variables = {**shared, "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}

@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG, SESSION_S
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # type: ignore[attr-defined]
 
 import expt
-from expt.errors import RunFailed
+from expt.errors import ConfigError, RunFailed
 from tests.conftest import alive, descendants, run, start
 from tests.integration.test_sweep import SMALL, results
 
@@ -57,7 +57,9 @@ def statuses(folder: Path) -> dict[str, str]:
     return {name: result["status"] for name, result in results(folder).items()}
 
 
-def wait_until(condition: Callable[[], object], process: subprocess.Popen[str] | None = None, timeout_s: float = 60) -> None:
+def wait_until(
+    condition: Callable[[], object], process: subprocess.Popen[str] | None = None, timeout_s: float = 60
+) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert process is None or process.poll() is None, process.communicate()
@@ -159,7 +161,13 @@ def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(tmp_path: Path, faulty: tu
 
 
 def test_ctrl_c_stops_hydras_own_launcher_too(tmp_path: Path, faulty: tuple[str, ...]) -> None:
-    words = ("model.how=hold", "seed=0,1", "hydra/launcher=basic", "hydra.sweep.dir=sweep", "hydra.sweep.subdir=${seed}")
+    words = (
+        "model.how=hold",
+        "seed=0,1",
+        "hydra/launcher=basic",
+        "hydra.sweep.dir=sweep",
+        "hydra.sweep.subdir=${seed}",
+    )
     process = start("-m", *faulty, *words, cwd=tmp_path)
     wait_until((tmp_path / "sweep" / "0" / "metrics.jsonl").exists, process)
     process.send_signal(signal.SIGINT)
@@ -204,12 +212,13 @@ def test_what_was_refused_is_run_once_it_can(
     assert statuses(tmp_path / "sweep") == {"gpus=0": "completed", "gpus=2": "completed"}
 
 
-def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(tmp_path: Path) -> None:
-    done = run("-m", "batch_size=63,65", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == "error: 2 problems in the configuration"
+def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        expt.sweep("batch_size=63,65")
+    assert len(refused.value.problems) == 2
     assert list((tmp_path / "outputs" / "sweeps").iterdir()) == []
-    typo = run("-m", "sed=0,1", cwd=tmp_path)
-    assert typo.returncode == 2
-    assert "Did you mean 'seed'?" in typo.stderr
-    assert run("-m", "seed=0,1", "hydra.sweep.dir=latest", cwd=tmp_path).returncode == 2, "there is no sweep"
+    with pytest.raises(ConfigError, match="Did you mean 'seed'"):
+        expt.sweep("sed=0,1")
+    with pytest.raises(ConfigError, match="there is no sweep"):
+        expt.sweep("seed=0,1", "hydra.sweep.dir=latest")
