@@ -163,6 +163,14 @@ class DDP:
     sync_batchnorm: bool
 
 
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Checkpoint:
+    every_steps: Count | None
+    every_epochs: Count | None
+    every_minutes: Positive | None
+    keep: Annotated[int, Field(ge=0)]
+
+
 def kind(node: Any) -> str | None:
     """The member of a group that `node` chooses."""
     return node.get("name") if isinstance(node, Mapping) else getattr(node, "name", None)
@@ -216,6 +224,8 @@ class RunConfig:
     compile: bool
     channels_last: bool
     ddp: DDP
+    resume: str | None
+    checkpoint: Checkpoint
     timeout_s: Positive
     debug: bool
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import threading
 import time
@@ -19,7 +20,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from expt import machine, paths, record, report
+from expt import machine, paths, provenance, record, report
+from expt.arguments import refuse_used_folder, with_earlier
 from expt.config import parse, plain
 from expt.display import REFRESH_S, RunDisplay, print_summary
 from expt.errors import ConfigError, Interrupted, RunFailed
@@ -32,7 +34,7 @@ from expt.schema import GROUPS, RunConfig
 if TYPE_CHECKING:
     from expt.pool import Job
 
-FOLDER_KEY = "expt/run_folder"
+FOLDER_KEY, SOURCE_KEY = "expt/run_folder", "expt/resume_from"
 
 
 def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
@@ -48,10 +50,10 @@ def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
 
     run_task.__wrapped__.task = task  # for the launcher, which Hydra makes
     paths.register_resolvers()
-    _refuse_used_folder(arguments)
+    refuse_used_folder(arguments)
     _refuse_null_group(arguments)
     try:
-        with _hydra_called_with(_agreed(_with_latest(arguments))):
+        with _hydra_called_with(_agreed(with_earlier(_with_latest(arguments)))):
             run_task()
     except (HydraException, OmegaConfBaseException) as error:
         raise as_config_error(error, arguments) from error
@@ -124,11 +126,13 @@ def _run_workers(config: RunConfig, run_paths: RunPaths, console: Console, start
     from expt.pool import Job, Options, Pool
 
     job = Job(run_paths.folder.name, run_paths, config, about=_about(config, run_paths), typed=started)
+    job.attempt = run_paths.clear_for_next_attempt() if config.resume == "auto" else 0
     with RunDisplay(run_paths, console, epochs=config.epochs) as display:
         try:
             Pool(machine.detect(), Options(), _Watcher(display)).run(iter([job]))
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; what it had done is in {run_paths.folder}") from None
+            go_on = shlex.quote(f"hydra.run.dir={run_paths.folder}")
+            raise Interrupted(f"interrupted; to go on: {provenance.program()} {go_on} resume=auto") from None
     if job.error:
         raise job.error
 
@@ -145,8 +149,8 @@ def _run_in_process(config: RunConfig, run_paths: RunPaths, started: float) -> N
 
     prepare(config.dataset)
     alone = distributed.worker_from({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, num_gpus=config.num_gpus)
-    with _recorded(config, run_paths, started):
-        worker.run_as(alone, config, run_paths, started)
+    with _recorded(config, run_paths, started) as source:
+        worker.run_as(alone, config, run_paths, started, source)
 
 
 def _run_as_external_worker(config: RunConfig, run_paths: RunPaths, console: Console, started: float) -> None:
@@ -156,12 +160,14 @@ def _run_as_external_worker(config: RunConfig, run_paths: RunPaths, console: Con
 
     prepare(config.dataset)  # under a file lock, so that one worker of each machine does it
     if not _is_first():
-        worker.main(config, run_paths, started)
+        told = distributed.external_store().get(SOURCE_KEY).decode()
+        worker.main(config, run_paths, started, Path(told) if told else None)
         return
     display = RunDisplay(run_paths, console, epochs=config.epochs)
-    with _recorded(config, run_paths, started), _watched(display):
+    with _recorded(config, run_paths, started) as source, _watched(display):
         distributed.external_store().set(FOLDER_KEY, str(run_paths.folder.resolve()))
-        worker.main(config, run_paths, started)
+        distributed.external_store().set(SOURCE_KEY, str(source or ""))
+        worker.main(config, run_paths, started, source)
 
 
 def _is_first() -> bool:
@@ -177,15 +183,6 @@ def _agreed(arguments: Sequence[str]) -> list[str]:
 
     folder = distributed.external_store().get(FOLDER_KEY).decode()
     return [*arguments, f"hydra.run.dir='{folder}'", "hydra.output_subdir=null"]
-
-
-def _refuse_used_folder(arguments: Sequence[str]) -> None:
-    """Raise ConfigError before Hydra writes into the folder of an earlier run."""
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        folder = Path(value.strip("'\""))
-        if key == "hydra.run.dir" and RunPaths(folder).result.exists() and not machine.is_external_worker():
-            raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder")
 
 
 def _refuse_null_group(arguments: Sequence[str]) -> None:
@@ -247,13 +244,14 @@ def _watched(display: RunDisplay) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _recorded(config: RunConfig, run_paths: RunPaths, started: float) -> Iterator[None]:
-    """Keep result.json true about a run that trains in this process."""
+def _recorded(config: RunConfig, run_paths: RunPaths, started: float) -> Iterator[Path | None]:
+    """Keep result.json true about a run that trains in this process; gives the checkpoint that it goes on from."""
     from expt import launch
 
-    launch.begin_record(launch.Launch(config=config, paths=run_paths, started=started, about=_about(config, run_paths)))
+    about = _about(config, run_paths)
+    source = launch.begin_record(launch.Launch(config=config, paths=run_paths, started=started, about=about))
     try:
-        yield
+        yield source
     except BaseException as error:
         launch.end_record(run_paths, error)
         raise
@@ -271,7 +269,9 @@ def _with_latest(arguments: Sequence[str]) -> list[str]:
 
 def _leave_no_trace(run_paths: RunPaths) -> None:
     """Remove the folder that Hydra made for a run that cannot start, unless it holds something."""
-    for path in (run_paths.hydra / name for name in ("config.yaml", "hydra.yaml", "overrides.yaml")):
+    if run_paths.result.exists():
+        return
+    for path in (*(run_paths.hydra / name for name in ("config.yaml", "hydra.yaml")), run_paths.overrides):
         path.unlink(missing_ok=True)
     for folder in (run_paths.hydra, run_paths.folder):
         if folder.is_dir() and not any(folder.iterdir()):

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from expt import build, checkpoint, distributed, metrics, record, tensorboard, train
+from expt import build, checkpoint, distributed, metrics, record, snapshot, tensorboard, train
+from expt.agreement import Agreement
 from expt.data.build import Data
 from expt.distributed import Worker
 from expt.identity import hyperparameters
@@ -26,15 +27,17 @@ from expt.paths import RunPaths
 from expt.schema import RunConfig
 
 
-def main(config: RunConfig, paths: RunPaths, started: float) -> str:
+def main(config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> str:
     """What a worker process runs; `started` is when the command was typed [seconds since the epoch].
+
+    `source` is the checkpoint that it goes on from; see expt.resume.
 
     Returns "completed": a process that ends without it has failed.
     """
     if multiprocessing.parent_process() is not None:
         _die_with_the_driver()
     try:
-        run_as(worker_of_environment(config), config, paths, started)
+        run_as(worker_of_environment(config), config, paths, started, source)
     except Exception as error:
         # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
         _record_error(error)
@@ -51,19 +54,20 @@ def worker_of_environment(config: RunConfig) -> Worker:
     return distributed.worker_from(os.environ, num_gpus=0 if simulated else config.num_gpus)
 
 
-def run_as(worker: Worker, config: RunConfig, paths: RunPaths, started: float) -> None:
+def run_as(worker: Worker, config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> None:
     """Train as `worker`, in this process."""
     torch.set_num_threads(config.threads)
     with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s):
-        Run(config, paths, worker, started).train()
+        Run(config, paths, worker, started, source).train()
 
 
 class Run:
     """The training of one run, as one of its workers sees it."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, worker: Worker, started: float) -> None:
+    def __init__(
+        self, config: RunConfig, paths: RunPaths, worker: Worker, started: float, source: Path | None = None
+    ) -> None:
         self.config, self.paths, self.worker, self.started = config, paths, worker, started
-        self.log = Log(paths, hyperparameters(dataclasses.asdict(config)), _tags(config)) if worker.rank == 0 else None
         _seed(config.seed)  # the same weights on every rank
         _set_determinism(config.deterministic, worker.device)
         self.data = build.build_data(config, worker)
@@ -75,6 +79,16 @@ class Run:
         self.epoch_s: list[float] = []
         self.first_step_s: float | None = None
         self.lr = 0.0
+        self.elapsed_s = 0.0  # of this epoch, before this attempt
+        self.saved_at, self.began = time.monotonic(), time.perf_counter()
+        self.agreement = Agreement(worker)
+        self.log: Log | None = None
+        self.writer = checkpoint.Writer(paths.last, paths.best, keep=config.checkpoint.keep)
+        saved = self._put_back(source) if source is not None else None
+        if worker.rank == 0:
+            settings, at = hyperparameters(dataclasses.asdict(config)), self.position.step if saved else None
+            self.log = Log(paths, settings, _tags(config), continued_at=at)
+            self.log.last.update(saved["last"] if saved else {})
 
     @property
     def total_steps(self) -> int:
@@ -87,32 +101,35 @@ class Run:
         if self.log:
             self.log.result(steps_per_epoch=len(self.data.train), total_steps=self.total_steps, data=_about(self.data))
         while self.position.step < self.total_steps:
-            self.position.epoch += 1
+            if not 0 < self.position.step_in_epoch < len(self.data.train):  # else it goes on within an epoch
+                self.position.epoch, self.position.step_in_epoch = self.position.epoch + 1, 0
+                self.sums.reset()
             self._epoch()
+        self.writer.wait()
         self._test()
         if self.log:
             self.log.complete(self._outcome())
 
     def _epoch(self) -> None:
-        began = time.perf_counter()
+        self.began = time.perf_counter() - self.elapsed_s
         position = self.position
-        position.step_in_epoch = 0
-        self.sums.reset()
         train.train_epoch(
             self.learner,
-            self.data.train.epoch(position.epoch),
+            self.data.train.epoch(position.epoch, skip=position.step_in_epoch),
             position,
             self.sums,
             log_every=self.config.log_every,
             stop_at=self.total_steps,
             on_step=self._after_step,
             on_log=self._log_training,
+            between_steps=self._between_steps,
         )
         values = metrics.averages(distributed.sum_across_workers(self.sums.values))
-        self.epoch_s.append(time.perf_counter() - began)
+        self.epoch_s.append(time.perf_counter() - self.began)
         self._log_training(values, self.epoch_s[-1], epoch_ended=True)
+        self.elapsed_s = 0.0
         self._evaluate(self.config.eval_split)
-        self._checkpoint()
+        self._end_epoch()
 
     def _after_step(self, step: int) -> None:
         self.lr = self.learner.optimizer.param_groups[0]["lr"]
@@ -147,35 +164,63 @@ class Run:
             self.log.flush()
         return values
 
-    def _checkpoint(self) -> None:
-        rng = distributed.gather_across_workers(checkpoint.rng_state(self.worker.device))
+    def _between_steps(self) -> bool:
+        """Save within an epoch, where that is due; its end has a checkpoint of its own."""
+        position, due = self.position, self.config.checkpoint
+        (timed,) = self.agreement.after_step([self._minutes_passed()])
+        if position.step_in_epoch == len(self.data.train) or position.step == self.total_steps:
+            return False
+        if timed or (due.every_steps and position.step % due.every_steps == 0):
+            self._save()
+        return False
+
+    def _minutes_passed(self) -> bool:
+        minutes = self.config.checkpoint.every_minutes
+        return minutes is not None and self.worker.rank == 0 and time.monotonic() - self.saved_at > minutes * 60
+
+    def _end_epoch(self) -> None:
+        """Note the best so far, and save where that is due."""
+        position, due, name = self.position, self.config.checkpoint, self.config.objective
+        improved = False
+        if self.log:
+            value = self.log.last.get(name)
+            improved = value is not None and (self.best is None or _better(value, self.best["value"], name))
+            if improved:
+                self.best = {"metric": name, "value": value, "epoch": position.epoch}
+            if self.best:
+                self.log.values(position, {tensorboard.best(name): self.best["value"]})
+        by_count = bool(due.every_epochs and position.epoch % due.every_epochs == 0)
+        by_steps = bool(due.every_steps and position.step % due.every_steps == 0)
+        at_end = by_count or by_steps or position.step == self.total_steps or self._minutes_passed()
+        (at_end,) = self.agreement.meet([at_end or improved])
+        if at_end:
+            self._save(improved=improved)
+
+    def _save(self, *, improved: bool = False) -> None:
+        """Begin to write a checkpoint; a collective."""
+        state = snapshot.take(self.learner, self.position, self.sums, self.worker)
+        self.saved_at = time.monotonic()
         if not self.log:
             return
-        value = self.log.last.get(self.config.objective)
-        improved = value is not None and (
-            self.best is None or _better(value, self.best["value"], self.config.objective)
-        )
-        if improved:
-            self.best = {"metric": self.config.objective, "value": value, "epoch": self.position.epoch}
-        if self.best:
-            self.log.values(self.position, {tensorboard.best(self.config.objective): self.best["value"]})
-        checkpoint.save(self.paths.last, self._state(rng))
-        if improved:
-            checkpoint.keep_as(self.paths.last, self.paths.best)
-
-    def _state(self, rng: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "model": self.learner.module.state_dict(),
-            "optimizer": self.learner.optimizer.state_dict(),
-            "scheduler": self.learner.scheduler.state_dict(),
-            "scaler": self.learner.precision.scaler.state_dict(),
-            "position": dataclasses.asdict(self.position),
-            "sums": self.sums.values,
+        in_epoch = 0 < self.position.step_in_epoch < len(self.data.train)
+        more = {
             "best": self.best,
+            "is_best": improved,
             "epoch_s": self.epoch_s,
-            "rng": rng,
+            "elapsed_s": time.perf_counter() - self.began if in_epoch else 0.0,
+            "last": self.log.last,
+            "metrics_bytes": self.log.metrics_bytes,
             "config": dataclasses.asdict(self.config),
         }
+        self.writer.save({**state, **more}, is_best=improved)
+
+    def _put_back(self, source: Path) -> dict[str, Any]:
+        """Go on from the checkpoint `source`, which rank 0 reads."""
+        read = checkpoint.load(source) if self.worker.rank == 0 else None
+        saved: dict[str, Any] = distributed.from_rank_0(read, self.worker.device)
+        snapshot.put_back(saved, self.learner, self.position, self.sums, self.worker)
+        self.best, self.epoch_s, self.elapsed_s = saved["best"], saved["epoch_s"], saved["elapsed_s"]
+        return saved
 
     def _test(self) -> None:
         """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""

@@ -19,20 +19,20 @@ import expt
 LAYERS: dict[int, tuple[str, ...]] = {
     0: (
         "errors", "machine", "paths", "schema", "rules", "config", "record", "provenance", "forkserver", "target",
-        "schedule", "identity", "overrides",
+        "schedule", "identity", "overrides", "arguments",
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
     ),
-    2: ("train",),
-    3: ("worker", "build", "log"),
+    2: ("train", "agreement"),
+    3: ("worker", "build", "log", "snapshot", "resume"),
     4: ("launch", "pool", "display", "sweep_display", "report"),
     5: ("__main__", "session", "explain", "usage", "sweep", "multirun", "api"),
 }  # fmt: skip
 # What a module may import beside that, from its own layer. Those of layer 0 may import one another.
 ALSO: dict[str, set[str]] = {
     "optim": {"eager"},
-    "worker": {"build", "log"},
+    "worker": {"build", "log", "snapshot"},
     "pool": {"launch"},
     "sweep_display": {"display", "pool"},
     "report": {"display"},
