@@ -14,6 +14,7 @@ from expt.schema import RunConfig
 _KEPT = {f"checkpoint.{key}" for key in ("every_steps", "every_epochs", "every_minutes", "keep")}
 NOT_IN_RESULT = _KEPT | {
     "resume",
+    "max_restarts",
     "threads",
     "timeout_s",
     "debug",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
+import os
 import signal
 import socket
 import sys
@@ -20,7 +21,7 @@ from typing import Any
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, Std, start_processes
 
-from expt import provenance, record, resume, worker
+from expt import provenance, record, resume, signals, worker
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.paths import RunPaths
 from expt.schema import RunConfig
@@ -95,9 +96,19 @@ class Workers:
         done = self.context.wait(0)
         if done is not None and done.is_failed():  # since the line above; the context has stopped the others
             raise self._failure({rank: failure.exitcode for rank, failure in done.failures.items()})
-        if done is not None and record.read_result(self.paths).get("status") != record.COMPLETED:
+        status = record.read_result(self.paths).get("status") if done is not None else record.COMPLETED
+        if status == record.INTERRUPTED:
+            raise Interrupted("interrupted, and saved")
+        if status != record.COMPLETED:
             raise RunFailed(f"the workers ended without a result; see {self.paths.logs(self.attempt)}")
         return done is not None
+
+    def ask_to_stop(self) -> None:
+        """Let all of them finish the step, save, and end."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                if process.pid and process.exitcode is None:
+                    os.kill(process.pid, signals.ASK_WORKER)
 
     def stop(self, how: signal.Signals = signal.SIGTERM, timeout_s: int = 5) -> None:
         """End all of them: by `how`, and by SIGKILL after `timeout_s`."""

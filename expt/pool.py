@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from expt import launch, record
+from expt import launch, record, signals
 from expt.data.files import prepare
 from expt.errors import ConfigError, ExptError, Interrupted
 from expt.launch import Workers
@@ -41,6 +41,8 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     workers: Workers | None = field(default=None, repr=False)
+    retries: int = 0
+    """How often this pool has started it again."""
     typed: float | None = None
     """When the command was typed, where it is for this run alone."""
     started: float = 0.0
@@ -85,16 +87,25 @@ class Pool:
         self._jobs: dict[int, Job] = {}
         self._active: dict[int, Job] = {}
         self._next_start = 0.0
+        self._asked_at: float | None = None  # when the workers were asked to stop
 
     def run(self, source: Iterator[Job]) -> None:
         """Run every job that `source` yields; it is asked for more between two looks at the running ones.
 
         A job's failure is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded.
         """
-        more = True
+        with signals.Heeded():
+            self._run(source)
+
+    def _run(self, source: Iterator[Job]) -> None:
+        more, left = True, False
         try:
             while more or self._active or self._waiting():
-                if more and not self._take(source):
+                if signals.asked():
+                    left |= more
+                    more = False
+                    self._ask_to_stop()
+                elif more and not self._take(source):
                     more = False
                 self._start_ready()
                 self._poll()
@@ -102,9 +113,22 @@ class Pool:
                 if not more:
                     sentinels = [p.sentinel for job in self._active.values() for p in _workers(job).processes]
                     wait(sentinels, POLL_S)
+            if self._asked_at is not None and (left or any(j.status != record.COMPLETED for j in self._jobs.values())):
+                raise KeyboardInterrupt
         except BaseException:
             self._stop_all()
             raise
+
+    def _ask_to_stop(self) -> None:
+        """Let the workers save and end, start no others. Raises KeyboardInterrupt if they take too long."""
+        if self._asked_at is None:
+            self._asked_at = self._clock()
+            self._gpus.drop_waiting()
+            self._cores.drop_waiting()
+            for job in self._active.values():
+                _workers(job).ask_to_stop()
+        if self._clock() - self._asked_at > signals.GRACE_S:
+            raise KeyboardInterrupt
 
     def _waiting(self) -> list[int]:
         return [*self._gpus.waiting, *self._cores.waiting]
@@ -175,16 +199,18 @@ class Pool:
                     continue
                 error = None
             except ExptError as failure:
-                error = failure
-                launch.end_record(job.paths, failure)
+                # A worker that has only just begun dies of the question.
+                error = failure if self._asked_at is None else Interrupted("interrupted by a person")
+                launch.end_record(job.paths, error)
             self._release(number)
-            if error and not isinstance(error, ConfigError) and job.attempt < self._options.retries:
+            restarts = max(self._options.retries, _config(job).max_restarts)
+            if error and not isinstance(error, ConfigError | Interrupted) and job.retries < restarts:
                 self._retry(number, job)
             else:
                 self._end(job, error)
 
     def _retry(self, number: int, job: Job) -> None:
-        job.attempt, job.status, job.workers = job.attempt + 1, "queued", None
+        job.retries, job.attempt, job.status, job.workers = job.retries + 1, job.attempt + 1, "queued", None
         schedule, demand = self._demand(number, _config(job))
         schedule.add([demand])
 

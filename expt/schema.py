@@ -226,6 +226,7 @@ class RunConfig:
     ddp: DDP
     resume: str | None
     checkpoint: Checkpoint
+    max_restarts: Annotated[int, Field(ge=0)]
     timeout_s: Positive
     debug: bool
 

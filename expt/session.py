@@ -161,13 +161,19 @@ def _run_as_external_worker(config: RunConfig, run_paths: RunPaths, console: Con
     prepare(config.dataset)  # under a file lock, so that one worker of each machine does it
     if not _is_first():
         told = distributed.external_store().get(SOURCE_KEY).decode()
-        worker.main(config, run_paths, started, Path(told) if told else None)
+        _interrupted_if(worker.main(config, run_paths, started, Path(told) if told else None), run_paths)
         return
     display = RunDisplay(run_paths, console, epochs=config.epochs)
     with _recorded(config, run_paths, started) as source, _watched(display):
         distributed.external_store().set(FOLDER_KEY, str(run_paths.folder.resolve()))
         distributed.external_store().set(SOURCE_KEY, str(source or ""))
-        worker.main(config, run_paths, started, source)
+        _interrupted_if(worker.main(config, run_paths, started, source), run_paths)
+
+
+def _interrupted_if(status: str, run_paths: RunPaths) -> None:
+    if status == record.INTERRUPTED:
+        go_on = shlex.quote(f"hydra.run.dir={run_paths.folder}")
+        raise Interrupted(f"interrupted; to go on: the same command with {go_on} resume=auto")
 
 
 def _is_first() -> bool:

@@ -7,17 +7,15 @@ import multiprocessing
 import os
 import random
 import sys
-import threading
 import time
 import traceback
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from expt import build, checkpoint, distributed, metrics, record, snapshot, tensorboard, train
+from expt import build, checkpoint, distributed, metrics, record, signals, snapshot, tensorboard, train
 from expt.agreement import Agreement
 from expt.data.build import Data
 from expt.distributed import Worker
@@ -32,12 +30,13 @@ def main(config: RunConfig, paths: RunPaths, started: float, source: Path | None
 
     `source` is the checkpoint that it goes on from; see expt.resume.
 
-    Returns "completed": a process that ends without it has failed.
+    Returns "completed", or "interrupted" when it was asked to stop: a process that ends without it has failed.
     """
     if multiprocessing.parent_process() is not None:
-        _die_with_the_driver()
+        signals.die_with_the_driver()
+    signals.heed_in_worker()
     try:
-        run_as(worker_of_environment(config), config, paths, started, source)
+        return run_as(worker_of_environment(config), config, paths, started, source)
     except Exception as error:
         # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
         _record_error(error)
@@ -45,7 +44,6 @@ def main(config: RunConfig, paths: RunPaths, started: float, source: Path | None
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(getattr(error, "exit_code", 1))
-    return record.COMPLETED
 
 
 def worker_of_environment(config: RunConfig) -> Worker:
@@ -54,11 +52,11 @@ def worker_of_environment(config: RunConfig) -> Worker:
     return distributed.worker_from(os.environ, num_gpus=0 if simulated else config.num_gpus)
 
 
-def run_as(worker: Worker, config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> None:
-    """Train as `worker`, in this process."""
+def run_as(worker: Worker, config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> str:
+    """Train as `worker`, in this process; returns what became of it."""
     torch.set_num_threads(config.threads)
     with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s):
-        Run(config, paths, worker, started, source).train()
+        return Run(config, paths, worker, started, source).train()
 
 
 class Run:
@@ -81,7 +79,7 @@ class Run:
         self.lr = 0.0
         self.elapsed_s = 0.0  # of this epoch, before this attempt
         self.saved_at, self.began = time.monotonic(), time.perf_counter()
-        self.agreement = Agreement(worker)
+        self.agreement, self.stopping = Agreement(worker), False
         self.log: Log | None = None
         self.writer = checkpoint.Writer(paths.last, paths.best, keep=config.checkpoint.keep)
         saved = self._put_back(source) if source is not None else None
@@ -96,19 +94,24 @@ class Run:
         steps = self.config.epochs * len(self.data.train)
         return min(steps, self.config.max_steps or steps)
 
-    def train(self) -> None:
-        """Every epoch, the test at the end, and the completion record."""
+    def train(self) -> str:
+        """Every epoch, the test at the end, and the completion record; returns its status."""
         if self.log:
             self.log.result(steps_per_epoch=len(self.data.train), total_steps=self.total_steps, data=_about(self.data))
-        while self.position.step < self.total_steps:
+        while self.position.step < self.total_steps and not self.stopping:
             if not 0 < self.position.step_in_epoch < len(self.data.train):  # else it goes on within an epoch
                 self.position.epoch, self.position.step_in_epoch = self.position.epoch + 1, 0
                 self.sums.reset()
             self._epoch()
         self.writer.wait()
+        if self.position.step < self.total_steps:
+            if self.log:
+                self.log.interrupt()
+            return record.INTERRUPTED
         self._test()
         if self.log:
             self.log.complete(self._outcome())
+        return record.COMPLETED
 
     def _epoch(self) -> None:
         self.began = time.perf_counter() - self.elapsed_s
@@ -124,6 +127,8 @@ class Run:
             on_log=self._log_training,
             between_steps=self._between_steps,
         )
+        if self.stopping and position.step_in_epoch < len(self.data.train) and position.step < self.total_steps:
+            return
         values = metrics.averages(distributed.sum_across_workers(self.sums.values))
         self.epoch_s.append(time.perf_counter() - self.began)
         self._log_training(values, self.epoch_s[-1], epoch_ended=True)
@@ -167,12 +172,13 @@ class Run:
     def _between_steps(self) -> bool:
         """Save within an epoch, where that is due; its end has a checkpoint of its own."""
         position, due = self.position, self.config.checkpoint
-        (timed,) = self.agreement.after_step([self._minutes_passed()])
+        timed, stop = self.agreement.after_step([self._minutes_passed(), signals.asked()])
+        self.stopping |= stop
         if position.step_in_epoch == len(self.data.train) or position.step == self.total_steps:
             return False
-        if timed or (due.every_steps and position.step % due.every_steps == 0):
+        if timed or stop or (due.every_steps and position.step % due.every_steps == 0):
             self._save()
-        return False
+        return self.stopping
 
     def _minutes_passed(self) -> bool:
         minutes = self.config.checkpoint.every_minutes
@@ -192,8 +198,9 @@ class Run:
         by_count = bool(due.every_epochs and position.epoch % due.every_epochs == 0)
         by_steps = bool(due.every_steps and position.step % due.every_steps == 0)
         at_end = by_count or by_steps or position.step == self.total_steps or self._minutes_passed()
-        (at_end,) = self.agreement.meet([at_end or improved])
-        if at_end:
+        at_end, stop = self.agreement.meet([at_end or improved, signals.asked()])
+        self.stopping |= stop
+        if at_end or self.stopping:
             self._save(improved=improved)
 
     def _save(self, *, improved: bool = False) -> None:
@@ -279,15 +286,3 @@ def _record_error(error: Exception) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         record.write_error(Path(path), error, getattr(error, "exit_code", 1))
-
-
-def _die_with_the_driver() -> None:
-    """End this process at once when the driver is gone, even by SIGKILL: the forkserver would let it live on."""
-    driver = multiprocessing.parent_process()
-    assert driver is not None
-
-    def watch() -> None:
-        wait([driver.sentinel])
-        os._exit(143)
-
-    threading.Thread(target=watch, name="watch-driver", daemon=True).start()

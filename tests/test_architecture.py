@@ -19,7 +19,7 @@ import expt
 LAYERS: dict[int, tuple[str, ...]] = {
     0: (
         "errors", "machine", "paths", "schema", "rules", "config", "record", "provenance", "forkserver", "target",
-        "schedule", "identity", "overrides", "arguments",
+        "schedule", "identity", "overrides", "arguments", "signals",
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
