@@ -72,7 +72,9 @@ def test_seeds_are_joined_as_mean_and_standard_deviation(tmp_path: Path) -> None
 
 def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     leave_run(tmp_path, "lr=1", 0.25)
-    leave_run(tmp_path, "lr=2", status=record.FAILED, error="rank 1 of 2 raised\n\nTrace\nValueError: a, b\n\nlog: l.log")
+    leave_run(
+        tmp_path, "lr=2", status=record.FAILED, error="rank 1 of 2 raised\n\nTrace\nValueError: a, b\n\nlog: l.log"
+    )
     leave_run(tmp_path, "lr=3")  # running
     report.conclude(Console(quiet=True), tmp_path)
     with (tmp_path / "summary.csv").open() as file:

@@ -57,7 +57,9 @@ def statuses(folder: Path) -> dict[str, str]:
     return {name: result["status"] for name, result in results(folder).items()}
 
 
-def wait_until(condition: Callable[[], object], process: subprocess.Popen[str] | None = None, timeout_s: float = 60) -> None:
+def wait_until(
+    condition: Callable[[], object], process: subprocess.Popen[str] | None = None, timeout_s: float = 60
+) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert process is None or process.poll() is None, process.communicate()
@@ -159,7 +161,13 @@ def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(tmp_path: Path, faulty: tu
 
 
 def test_ctrl_c_stops_hydras_own_launcher_too(tmp_path: Path, faulty: tuple[str, ...]) -> None:
-    words = ("model.how=hold", "seed=0,1", "hydra/launcher=basic", "hydra.sweep.dir=sweep", "hydra.sweep.subdir=${seed}")
+    words = (
+        "model.how=hold",
+        "seed=0,1",
+        "hydra/launcher=basic",
+        "hydra.sweep.dir=sweep",
+        "hydra.sweep.subdir=${seed}",
+    )
     process = start("-m", *faulty, *words, cwd=tmp_path)
     wait_until((tmp_path / "sweep" / "0" / "metrics.jsonl").exists, process)
     process.send_signal(signal.SIGINT)
