@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from expt import __version__, forkserver, machine
+from expt import __version__, forkserver, machine, signals
 from expt.errors import ConfigError, ExptError, Interrupted
 
 STARTED = time.time()
@@ -15,14 +15,14 @@ PRINTING = {"--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion",
 
 
 def main() -> None:
-    """Run the command in sys.argv, and exit: 0 done, 1 a run failed, 2 a wrong configuration, 130 interrupted."""
+    """Run the command in sys.argv, and exit: 0 done, 1 a run failed, 2 a wrong configuration, 130 (143) interrupted."""
     try:
         _run(sys.argv[1:])
     except ExptError as error:
         _complain(error)
-        sys.exit(error.exit_code)
+        sys.exit(signals.exit_code() if isinstance(error, Interrupted) else error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(Interrupted.exit_code)
+        sys.exit(signals.exit_code())
     finally:
         forkserver.kill()
 

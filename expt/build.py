@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -98,3 +101,17 @@ def _compress(parallel: DataParallel, hook: str) -> None:
     else:
         compress = default_hooks.bf16_compress_hook if hook == "bf16" else default_hooks.fp16_compress_hook
         parallel.register_comm_hook(None, compress)
+
+
+def seed(number: int) -> None:
+    """Seed every random number generator of this process."""
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+def set_determinism(deterministic: bool, device: torch.device) -> None:
+    """Have torch refuse what varies from run to run, or else choose the fastest."""
+    if deterministic:  # the call imports the compiler, two seconds, even to say no
+        torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = device.type == "cuda" and not deterministic

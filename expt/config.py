@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from expt import rules
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine
-from expt.schema import DDP, GROUPS, RunConfig, kind
+from expt.schema import DDP, GROUPS, Checkpoint, RunConfig, kind
 
 
 def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
@@ -102,5 +102,6 @@ def _is_union_tag(part: int | str) -> bool:
 
 
 def _keys_beside(path: list[str], node: Mapping[str, Any]) -> list[str]:
-    cls = RunConfig if len(path) == 1 else DDP if path[0] == "ddp" else GROUPS[path[0]][str(kind(node[path[0]]))]
+    plain_groups: dict[str, Any] = {"ddp": DDP, "checkpoint": Checkpoint}
+    cls = RunConfig if len(path) == 1 else plain_groups.get(path[0]) or GROUPS[path[0]][str(kind(node[path[0]]))]
     return [field.name for field in dataclasses.fields(cls)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar, cast
@@ -65,6 +65,23 @@ def sum_across_workers(values: torch.Tensor) -> torch.Tensor:
     total = values.clone()
     dist.all_reduce(total)
     return total
+
+
+def max_across_workers(values: Sequence[float], device: torch.device) -> list[float]:
+    """The largest of every worker's `values`, each by itself, in one collective. Waits for the device."""
+    if not dist.is_initialized():
+        return list(values)
+    largest = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return cast("list[float]", largest.tolist())
+
+
+def from_rank_0(value: T | None, device: torch.device) -> T:
+    """Rank 0's `value`, on every worker; tensors in it must be on the CPU."""
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values, src=0, device=device)
+    return cast("T", values[0])
 
 
 def gather_across_workers(value: T) -> list[T]:

@@ -4,7 +4,8 @@ ExptError                1
 +-- ConfigError          2   a key, a value, or a combination that cannot run
 |   +-- DataError        2   data that is missing, truncated or malformed
 +-- RunFailed            1   a worker raised, was killed, or stopped too early
-+-- Interrupted        130   Ctrl-C, SIGTERM; the run folder says how to go on
++-- CheckpointError      1   a checkpoint that could not be written, or none that can be read
++-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1); the run folder says how to go on
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class DataError(ConfigError):
 
 class RunFailed(ExptError):
     """A run ended without completing; the text holds the first failing rank's traceback."""
+
+
+class CheckpointError(ExptError):
+    """A checkpoint could not be written, or is not what was written."""
 
 
 class Interrupted(ExptError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
+import os
 import signal
 import socket
 import sys
@@ -14,12 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, Std, start_processes
 
-from expt import provenance, record, worker
+from expt import provenance, record, resume, signals, worker
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.paths import RunPaths
 from expt.schema import RunConfig
@@ -94,9 +96,19 @@ class Workers:
         done = self.context.wait(0)
         if done is not None and done.is_failed():  # since the line above; the context has stopped the others
             raise self._failure({rank: failure.exitcode for rank, failure in done.failures.items()})
-        if done is not None and record.read_result(self.paths).get("status") != record.COMPLETED:
+        status = record.read_result(self.paths).get("status") if done is not None else record.COMPLETED
+        if status == record.INTERRUPTED:
+            raise Interrupted("interrupted, and saved")
+        if status != record.COMPLETED:
             raise RunFailed(f"the workers ended without a result; see {self.paths.logs(self.attempt)}")
         return done is not None
+
+    def ask_to_stop(self) -> None:
+        """Let all of them finish the step, save, and end."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                if process.pid and process.exitcode is None:
+                    os.kill(process.pid, signals.ASK_WORKER)
 
     def stop(self, how: signal.Signals = signal.SIGTERM, timeout_s: int = 5) -> None:
         """End all of them: by `how`, and by SIGKILL after `timeout_s`."""
@@ -109,6 +121,8 @@ class Workers:
         raised = self._raised(rank)
         if raised is not None and raised.exit_code == ConfigError.exit_code:
             return ConfigError(raised.text)
+        if raised is not None and raised.expected:
+            return RunFailed(f"{who}: {raised.text}\n{log}")
         if raised is not None:
             return RunFailed(f"{who} raised\n\n{raised.traceback.rstrip()}\n\n{log}")
         code = codes[rank]
@@ -132,13 +146,13 @@ def start(launch: Launch, env: Mapping[str, str]) -> Workers:
     """Start the run's workers with `env` added to their environment, and return at once."""
     config, paths, size = launch.config, launch.paths, launch.config.world_size
     store, port = _held_store() if size > 1 else (None, None)
-    begin_record(launch, port)
+    source = begin_record(launch, port)
     envs = {rank: {**env, **_environment(rank, size, port, launch)} for rank in range(size)}
     with _signals_held(), _without_main():
         context = start_processes(
             name="expt",
             entrypoint=worker.main,
-            args=dict.fromkeys(range(size), (config, paths, launch.started)),
+            args=dict.fromkeys(range(size), (config, paths, launch.started, source)),
             envs=envs,
             logs_specs=RunLogs(paths, launch.attempt),
             start_method="forkserver",
@@ -148,9 +162,14 @@ def start(launch: Launch, env: Mapping[str, str]) -> Workers:
     return Workers(paths, launch.attempt, context, processes, store)
 
 
-def begin_record(launch: Launch, port: int | None = None) -> None:
-    """Write the first result.json of a run. Raises ConfigError if its folder holds another run."""
+def begin_record(launch: Launch, port: int | None = None) -> Path | None:
+    """Write the first result.json of a run or of its next attempt; returns the checkpoint that it goes on from.
+
+    Raises ConfigError if its folder holds another run, or the checkpoint is another's.
+    """
     config = launch.config
+    again = launch.attempt > 0 or config.resume == "auto"
+    source = resume.find(config, launch.paths, again=again)
     fields = {
         "started": launch.started,
         "world_size": config.world_size,
@@ -162,9 +181,14 @@ def begin_record(launch: Launch, port: int | None = None) -> None:
         **provenance.describe(),
     }
     try:
-        record.create_result(launch.paths, again=launch.attempt > 0, **fields)
+        record.create_result(launch.paths, again=again, **fields)
     except FileExistsError:
         raise ConfigError(f"hydra.run.dir={launch.paths.folder}: holds a run already; choose another folder") from None
+    if source is not None:
+        record.update_result(launch.paths, **resume.adopt(source, launch.paths))
+    elif again:
+        launch.paths.clear_for_next_attempt()
+    return source
 
 
 def end_record(paths: RunPaths, error: BaseException) -> None:

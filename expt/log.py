@@ -11,13 +11,31 @@ from expt.train import Position
 
 
 class Log:
-    """The event file, metrics.jsonl and result.json."""
+    """The event file, metrics.jsonl and result.json; `continued_at` is the step that an earlier attempt came to."""
 
-    def __init__(self, paths: RunPaths, hyperparameters: Mapping[str, Any], tags: Sequence[str]) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        hyperparameters: Mapping[str, Any],
+        tags: Sequence[str],
+        *,
+        continued_at: int | None = None,
+    ) -> None:
         self._paths = paths
-        self._events = tensorboard.Writer(paths.folder, hyperparameters, tags)
+        earlier = None if continued_at is None else [*paths.folder.glob(f"{tensorboard.EVENT_FILES}*")]
+        self._events = tensorboard.Writer(
+            paths.folder, hyperparameters, tags, continued_at=continued_at if earlier else None
+        )
+        if earlier == []:  # in a new folder: TensorBoard gets the whole curve there
+            for point in record.MetricsReader(paths).read():
+                self._events.write(point.step, {point.tag: point.value})
         self._metrics = record.MetricsWriter(paths)
         self.last: dict[str, float] = {}
+
+    @property
+    def metrics_bytes(self) -> int:
+        """Size of metrics.jsonl."""
+        return self._metrics.num_bytes
 
     def values(self, position: Position, values: Mapping[str, float]) -> None:
         """The value of each tag after the steps that are done."""
@@ -38,3 +56,9 @@ class Log:
         self._metrics.close()
         self._events.close()
         self.result(status=record.COMPLETED, **outcome)
+
+    def interrupt(self) -> None:
+        """Close the event file, then say in result.json that the run was interrupted and can go on."""
+        self._metrics.close()
+        self._events.close(complete=False)
+        self.result(status=record.INTERRUPTED, resumable=True, metrics=self.last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ class Sums:
     def __init__(self, device: torch.device) -> None:
         # float64: a float32 sum over a large set would lose the last samples. MPS has none.
         self.values = torch.zeros(3, dtype=torch.float64, device=device)
+        self.logged = self.values.clone()
+        """The sums at the last log point."""
 
     def add(self, logits: torch.Tensor, labels: torch.Tensor, loss_sum: torch.Tensor) -> None:
         """Count a batch: `logits` [B, num_classes], `labels` [B] (-100 counts for nothing), summed loss []."""
@@ -30,6 +33,12 @@ class Sums:
     def reset(self) -> None:
         """Start again from zero."""
         self.values.zero_()
+        self.logged.zero_()
+
+    def put_back(self, values: Sequence[float], logged: Sequence[float]) -> None:
+        """Go on from earlier sums."""
+        self.values.copy_(torch.tensor(values, dtype=torch.float64))
+        self.logged.copy_(torch.tensor(logged, dtype=torch.float64))
 
 
 def averages(values: torch.Tensor) -> Averages:

@@ -93,9 +93,19 @@ class RunPaths:
         """What Hydra writes: config.yaml, overrides.yaml, hydra.yaml."""
         return self.folder / ".hydra"
 
+    @property
+    def overrides(self) -> Path:
+        """The words of the command that began the run, as Hydra keeps them."""
+        return self.hydra / "overrides.yaml"
+
     def clear_for_next_attempt(self) -> int:
-        """Remove what an earlier attempt recorded, but its logs; returns the number of the next attempt."""
-        for path in (self.result, self.metrics, self.last, self.best, *self.folder.glob("events.out.tfevents.*")):
+        """Remove what an earlier attempt recorded, but its logs; returns the number of the next attempt.
+
+        Where there are checkpoints the next attempt goes on from them, and all of it stays.
+        """
+        kept = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        written = (self.result, self.metrics, self.last, self.best, *self.folder.glob("events.out.tfevents.*"))
+        for path in () if kept else written:
             path.unlink(missing_ok=True)
         return sum(1 for _ in self.logs(0).parent.glob("*"))
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock, Timeout
-
-from expt import launch, record
+from expt import launch, record, signals
 from expt.data.files import prepare
+from expt.device_locks import DeviceLocks
 from expt.errors import ConfigError, ExptError, Interrupted
 from expt.launch import Workers
 from expt.machine import Machine
@@ -97,16 +92,25 @@ class Pool:
         self._active: dict[int, Job] = {}
         self._next_start = 0.0
         self._closed = False  # no further run may start
+        self._asked_at: float | None = None  # when the workers were asked to stop
 
     def run(self, source: Iterator[Job]) -> None:
         """Run every job that `source` yields; it is asked for more between two looks at the running ones.
 
         A job's failure is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded.
         """
-        more = True
+        with signals.Heeded():
+            self._run(source)
+
+    def _run(self, source: Iterator[Job]) -> None:
+        more, left = True, False
         try:
             while more or self._active or self._waiting():
-                if more and (self._closed or not self._take(source)):
+                if signals.asked():
+                    left |= more
+                    more = False
+                    self._ask_to_stop()
+                elif more and (self._closed or not self._take(source)):
                     more = False
                 self._start_ready()
                 self._poll()
@@ -114,9 +118,22 @@ class Pool:
                 if not more:
                     sentinels = [p.sentinel for job in self._active.values() for p in _workers(job).processes]
                     wait(sentinels, POLL_S)
+            if self._asked_at is not None and (left or any(j.status != record.COMPLETED for j in self._jobs.values())):
+                raise KeyboardInterrupt
         except BaseException:
             self._stop_all()
             raise
+
+    def _ask_to_stop(self) -> None:
+        """Let the workers save and end, start no others. Raises KeyboardInterrupt if they take too long."""
+        if self._asked_at is None:
+            self._asked_at = self._clock()
+            self._gpus.drop_waiting()
+            self._cores.drop_waiting()
+            for job in self._active.values():
+                _workers(job).ask_to_stop()
+        if self._clock() - self._asked_at > signals.GRACE_S:
+            raise KeyboardInterrupt
 
     def _waiting(self) -> list[int]:
         return [*self._gpus.waiting, *self._cores.waiting]
@@ -192,10 +209,12 @@ class Pool:
                     continue
                 error: ExptError | None = None
             except ExptError as failure:
-                error = failure
-                launch.end_record(job.paths, failure)
+                # A worker that has only just begun dies of the question.
+                error = failure if self._asked_at is None else Interrupted("interrupted by a person")
+                launch.end_record(job.paths, error)
             self._release(number)
-            if error and not isinstance(error, ConfigError) and job.retries < self._options.retries:
+            restarts = max(self._options.retries, _config(job).max_restarts)
+            if error and not isinstance(error, ConfigError | Interrupted) and job.retries < restarts:
                 self._retry(number, job, error)
             else:
                 self._end(job, error)
@@ -232,41 +251,6 @@ class Pool:
                 launch.end_record(job.paths, error)
             self._release(number)
             self._end(job, error)
-
-
-class DeviceLocks:
-    """A file lock for each GPU in use: two commands on a machine don't take the same; it ends with its holder."""
-
-    def __init__(self) -> None:
-        self._folder = Path(os.environ.get("EXPT_LOCKS", Path(tempfile.gettempdir()) / "expt-gpus"))
-        self._held: dict[str, FileLock] = {}
-
-    def acquire(self, devices: Sequence[str]) -> list[str]:
-        """Lock all of `devices`, or none; returns those that another command holds."""
-        new = [device for device in devices if device not in self._held]
-        missed = [device for device in new if not self._try(device)]
-        if missed:
-            self.release([device for device in new if device not in missed])
-        return missed
-
-    def release(self, devices: Sequence[str]) -> None:
-        """Let other commands have `devices`."""
-        for device in devices:
-            self._held.pop(device).release()
-
-    def _try(self, device: str) -> bool:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{device}.lock"
-        lock = FileLock(path, timeout=0)
-        try:
-            lock.acquire()
-            for ours in (self._folder, path):
-                with contextlib.suppress(PermissionError):
-                    ours.chmod(0o777)  # other people's commands on this machine take part
-        except Timeout:
-            return False
-        self._held[device] = lock
-        return True
 
 
 def _config(job: Job) -> RunConfig:

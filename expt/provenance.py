@@ -22,9 +22,13 @@ def describe() -> dict[str, Any]:
 
 def command() -> str:
     """What was typed, as a shell would take it."""
-    program = sys.argv[0]
-    launcher = "python -m expt" if Path(program).name == "__main__.py" else Path(program).name
-    return " ".join([launcher, *map(shlex.quote, sys.argv[1:])])
+    return " ".join([program(), *map(shlex.quote, sys.argv[1:])])
+
+
+def program() -> str:
+    """The command that this is, without its arguments."""
+    name = Path(sys.argv[0]).name
+    return "python -m expt" if name == "__main__.py" else name
 
 
 @functools.cache

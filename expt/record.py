@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from expt.errors import ExptError
 from expt.paths import RunPaths
 
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
@@ -38,6 +39,11 @@ class MetricsWriter:
         self._file.write("".join(lines))
         self._file.flush()
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of what was written."""
+        return os.fstat(self._file.fileno()).st_size
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -54,6 +60,8 @@ class MetricsReader:
         """The new points; a line that is still being written is left for the next call."""
         try:
             with self._path.open("rb") as file:
+                if self._offset > os.fstat(file.fileno()).st_size:  # cut back, by a run that goes on
+                    self._offset = 0
                 file.seek(self._offset)
                 text = file.read()
         except FileNotFoundError:
@@ -74,6 +82,7 @@ def write_error(path: Path, error: BaseException, exit_code: int) -> None:
             },
         },
         "text": str(error),
+        "expected": isinstance(error, ExptError),
         "exit_code": exit_code,
     }
     path.write_text(json.dumps(content), encoding="utf-8")
@@ -86,6 +95,8 @@ class Raised(NamedTuple):
     traceback: str
     exit_code: int
     time_ns: int
+    expected: bool
+    """Whether `text` is meant for a person, without the traceback."""
 
 
 def read_error(path: Path) -> Raised | None:
@@ -93,7 +104,9 @@ def read_error(path: Path) -> Raised | None:
     try:
         content, time_ns = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime_ns
         callstack = content["message"]["extraInfo"]["py_callstack"]
-        return Raised(content.get("text", ""), callstack, content.get("exit_code", 1), time_ns)
+        return Raised(
+            content.get("text", ""), callstack, content.get("exit_code", 1), time_ns, content.get("expected", False)
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

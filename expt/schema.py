@@ -174,6 +174,14 @@ class DDP:
     shared_memory: bool
 
 
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Checkpoint:
+    every_steps: Count | None
+    every_epochs: Count | None
+    every_minutes: Positive | None
+    keep: Annotated[int, Field(ge=0)]
+
+
 def kind(node: Any) -> str | None:
     """The member of a group that `node` chooses."""
     return node.get("name") if isinstance(node, Mapping) else getattr(node, "name", None)
@@ -228,6 +236,9 @@ class RunConfig:
     matmul_precision: Literal["highest", "high", "medium"]
     channels_last: bool
     ddp: DDP
+    resume: str | None
+    checkpoint: Checkpoint
+    max_restarts: Annotated[int, Field(ge=0)]
     timeout_s: Positive
     profile: bool
     debug: bool

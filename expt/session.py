@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import threading
 import time
@@ -19,20 +20,21 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from expt import machine, paths, record, report
+from expt import machine, paths, provenance, record, report
+from expt.arguments import options_first, refuse_null_group, refuse_used_folder, with_earlier, with_latest
 from expt.config import parse, plain
 from expt.display import REFRESH_S, RunDisplay, print_summary
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
-from expt.explain import as_config_error, options
+from expt.explain import as_config_error
 from expt.identity import describe as describe_config
 from expt.overrides import describe
 from expt.paths import RunPaths
-from expt.schema import GROUPS, RunConfig
+from expt.schema import RunConfig
 
 if TYPE_CHECKING:
     from expt.pool import Job
 
-FOLDER_KEY = "expt/run_folder"
+FOLDER_KEY, SOURCE_KEY = "expt/run_folder", "expt/resume_from"
 
 
 def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
@@ -48,10 +50,10 @@ def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
 
     run_task.__wrapped__.task = task  # for the launcher, which Hydra makes
     paths.register_resolvers()
-    _refuse_used_folder(arguments)
-    _refuse_null_group(arguments)
+    refuse_used_folder(arguments)
+    refuse_null_group(arguments)
     try:
-        with task.at_end, _hydra_called_with(_agreed(_with_latest(arguments))):
+        with task.at_end, _hydra_called_with(options_first(_agreed(with_earlier(with_latest(arguments))))):
             run_task()
     except (HydraException, OmegaConfBaseException) as error:
         raise as_config_error(error, arguments) from error
@@ -139,11 +141,13 @@ def _run_workers(config: RunConfig, run_paths: RunPaths, console: Console, start
     from expt.pool import Job, Options, Pool
 
     job = Job(run_paths.folder.name, run_paths, config, about=_about(config, run_paths), typed=started)
+    job.attempt = run_paths.clear_for_next_attempt() if config.resume == "auto" else 0
     with RunDisplay(run_paths, console, epochs=config.epochs) as display:
         try:
             Pool(machine.detect(), Options(), _Watcher(display)).run(iter([job]))
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; what it had done is in {run_paths.folder}") from None
+            go_on = shlex.quote(f"hydra.run.dir={run_paths.folder}")
+            raise Interrupted(f"interrupted; to go on: {provenance.program()} {go_on} resume=auto") from None
     if job.error:
         raise job.error
 
@@ -162,8 +166,8 @@ def _run_in_process(config: RunConfig, run_paths: RunPaths, started: float) -> N
     alone = distributed.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, num_gpus=config.num_gpus
     )
-    with _recorded(config, run_paths, started):
-        worker.run_as(alone, config, run_paths, started)
+    with _recorded(config, run_paths, started) as source:
+        worker.run_as(alone, config, run_paths, started, source)
 
 
 def _run_as_external_worker(config: RunConfig, run_paths: RunPaths, console: Console, started: float) -> None:
@@ -173,12 +177,20 @@ def _run_as_external_worker(config: RunConfig, run_paths: RunPaths, console: Con
 
     prepare(config.dataset)  # under a file lock, so that one worker of each machine does it
     if not _is_first():
-        worker.main(config, run_paths, started)
+        told = distributed.external_store().get(SOURCE_KEY).decode()
+        _interrupted_if(worker.main(config, run_paths, started, Path(told) if told else None), run_paths)
         return
     display = RunDisplay(run_paths, console, epochs=config.epochs)
-    with _recorded(config, run_paths, started), _watched(display):
+    with _recorded(config, run_paths, started) as source, _watched(display):
         distributed.external_store().set(FOLDER_KEY, str(run_paths.folder.resolve()))
-        worker.main(config, run_paths, started)
+        distributed.external_store().set(SOURCE_KEY, str(source or ""))
+        _interrupted_if(worker.main(config, run_paths, started, source), run_paths)
+
+
+def _interrupted_if(status: str, run_paths: RunPaths) -> None:
+    if status == record.INTERRUPTED:
+        go_on = shlex.quote(f"hydra.run.dir={run_paths.folder}")
+        raise Interrupted(f"interrupted; to go on: the same command with {go_on} resume=auto")
 
 
 def _is_first() -> bool:
@@ -194,23 +206,6 @@ def _agreed(arguments: Sequence[str]) -> list[str]:
 
     folder = distributed.external_store().get(FOLDER_KEY).decode()
     return [*arguments, f"hydra.run.dir='{folder}'", "hydra.output_subdir=null"]
-
-
-def _refuse_used_folder(arguments: Sequence[str]) -> None:
-    """Raise ConfigError before Hydra writes into the folder of an earlier run."""
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        folder = Path(value.strip("'\""))
-        if key == "hydra.run.dir" and RunPaths(folder).result.exists() and not machine.is_external_worker():
-            raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder")
-
-
-def _refuse_null_group(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for `model=null`, which Hydra takes for a mistake in the YAML."""
-    for argument in arguments:
-        group, _, value = argument.partition("=")
-        if value == "null" and group in GROUPS:
-            raise ConfigError(f"{argument}: not one of {', '.join(path.stem for path in options(group))}.")
 
 
 @contextlib.contextmanager
@@ -264,31 +259,24 @@ def _watched(display: RunDisplay) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _recorded(config: RunConfig, run_paths: RunPaths, started: float) -> Iterator[None]:
-    """Keep result.json true about a run that trains in this process."""
+def _recorded(config: RunConfig, run_paths: RunPaths, started: float) -> Iterator[Path | None]:
+    """Keep result.json true about a run that trains in this process; gives the checkpoint that it goes on from."""
     from expt import launch
 
-    launch.begin_record(launch.Launch(config=config, paths=run_paths, started=started, about=_about(config, run_paths)))
+    about = _about(config, run_paths)
+    source = launch.begin_record(launch.Launch(config=config, paths=run_paths, started=started, about=about))
     try:
-        yield
+        yield source
     except BaseException as error:
         launch.end_record(run_paths, error)
         raise
 
 
-def _with_latest(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with the newest sweep's folder in the place of `hydra.sweep.dir=latest`."""
-    if "hydra.sweep.dir=latest" not in arguments:
-        return list(arguments)
-    newest = paths.latest_sweep(Path("outputs"))
-    if newest is None:
-        raise ConfigError("hydra.sweep.dir=latest: there is no sweep in outputs/sweeps yet")
-    return [f"hydra.sweep.dir='{newest}'" if word == "hydra.sweep.dir=latest" else word for word in arguments]
-
-
 def _leave_no_trace(run_paths: RunPaths) -> None:
     """Remove the folder that Hydra made for a run that cannot start, unless it holds something."""
-    for path in (run_paths.hydra / name for name in ("config.yaml", "hydra.yaml", "overrides.yaml")):
+    if run_paths.result.exists():
+        return
+    for path in (*(run_paths.hydra / name for name in ("config.yaml", "hydra.yaml")), run_paths.overrides):
         path.unlink(missing_ok=True)
     for folder in (run_paths.hydra, run_paths.folder):
         if folder.is_dir() and not any(folder.iterdir()):

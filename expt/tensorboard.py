@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ SAMPLES_PER_S = "speed/samples_per_s"
 EPOCH_S = "speed/epoch_s"
 DATA_WAIT_S = "speed/data_wait_s"
 """Seconds of the epoch that rank 0 waited for its next batch."""
+EVENT_FILES = "events.out.tfevents."
 
 
 def loss(split: str) -> str:
@@ -32,12 +34,17 @@ def best(objective: str) -> str:
 
 
 class Writer:
-    """Rank 0's event file in the run folder."""
+    """Rank 0's event file in the run folder; `continued_at` hides what older files there hold after that step."""
 
     def __init__(
-        self, folder: Path, hyperparameters: Mapping[str, bool | int | float | str], tags: Sequence[str]
+        self,
+        folder: Path,
+        hyperparameters: Mapping[str, bool | int | float | str],
+        tags: Sequence[str],
+        *,
+        continued_at: int | None = None,
     ) -> None:
-        self._folder = folder
+        self._folder, self._continued_at = folder, continued_at
         self._hyperparameters, self._tags = dict(hyperparameters), tags
         self._writer: SummaryWriter | None = None
 
@@ -51,10 +58,12 @@ class Writer:
         if self._writer is not None:
             self._writer.flush()
 
-    def close(self) -> None:
-        """Say in the HPARAMS tab that the run is complete, and write what is left."""
-        self._summarise(2)
-        self._open().close()
+    def close(self, *, complete: bool = True) -> None:
+        """Write what is left; the HPARAMS tab then says that the run is `complete`."""
+        if complete:
+            self._summarise(2)
+        if self._writer is not None:
+            self._writer.close()
 
     def _summarise(self, *parts: int) -> None:
         """Add the HPARAMS tab's description of the run (parts 0 and 1), or of its end (2)."""
@@ -70,6 +79,17 @@ class Writer:
             # Imported at the first log point: 0.3 s that the first step need not wait for.
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self._folder))
-            self._summarise(0, 1)
+            if self._continued_at is None:
+                self._writer = SummaryWriter(str(self._folder))
+                self._summarise(0, 1)
+            else:
+                _let_the_second_pass(self._folder)
+                self._writer = SummaryWriter(str(self._folder), purge_step=self._continued_at + 1)
         return self._writer
+
+
+def _let_the_second_pass(folder: Path) -> None:
+    """TensorBoard reads event files by the second in their names: a file that continues another must have a later."""
+    seconds = [int(path.name.split(".")[3]) for path in folder.glob(f"{EVENT_FILES}*")]
+    while seconds and int(time.time()) <= max(seconds):
+        time.sleep(0.01)

@@ -58,14 +58,15 @@ def train_epoch(
     stop_at: int | None,
     on_step: Callable[[int], None],
     on_log: Callable[[Averages, float], None],
+    between_steps: Callable[[], bool] = lambda: False,
 ) -> None:
     """Train on `batches`, adding to the epoch's `sums`, until they end or `stop_at` steps of the run are done.
 
     `on_step` is called before the learning rate changes; `on_log` gets the averages over all workers since the last
-    log point, and the seconds that it took.
+    log point, and the seconds that it took; `between_steps` comes last, and ends the loop by saying True.
     """
     learner.parallel.train()
-    logged, since = sums.values.clone(), time.perf_counter()
+    since = time.perf_counter()
     for batch in batches:
         accumulate_gradients(learner, batch, sums)
         if position.step == 0:
@@ -76,11 +77,12 @@ def train_epoch(
         on_step(position.step)
         learner.scheduler.step()
         if position.step % log_every == 0:
-            values = averages(sum_across_workers(sums.values - logged))
+            values = averages(sum_across_workers(sums.values - sums.logged))
             now = time.perf_counter()
             on_log(values, now - since)
-            logged, since = sums.values.clone(), now
-        if position.step == stop_at:
+            since = now
+            sums.logged.copy_(sums.values)
+        if between_steps() or position.step == stop_at:
             break
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
-import random
 import sys
-import threading
 import time
 import traceback
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from expt import build, checkpoint, distributed, metrics, record, tensorboard, train
+from expt import build, checkpoint, distributed, metrics, record, signals, snapshot, tensorboard, train
+from expt.agreement import Agreement
 from expt.data.build import Data
 from expt.data.loading import TimedBatches
 from expt.distributed import Worker
@@ -28,15 +25,18 @@ from expt.profiling import StepProfiler
 from expt.schema import RunConfig
 
 
-def main(config: RunConfig, paths: RunPaths, started: float) -> str:
+def main(config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> str:
     """What a worker process runs; `started` is when the command was typed [seconds since the epoch].
 
-    Returns "completed": a process that ends without it has failed.
+    `source` is the checkpoint that it goes on from; see expt.resume.
+
+    Returns "completed", or "interrupted" when it was asked to stop: a process that ends without it has failed.
     """
     if multiprocessing.parent_process() is not None:
-        _die_with_the_driver()
+        signals.die_with_the_driver()
+    signals.heed_in_worker()
     try:
-        run_as(worker_of_environment(config), config, paths, started)
+        return run_as(worker_of_environment(config), config, paths, started, source)
     except Exception as error:
         # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
         _record_error(error)
@@ -44,7 +44,6 @@ def main(config: RunConfig, paths: RunPaths, started: float) -> str:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(getattr(error, "exit_code", 1))
-    return record.COMPLETED
 
 
 def worker_of_environment(config: RunConfig) -> Worker:
@@ -53,31 +52,42 @@ def worker_of_environment(config: RunConfig) -> Worker:
     return distributed.worker_from(os.environ, num_gpus=0 if simulated else config.num_gpus)
 
 
-def run_as(worker: Worker, config: RunConfig, paths: RunPaths, started: float) -> None:
-    """Train as `worker`, in this process."""
+def run_as(worker: Worker, config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> str:
+    """Train as `worker`, in this process; returns what became of it."""
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)
     with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s):
-        Run(config, paths, worker, started).train()
+        return Run(config, paths, worker, started, source).train()
 
 
 class Run:
     """The training of one run, as one of its workers sees it."""
 
-    def __init__(self, config: RunConfig, paths: RunPaths, worker: Worker, started: float) -> None:
+    def __init__(
+        self, config: RunConfig, paths: RunPaths, worker: Worker, started: float, source: Path | None = None
+    ) -> None:
         self.config, self.paths, self.worker, self.started = config, paths, worker, started
-        self.log = Log(paths, hyperparameters(dataclasses.asdict(config)), _tags(config)) if worker.rank == 0 else None
-        _seed(config.seed)  # the same weights on every rank
-        _set_determinism(config.deterministic, worker.device)
+        build.seed(config.seed)  # the same weights on every rank
+        build.set_determinism(config.deterministic, worker.device)
         self.data = build.build_data(config, worker)
         self.learner = build.build_learner(config, self.data, worker)
-        _seed(config.seed + 1 + worker.rank)  # but not the same dropout
+        build.seed(config.seed + 1 + worker.rank)  # but not the same dropout
         self.position = train.Position()
         self.sums = metrics.Sums(worker.device)
         self.best: dict[str, Any] | None = None
         self.epoch_s: list[float] = []
         self.first_step_s: float | None = None
         self.lr = self.data_wait_s = 0.0
+        self.elapsed_s = 0.0  # of this epoch, before this attempt
+        self.saved_at, self.began = time.monotonic(), time.perf_counter()
+        self.agreement, self.stopping = Agreement(worker), False
+        self.log: Log | None = None
+        self.writer = checkpoint.Writer(paths.last, paths.best, keep=config.checkpoint.keep)
+        saved = self._put_back(source) if source is not None else None
+        if worker.rank == 0:
+            settings, at = hyperparameters(dataclasses.asdict(config)), self.position.step if saved else None
+            self.log = Log(paths, settings, _tags(config), continued_at=at)
+            self.log.last.update(saved["last"] if saved else {})
         self.profiler: StepProfiler | None = None
         if config.profile and worker.rank == 0:
             self.profiler = StepProfiler(paths.trace, paths.operators, worker.device)
@@ -88,25 +98,31 @@ class Run:
         steps = self.config.epochs * len(self.data.train)
         return min(steps, self.config.max_steps or steps)
 
-    def train(self) -> None:
-        """Every epoch, the test at the end, and the completion record."""
+    def train(self) -> str:
+        """Every epoch, the test at the end, and the completion record; returns its status."""
         if self.log:
             self.log.result(steps_per_epoch=len(self.data.train), total_steps=self.total_steps, data=_about(self.data))
-        while self.position.step < self.total_steps:
-            self.position.epoch += 1
+        while self.position.step < self.total_steps and not self.stopping:
+            if not 0 < self.position.step_in_epoch < len(self.data.train):  # else it goes on within an epoch
+                self.position.epoch, self.position.step_in_epoch = self.position.epoch + 1, 0
+                self.sums.reset()
             self._epoch()
         if self.profiler:
             self.profiler.close()
+        self.writer.wait()
+        if self.position.step < self.total_steps:
+            if self.log:
+                self.log.interrupt()
+            return record.INTERRUPTED
         self._test()
         if self.log:
             self.log.complete(self._outcome())
+        return record.COMPLETED
 
     def _epoch(self) -> None:
-        began = time.perf_counter()
+        self.began = time.perf_counter() - self.elapsed_s
         position = self.position
-        position.step_in_epoch = 0
-        self.sums.reset()
-        batches = TimedBatches(self.data.train.epoch(position.epoch))
+        batches = TimedBatches(self.data.train.epoch(position.epoch, skip=position.step_in_epoch))
         train.train_epoch(
             self.learner,
             batches,
@@ -116,13 +132,17 @@ class Run:
             stop_at=self.total_steps,
             on_step=self._after_step,
             on_log=self._log_training,
+            between_steps=self._between_steps,
         )
+        if self.stopping and position.step_in_epoch < len(self.data.train) and position.step < self.total_steps:
+            return
         values = metrics.averages(distributed.sum_across_workers(self.sums.values))
-        self.epoch_s.append(time.perf_counter() - began)
+        self.epoch_s.append(time.perf_counter() - self.began)
         self.data_wait_s = batches.waited_s
         self._log_training(values, self.epoch_s[-1], epoch_ended=True)
+        self.elapsed_s = 0.0
         self._evaluate(self.config.eval_split)
-        self._checkpoint()
+        self._end_epoch()
 
     def _after_step(self, step: int) -> None:
         self.lr = self.learner.optimizer.param_groups[0]["lr"]
@@ -162,35 +182,65 @@ class Run:
             self.log.flush()
         return values
 
-    def _checkpoint(self) -> None:
-        rng = distributed.gather_across_workers(checkpoint.rng_state(self.worker.device))
+    def _between_steps(self) -> bool:
+        """Save within an epoch, where that is due; its end has a checkpoint of its own."""
+        position, due = self.position, self.config.checkpoint
+        timed, stop = self.agreement.after_step([self._minutes_passed(), signals.asked()])
+        self.stopping |= stop
+        if position.step_in_epoch == len(self.data.train) or position.step == self.total_steps:
+            return False
+        if timed or stop or (due.every_steps and position.step % due.every_steps == 0):
+            self._save()
+        return self.stopping
+
+    def _minutes_passed(self) -> bool:
+        minutes = self.config.checkpoint.every_minutes
+        return minutes is not None and self.worker.rank == 0 and time.monotonic() - self.saved_at > minutes * 60
+
+    def _end_epoch(self) -> None:
+        """Note the best so far, and save where that is due."""
+        position, due, name = self.position, self.config.checkpoint, self.config.objective
+        improved = False
+        if self.log:
+            value = self.log.last.get(name)
+            improved = value is not None and (self.best is None or _better(value, self.best["value"], name))
+            if improved:
+                self.best = {"metric": name, "value": value, "epoch": position.epoch}
+            if self.best:
+                self.log.values(position, {tensorboard.best(name): self.best["value"]})
+        by_count = bool(due.every_epochs and position.epoch % due.every_epochs == 0)
+        by_steps = bool(due.every_steps and position.step % due.every_steps == 0)
+        at_end = by_count or by_steps or position.step == self.total_steps or self._minutes_passed()
+        at_end, stop = self.agreement.meet([at_end or improved, signals.asked()])
+        self.stopping |= stop
+        if at_end or self.stopping:
+            self._save(improved=improved)
+
+    def _save(self, *, improved: bool = False) -> None:
+        """Begin to write a checkpoint; a collective."""
+        state = snapshot.take(self.learner, self.position, self.sums, self.worker)
+        self.saved_at = time.monotonic()
         if not self.log:
             return
-        value = self.log.last.get(self.config.objective)
-        improved = value is not None and (
-            self.best is None or _better(value, self.best["value"], self.config.objective)
-        )
-        if improved:
-            self.best = {"metric": self.config.objective, "value": value, "epoch": self.position.epoch}
-        if self.best:
-            self.log.values(self.position, {tensorboard.best(self.config.objective): self.best["value"]})
-        checkpoint.save(self.paths.last, self._state(rng))
-        if improved:
-            checkpoint.keep_as(self.paths.last, self.paths.best)
-
-    def _state(self, rng: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "model": self.learner.module.state_dict(),
-            "optimizer": self.learner.optimizer.state_dict(),
-            "scheduler": self.learner.scheduler.state_dict(),
-            "scaler": self.learner.precision.scaler.state_dict(),
-            "position": dataclasses.asdict(self.position),
-            "sums": self.sums.values,
+        in_epoch = 0 < self.position.step_in_epoch < len(self.data.train)
+        more = {
             "best": self.best,
+            "is_best": improved,
             "epoch_s": self.epoch_s,
-            "rng": rng,
+            "elapsed_s": time.perf_counter() - self.began if in_epoch else 0.0,
+            "last": self.log.last,
+            "metrics_bytes": self.log.metrics_bytes,
             "config": dataclasses.asdict(self.config),
         }
+        self.writer.save({**state, **more}, is_best=improved)
+
+    def _put_back(self, source: Path) -> dict[str, Any]:
+        """Go on from the checkpoint `source`, which rank 0 reads."""
+        read = checkpoint.load(source) if self.worker.rank == 0 else None
+        saved: dict[str, Any] = distributed.from_rank_0(read, self.worker.device)
+        snapshot.put_back(saved, self.learner, self.position, self.sums, self.worker)
+        self.best, self.epoch_s, self.elapsed_s = saved["best"], saved["epoch_s"], saved["elapsed_s"]
+        return saved
 
     def _test(self) -> None:
         """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""
@@ -233,31 +283,7 @@ def _better(value: float, than: float, objective: str) -> bool:
     return value < than if objective.startswith("loss") else value > than
 
 
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def _set_determinism(deterministic: bool, device: torch.device) -> None:
-    if deterministic:  # the call imports the compiler, two seconds, even to say no
-        torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = device.type == "cuda" and not deterministic
-
-
 def _record_error(error: Exception) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         record.write_error(Path(path), error, getattr(error, "exit_code", 1))
-
-
-def _die_with_the_driver() -> None:
-    """End this process at once when the driver is gone, even by SIGKILL: the forkserver would let it live on."""
-    driver = multiprocessing.parent_process()
-    assert driver is not None
-
-    def watch() -> None:
-        wait([driver.sentinel])
-        os._exit(143)
-
-    threading.Thread(target=watch, name="watch-driver", daemon=True).start()

@@ -48,7 +48,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert torch.equal(loaded["model"]["weight"], written["model"]["weight"])
     momentum = loaded["optimizer"]["state"][0]["momentum_buffer"]
     assert torch.equal(momentum, written["optimizer"]["state"][0]["momentum_buffer"])
-    assert os.listdir(path.parent) == ["last.pt"]
+    assert sorted(os.listdir(path.parent)) == ["last.pt", "last.pt.sha256"]
 
 
 def test_the_random_state_is_loaded_to_the_same_bits(tmp_path: Path) -> None:
@@ -58,10 +58,7 @@ def test_the_random_state_is_loaded_to_the_same_bits(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "rng", {"rng": [saved]})
     (loaded,) = checkpoint.load(tmp_path / "rng")["rng"]
     assert loaded["cuda"] is None
-    random.setstate(loaded["python"])
-    keys, *rest = loaded["numpy"]
-    np.random.set_state(("MT19937", np.frombuffer(keys, np.uint32), *rest))
-    torch.set_rng_state(torch.frombuffer(bytearray(loaded["torch"]), dtype=torch.uint8))
+    checkpoint.set_rng_state(loaded, torch.device("cpu"))
     assert (random.random(), np.random.standard_normal(), np.random.rand(), torch.rand(1).item()) == expected
 
 
@@ -71,7 +68,7 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         checkpoint.save(path, {"weight": torch.ones(1000), "bad": Unwritable()})
     assert checkpoint.load(path) == {"step": 1}
-    assert os.listdir(tmp_path) == ["last.pt"]
+    assert sorted(os.listdir(tmp_path)) == ["last.pt", "last.pt.sha256"]
 
 
 def test_best_stays_when_last_is_replaced(tmp_path: Path) -> None:
@@ -82,7 +79,7 @@ def test_best_stays_when_last_is_replaced(tmp_path: Path) -> None:
     assert checkpoint.load(best) == {"step": 2}
     checkpoint.save(last, {"step": 3})
     assert (checkpoint.load(best), checkpoint.load(last)) == ({"step": 2}, {"step": 3})
-    assert sorted(os.listdir(tmp_path)) == ["best.pt", "last.pt"]
+    assert sorted(os.listdir(tmp_path)) == ["best.pt", "best.pt.sha256", "last.pt", "last.pt.sha256"]
 
 
 def test_a_killed_keep_as_does_not_stop_the_next(tmp_path: Path) -> None:
@@ -93,7 +90,7 @@ def test_a_killed_keep_as_does_not_stop_the_next(tmp_path: Path) -> None:
     checkpoint.save(last, {"step": 2})
     checkpoint.keep_as(last, best)
     assert checkpoint.load(best) == {"step": 2}
-    assert sorted(os.listdir(tmp_path)) == ["best.pt", "last.pt"]
+    assert sorted(os.listdir(tmp_path)) == ["best.pt", "best.pt.sha256", "last.pt", "last.pt.sha256"]
 
 
 @pytest.mark.parametrize("unsafe", ["0", "1"], ids=["default", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"])

@@ -26,7 +26,7 @@ def test_digits_train_on_two_workers_out_of_the_box(tmp_path: Path) -> None:
     assert result["best"]["value"] == result["objective"]["value"] >= result["metrics"]["accuracy/val"]
     assert 0 < result["first_step_s"] < 60
     assert len(result["epoch_s"]) == 10
-    assert {"last.pt", "best.pt"} == {path.name for path in (folder / "checkpoints").iterdir()}
+    assert {"last.pt", "last-1.pt", "best.pt"} == {path.name for path in (folder / "checkpoints").glob("*.pt")}
     assert f"tensorboard --logdir {folder.relative_to(tmp_path)}" in done.stdout
     assert (folder / ".hydra" / "config.yaml").exists()
 

@@ -1,0 +1,79 @@
+"""The words of a command, before Hydra reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from expt import machine
+from expt.errors import ConfigError
+from expt.explain import options as options_of
+from expt.paths import RunPaths, latest_sweep
+from expt.schema import GROUPS
+
+WITH_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"}
+
+
+def refuse_used_folder(arguments: Sequence[str]) -> None:
+    """Raise ConfigError before Hydra writes into the folder of an earlier run."""
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        folder = Path(value.strip("'\""))
+        used = key == "hydra.run.dir" and RunPaths(folder).result.exists() and "resume=auto" not in arguments
+        if used and not machine.is_external_worker():
+            raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder")
+
+
+def with_earlier(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with those of the run that `resume=auto` goes on with before them, as far as they aren't given."""
+    given = {word.partition("=")[0].lstrip("+~"): word.partition("=")[2].strip("'\"") for word in arguments}
+    run_paths = RunPaths(Path(given.get("hydra.run.dir", "")))
+    if given.get("resume") != "auto":
+        return list(arguments)
+    if "hydra.run.dir" not in given and not {"-m", "--multirun"} & {*arguments}:
+        raise ConfigError("resume=auto: goes on in the folder of a run; name it, as in hydra.run.dir=FOLDER")
+    if not run_paths.result.exists():
+        return list(arguments)
+    # What Hydra wrote about the run when it was started stays.
+    return [*_earlier(run_paths, given), *arguments, "hydra.output_subdir=null"]
+
+
+def _earlier(run_paths: RunPaths, given: Mapping[str, str]) -> list[str]:
+    """What began the run, but for `resume` and the keys that are `given`."""
+    if not run_paths.overrides.exists():
+        return []
+    words = [str(word) for word in OmegaConf.load(run_paths.overrides)]
+    return [word for word in words if (key := word.partition("=")[0].lstrip("+~")) != "resume" and key not in given]
+
+
+def with_latest(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with the newest sweep's folder in the place of `hydra.sweep.dir=latest`."""
+    if "hydra.sweep.dir=latest" not in arguments:
+        return list(arguments)
+    newest = latest_sweep(Path("outputs"))
+    if newest is None:
+        raise ConfigError("hydra.sweep.dir=latest: there is no sweep in outputs/sweeps yet")
+    return [f"hydra.sweep.dir='{newest}'" if word == "hydra.sweep.dir=latest" else word for word in arguments]
+
+
+def refuse_null_group(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for `model=null`, which Hydra takes for a mistake in the YAML."""
+    for argument in arguments:
+        group, _, value = argument.partition("=")
+        if value == "null" and group in GROUPS:
+            raise ConfigError(f"{argument}: not one of {', '.join(path.stem for path in options_of(group))}.")
+
+
+def options_first(arguments: Sequence[str]) -> list[str]:
+    """The same words with the options in front: Hydra's parser loses what follows an option that follows a setting."""
+    options, settings, words = list[str](), list[str](), iter(arguments)
+    for word in words:
+        if not word.startswith("-"):
+            settings.append(word)
+            continue
+        options.append(word)
+        if word in WITH_VALUE:
+            options += [value for value in [next(words, None)] if value is not None]
+    return [*options, *settings]

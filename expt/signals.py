@@ -1,0 +1,71 @@
+"""Signals that ask a run to stop: kept for the next moment at which it can, by the driver and by each worker."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import types
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import Any
+
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""What asks the driver; Slurm sends SIGUSR1 before it takes a node."""
+ASK_WORKER = signal.SIGUSR1
+GRACE_S = 30.0
+"""How long workers that were asked get to finish their step and to save."""
+
+_received: list[signal.Signals] = []
+
+
+def asked() -> bool:
+    """Whether this process has been asked to stop."""
+    return bool(_received)
+
+
+def exit_code() -> int:
+    """That of a command which was interrupted: 128 and the signal's number, as shells count."""
+    return 128 + (_received[0] if _received else signal.SIGINT)
+
+
+def heed_in_worker() -> None:
+    """Let this worker be asked to stop: by the driver, or by SIGTERM where another launcher has started it."""
+    _received.clear()
+    alone = multiprocessing.parent_process() is None
+    for number in (ASK_WORKER, signal.SIGTERM) if alone else (ASK_WORKER,):
+        signal.signal(number, lambda number, _: _received.append(signal.Signals(number)))
+
+
+class Heeded:
+    """While entered, the first signal is kept, see `asked`; the second raises KeyboardInterrupt. Main thread only."""
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Callable[[int, types.FrameType | None], Any] | int | None] = {}
+
+    def __enter__(self) -> None:
+        _received.clear()
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._keep) for number in ASKING}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _keep(self, number: int, _: types.FrameType | None) -> None:
+        _received.append(signal.Signals(number))
+        if len(_received) > 1:
+            raise KeyboardInterrupt
+
+
+def die_with_the_driver() -> None:
+    """End this process at once when the driver is gone, even by SIGKILL: the forkserver would let it live on."""
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+
+    def watch() -> None:
+        wait([driver.sentinel])
+        os._exit(143)
+
+    threading.Thread(target=watch, name="watch-driver", daemon=True).start()

@@ -1,0 +1,156 @@
+"""A run that was killed goes on to the same bits; a damaged checkpoint is set aside; another experiment is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import expt
+from expt import checkpoint
+from expt.errors import CheckpointError, ConfigError
+from tests.conftest import RunFolder, Trained, start
+
+# scripts/stress_resume asks for more
+KILLS = int(os.environ.get("EXPT_KILLS", "3"))
+OFTEN = ("log_every=2", "checkpoint.every_steps=7", "threads=1")
+CASES = {
+    "mlp with dropout, 2 workers": ("model.dropout=0.3", "optimizer=adam", "epochs=5", "world_size=2"),
+    "convnet with batch norm, 1 worker": ("model=convnet", "model.dropout=0.2", "epochs=4", "world_size=1"),
+    "accumulation, 2 workers": ("model=convnet", "gradient_accumulation=2", "epochs=4", "world_size=2"),
+    "mlp, 1 worker": ("model.dropout=0.5", "scheduler=one_cycle", "epochs=5", "world_size=1"),
+}
+FEW = ("epochs=3", "dataset.train_limit=640", "world_size=1", "log_every=2", "threads=1")
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_same(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return bool(first == second)
+
+
+def _points(run: RunFolder) -> list[str]:
+    """The lines of metrics.jsonl, but for those that tell the time."""
+    return [line for line in (run.folder / "metrics.jsonl").read_text().splitlines() if '"speed/' not in line]
+
+
+def _assert_equal(first: RunFolder, second: RunFolder) -> None:
+    assert _points(first) == _points(second)
+    for name in ("last.pt", "best.pt"):
+        states = [checkpoint.load(run.folder / "checkpoints" / name) for run in (first, second)]
+        for key in ("model", "optimizer", "scheduler", "scaler", "position", "workers", "best"):
+            assert _same(states[0][key], states[1][key]), (name, key)
+
+
+def _kill_at(folder: Path, arguments: tuple[str, ...], step: int) -> None:
+    """Begin the run in `folder`, and kill the driver, and with it the workers, when it has come to `step`."""
+    process = start(*arguments, f"hydra.run.dir={folder}", cwd=folder.parent)
+    metrics, end = folder / "metrics.jsonl", time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < end:
+        if metrics.exists() and f'"step": {step},' in metrics.read_text() and any(folder.glob("checkpoints/last.pt")):
+            break
+    assert process.poll() is None, process.communicate()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", range(KILLS))
+def test_a_killed_run_goes_on_to_the_same_bits(number: int, tmp_path: Path, trained: Trained) -> None:
+    name, arguments = list(CASES.items())[number % len(CASES)]
+    step = 2 * random.Random(number).randrange(4, 30)
+    _kill_at(tmp_path / "killed", (*arguments, *OFTEN), step)
+    resumed = trained("resume=auto", name="killed")
+    whole = trained(*arguments, *OFTEN, name="whole")
+    assert resumed.result["attempts"] == 2
+    assert resumed.result["resumed_from"]["step"] > 0
+    _assert_equal(resumed, whole)
+    events = EventAccumulator(str(resumed.folder), size_guidance={"scalars": 0}).Reload()
+    drawn = [(point.step, point.value) for point in events.Scalars("loss/train")]
+    assert drawn == [(at, pytest.approx(value)) for at, value in whole.curve("loss/train")], name
+
+
+def test_another_number_of_workers_follows_the_same_curve(tmp_path: Path, trained: Trained) -> None:
+    settings = ("model=mlp", "epochs=4", "log_every=1", "checkpoint.every_steps=7", "threads=1")
+    half = trained(*settings, "world_size=1", "max_steps=32", name="one")
+    resumed = trained(f"resume={half.folder}", *settings, "world_size=2", name="two")
+    whole = trained(*settings, "world_size=1", name="whole")
+    assert resumed.result["resumed_from"]["step"] == 32
+    # The first half ended, and evaluated, in mid-epoch.
+    cut = [point for point in resumed.curve("loss/train") if point[0] != 32]
+    assert len(cut) > 70
+    for mine, other in zip(cut, (point for point in whole.curve("loss/train") if point[0] != 32), strict=True):
+        assert mine == pytest.approx(other, abs=1e-4)
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "garbage without a checksum"])
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
+    damage: str, trained: Trained, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(*FEW)
+    last, before = run.folder / "checkpoints/last.pt", _points(run)
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.unlink()
+    last.write_bytes({"empty": b"", "truncated": bytes(content[:-9]), "flipped": bytes(content)}.get(damage, b"x" * 99))
+    if damage.startswith("garbage"):
+        last.with_name("last.pt.sha256").unlink()
+    resumed = trained("resume=auto")
+    assert f"set aside as {last}.corrupt" in capfd.readouterr().err
+    assert resumed.result["resumed_from"]["checkpoint"].endswith("last-1.pt")
+    assert _points(resumed) == before
+
+
+def test_without_a_whole_checkpoint_nothing_starts_from_zero(trained: Trained) -> None:
+    run = trained(*FEW, "checkpoint.keep=0")
+    (run.folder / "checkpoints/last.pt").write_bytes(b"")
+    metrics = _points(run)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="damaged"):
+            trained("resume=auto")
+    assert _points(run) == metrics
+
+
+def test_another_experiment_is_refused_by_name(tmp_path: Path, trained: Trained) -> None:
+    run = trained(*FEW)
+    before = run.result
+    with pytest.raises(ConfigError, match=r"(?s)batch_size=32: the checkpoint is of a run with 64.*model.name=convnet"):
+        trained("resume=auto", "model=convnet", "batch_size=32")
+    with pytest.raises(ConfigError, match=r"dataset\.val_fraction"):
+        trained(f"resume={run.folder}", *FEW, "dataset.val_fraction=0.2", name="new")
+    with pytest.raises(ConfigError, match="there is no checkpoint"):
+        trained(f"resume={tmp_path}", *FEW, name="newer")
+    assert run.result == before
+
+
+def test_a_file_is_gone_on_from_in_a_new_folder(trained: Trained) -> None:
+    run = trained(*FEW)
+    resumed = trained(f"resume={run.folder / 'checkpoints/last-1.pt'}", *FEW, name="new")
+    _assert_equal(resumed, run)
+    tags = EventAccumulator(str(resumed.folder)).Reload().Scalars("loss/val")
+    assert [point.step for point in tags] == [10, 20, 30]
+
+
+def test_a_failed_run_of_a_sweep_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    sweep = ("seed=0,1", *FEW, f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    first, _ = expt.sweep(*sweep)
+    shutil.copy(first.folder / "checkpoints/last-1.pt", first.folder / "checkpoints/last.pt")
+    shutil.copy(first.folder / "checkpoints/last-1.pt.sha256", first.folder / "checkpoints/last.pt.sha256")
+    result = (first.folder / "result.json").read_text()
+    (first.folder / "result.json").write_text(result.replace('"status": "completed"', '"status": "failed"'))
+    whole = _points(RunFolder(first.folder))
+    again, _ = expt.sweep(*sweep)
+    assert again.record["resumed_from"]["step"] == 20
+    assert again.record["attempts"] == 2
+    assert _points(RunFolder(first.folder)) == whole
