@@ -180,14 +180,14 @@ def begin_record(launch: Launch, port: int | None = None) -> Path | None:
         **launch.about,
         **provenance.describe(),
     }
+    if again and source is None:
+        launch.paths.clear_for_next_attempt()
     try:
         record.create_result(launch.paths, again=again, **fields)
     except FileExistsError:
         raise ConfigError(f"hydra.run.dir={launch.paths.folder}: holds a run already; choose another folder") from None
     if source is not None:
         record.update_result(launch.paths, **resume.adopt(source, launch.paths))
-    elif again:
-        launch.paths.clear_for_next_attempt()
     return source
 
 

@@ -132,7 +132,7 @@ class Pool:
             self._cores.drop_waiting()
             for job in self._active.values():
                 _workers(job).ask_to_stop()
-        if self._clock() - self._asked_at > signals.GRACE_S:
+        if self._clock() - self._asked_at > signals.grace_s():
             raise KeyboardInterrupt
 
     def _waiting(self) -> list[int]:

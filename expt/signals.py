@@ -14,8 +14,8 @@ from typing import Any
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """What asks the driver; Slurm sends SIGUSR1 before it takes a node."""
 ASK_WORKER = signal.SIGUSR1
-GRACE_S = 30.0
-"""How long workers that were asked get to finish their step and to save."""
+GRACE_S, IMPATIENT_S = 30.0, 8.0
+"""How long workers that were asked get to finish their step and to save: by a scheduler, and by a person's Ctrl-C."""
 
 _received: list[signal.Signals] = []
 
@@ -28,6 +28,11 @@ def asked() -> bool:
 def exit_code() -> int:
     """That of a command which was interrupted: 128 and the signal's number, as shells count."""
     return 128 + (_received[0] if _received else signal.SIGINT)
+
+
+def grace_s() -> float:
+    """How long the workers get, by who asked."""
+    return IMPATIENT_S if _received[:1] == [signal.SIGINT] else GRACE_S
 
 
 def heed_in_worker() -> None:
