@@ -7,11 +7,9 @@ import multiprocessing
 import os
 import shutil
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +19,7 @@ from expt.data import cache
 from expt.data.listing import Listing, decode, list_images
 from expt.errors import DataError
 from expt.machine import usable_cpus
+from expt.signals import die_with_the_driver
 
 CHUNK = 64
 """images that a process decodes at a time"""
@@ -127,14 +126,7 @@ def _stopped_together(size: int) -> Iterator[ProcessPoolExecutor | None]:
 
 def _start_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver answers it
-    driver = multiprocessing.parent_process()
-    assert driver is not None
-
-    def watch() -> None:
-        wait([driver.sentinel])
-        os._exit(143)
-
-    threading.Thread(target=watch, name="watch-driver", daemon=True).start()
+    die_with_the_driver()
 
 
 def _decode_chunk(images: Path, start: int, files: list[str], image_size: tuple[int, int]) -> None:
