@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from expt.api import Result, run, sweep
+    from expt.api import Result, rerun, run, sweep
 
-__all__ = ["Result", "__version__", "run", "sweep"]
+__all__ = ["Result", "__version__", "rerun", "run", "sweep"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
     # Late, so that `python -m expt --help` does not import Hydra.
-    if name in ("Result", "run", "sweep"):
+    if name in ("Result", "rerun", "run", "sweep"):
         from expt import api
 
         return getattr(api, name)

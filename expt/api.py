@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expt import forkserver, record, session
+from expt import forkserver, record, repeat, session
 from expt.errors import ConfigError
 
 
@@ -53,6 +53,17 @@ def sweep(*arguments: str) -> list[Result]:
     """
     forkserver.warm(forkserver.SWEEP_MODULES)
     return _results(["-m", *arguments])
+
+
+def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
+    """Repeat the run of `folder`, one of a sweep too, with all its recorded settings, in a new folder.
+
+    The numbers are the same to the last bit on the same machine with the same code. Warns of what is other now, and
+    where the numbers are. Raises as `run` does.
+    """
+    forkserver.warm()
+    paths = repeat.repeat(Path(folder), None if into is None else Path(into), started=time.time())
+    return Result(paths.folder, record.read_result(paths))
 
 
 def _results(arguments: Sequence[str]) -> list[Result]:

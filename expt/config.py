@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
-from expt import rules
+from expt import redaction, rules
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine
 from expt.schema import DDP, GROUPS, Checkpoint, RunConfig, kind
@@ -23,8 +23,10 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
     every launcher, so that their numbers are equal.
     """
     keys = [str(key) for key in composed if key != "hydra"]
-    content = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True, throw_on_missing=True)
+    with redaction.environment_read() as read:
+        content = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True, throw_on_missing=True)
     assert isinstance(content, dict)
+    content["secrets"] = read
     if sweep and content.get("threads") == "auto":
         content["threads"] = 1
     return {str(key): value for key, value in content.items()}
@@ -39,6 +41,18 @@ def parse(composed: Mapping[str, Any], machine: Machine) -> RunConfig:
     node = rules.fill_auto(dict(composed), machine)
     for group in GROUPS:
         node[group] = _untarget(node.get(group), GROUPS[group].get("_target_"))
+    return _checked(node, machine)
+
+
+def parse_again(shown: Mapping[str, Any], machine: Machine) -> RunConfig:
+    """The configuration that `expt.identity.shown` gave for a run. Raises ConfigError where it can't run here now."""
+    read: dict[str, str] = {}
+    node = redaction.restored(shown, read)
+    redaction.remember(read)
+    return _checked({**node, "secrets": read}, machine)
+
+
+def _checked(node: dict[str, Any], machine: Machine) -> RunConfig:
     try:
         # JSON, because pydantic then takes a list for a tuple and is strict all the same.
         config = TypeAdapter(RunConfig).validate_json(json.dumps(node, default=str))

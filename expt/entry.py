@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import torch
 
-from expt import diagnosis, distributed, record, signals, watchdog
+from expt import diagnosis, distributed, record, redaction, signals, watchdog
 from expt.distributed import Worker
 from expt.errors import TimedOut
 from expt.paths import RunPaths
@@ -31,6 +31,7 @@ def main(config: RunConfig, paths: RunPaths, started: float, source: Path | None
     if multiprocessing.parent_process() is not None:
         signals.die_with_the_driver()
     signals.heed_in_worker()
+    redaction.remember(config.secrets)
     watchdog.answer_dumps()
     try:
         guard = watchdog.Watchdog(_patience_s(config), lambda: _give_up(config))
@@ -55,7 +56,7 @@ def _fail(error: Exception) -> NoReturn:
     """Leave `error` for the driver and in the log, and end this process."""
     # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
     _record_error(error)
-    traceback.print_exception(error)
+    print(redaction.hidden("".join(traceback.format_exception(error))), file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(getattr(error, "exit_code", 1))

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from expt import redaction
 from expt.schema import RunConfig
 
 # Where data lies, how fast and how patiently it is computed: none of it changes a number.
@@ -18,14 +19,25 @@ NOT_IN_RESULT |= {"dataset.root", "dataset.download", "dataset.num_workers", "da
 
 def identity(config: RunConfig) -> str:
     """12 hexadecimal digits, equal for two configurations that give the same result."""
-    settings = {key: value for key, value in flat(dataclasses.asdict(config)).items() if key not in NOT_IN_RESULT}
+    settings = {key: value for key, value in flat(_settings(config)).items() if key not in NOT_IN_RESULT}
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def describe(config: RunConfig) -> dict[str, Any]:
     """The fields of result.json that say which run it is."""
-    return {"identity": identity(config), "config": dataclasses.asdict(config)}
+    return {"identity": identity(config), "config": shown(config), "seed": config.seed}
+
+
+def shown(config: RunConfig) -> dict[str, Any]:
+    """The configuration as it is written to disk: without what came from the environment."""
+    redaction.remember(config.secrets)
+    settings: dict[str, Any] = redaction.hidden(_settings(config))
+    return settings
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    return {key: value for key, value in dataclasses.asdict(config).items() if key != "secrets"}
 
 
 def hyperparameters(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:

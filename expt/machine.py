@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,15 +63,33 @@ def usable_cpus() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
+def gpu_names() -> list[str]:
+    """The product name of each GPU that is installed."""
+    import pynvml
+
+    names: list[str] = []
+    with contextlib.suppress(pynvml.NVMLError), _nvml():
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        names += [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    return names
+
+
 def _nvml_count() -> int:
     import pynvml
 
+    count = 0
+    with contextlib.suppress(pynvml.NVMLError), _nvml():
+        count = int(pynvml.nvmlDeviceGetCount())
+    return count
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[None]:
+    import pynvml
+
+    pynvml.nvmlInit()
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return 0
-    try:
-        return int(pynvml.nvmlDeviceGetCount())
+        yield
     finally:
         pynvml.nvmlShutdown()
 

@@ -7,28 +7,79 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "tensorboard", "numpy")
+from expt import machine
+
+PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "tensorboard", "numpy", "pydantic", "pillow")
 MAX_DIFF_BYTES = 200_000
 
 
 def describe() -> dict[str, Any]:
     """The fields of result.json that say how to make it again. Runs git in the current folder."""
-    return {"command": command(), "versions": versions(), "git": git_state(Path.cwd())}
+    return {"command": command(), "versions": versions(), "git": git_state(Path.cwd()), "hardware": hardware()}
+
+
+def of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Those fields of a run's result.json, and its seed."""
+    return {key: result.get(key) for key in ("command", "versions", "git", "hardware", "seed")}
+
+
+def differences(then: Mapping[str, Any]) -> list[str]:
+    """What is other now than it was for the run whose result.json is `then`, a line each."""
+    now, found = describe(), []
+    for kind in ("versions", "hardware"):
+        before = then.get(kind) or {}
+        changed = [
+            f"{key} {before.get(key)} then, {now[kind].get(key)} now"
+            for key in now[kind].keys() | before.keys()
+            if before.get(key) != now[kind].get(key)
+        ]
+        found += [f"{kind}: {'; '.join(sorted(changed))}"] if changed else []
+    was, is_now = then.get("git") or {}, now["git"] or {}
+    if was.get("commit") != is_now.get("commit"):
+        found.append(f"git commit: {_short(was)} then, {_short(is_now)} now")
+    elif was.get("diff") != is_now.get("diff"):
+        found.append("git: the uncommitted changes are not those of then")
+    return found
+
+
+def _short(git: Mapping[str, str]) -> str:
+    return git["commit"][:12] if git else "none"
+
+
+@functools.cache
+def hardware() -> dict[str, Any]:
+    """The processor, its cores that may be used, the memory, and the GPUs."""
+    return {
+        "cpu": _after_colon(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
+        "cores": machine.usable_cpus(),
+        "memory_gib": round(int((_after_colon(Path("/proc/meminfo"), "MemTotal") or "0").split()[0]) / 2**20, 1),
+        "gpus": machine.gpu_names(),
+    }
+
+
+def _after_colon(path: Path, name: str) -> str | None:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
 
 
 def command() -> str:
     """What was typed, as a shell would take it."""
-    return " ".join([program(), *map(shlex.quote, sys.argv[1:])])
+    name = Path(sys.argv[0]).name
+    modules = {"__main__.py": "python -m expt", "rerun.py": "python -m expt.rerun"}
+    return " ".join([modules.get(name, name), *map(shlex.quote, sys.argv[1:])])
 
 
 def program() -> str:
-    """The command that this is, without its arguments."""
-    name = Path(sys.argv[0]).name
-    return "python -m expt" if name == "__main__.py" else name
+    """How expt is started here, without arguments."""
+    return "expt" if Path(sys.argv[0]).name == "expt" else "python -m expt"
 
 
 @functools.cache

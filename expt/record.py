@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TextIO
 
 from expt.errors import ExptError
 from expt.paths import RunPaths
+from expt.redaction import hidden
 
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
 
@@ -86,7 +87,7 @@ def write_error(path: Path, error: BaseException, exit_code: int) -> None:
         "kind": type(error).__name__,
         "exit_code": exit_code,
     }
-    path.write_text(json.dumps(content), encoding="utf-8")
+    path.write_text(json.dumps(hidden(content)), encoding="utf-8")
 
 
 class Raised(NamedTuple):
@@ -136,12 +137,12 @@ def create_result(paths: RunPaths, *, again: bool = False, **fields: Any) -> Non
     """
     paths.folder.mkdir(parents=True, exist_ok=True)
     paths.result.touch(exist_ok=again)
-    write_atomically(paths.result, json.dumps({"status": RUNNING, **fields}, indent=2) + "\n")
+    write_atomically(paths.result, json.dumps(hidden({"status": RUNNING, **fields}), indent=2) + "\n")
 
 
 def update_result(paths: RunPaths, **fields: Any) -> None:
     """Replace the given top-level fields of result.json, and keep the others."""
-    content = {**read_result(paths), **fields}
+    content = {**read_result(paths), **hidden(fields)}
     write_atomically(paths.result, json.dumps(content, indent=2) + "\n")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 from expt import checkpoint
 from expt.errors import CheckpointError, ConfigError
-from expt.identity import NOT_IN_RESULT, flat
+from expt.identity import NOT_IN_RESULT, flat, shown
 from expt.paths import RunPaths
 from expt.schema import RunConfig
 
@@ -98,7 +97,7 @@ def _has_best(path: Path, state: Mapping[str, Any]) -> bool:
 
 
 def _refuse_another(config: RunConfig, saved: Mapping[str, Any], source: Path) -> None:
-    now, then = (_comparable(settings) for settings in (dataclasses.asdict(config), saved))
+    now, then = (_comparable(settings) for settings in (shown(config), saved))
     differs = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
     problems = [f"{key}={now.get(key)}: the checkpoint is of a run with {then.get(key)}" for key in differs]
     if problems:

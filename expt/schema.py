@@ -243,6 +243,7 @@ class RunConfig:
     timeout_s: Positive
     profile: bool
     debug: bool
+    secrets: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def num_gpus(self) -> int:

@@ -8,7 +8,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -94,7 +94,8 @@ class Task:
             _leave_no_trace(run_paths)
             raise
         try:
-            run(config, run_paths, started=time.time() if sweep else self._started)
+            typed = list(hydra_config.overrides.task)
+            run(config, run_paths, typed, started=time.time() if sweep else self._started)
         except Interrupted as error:
             if sweep:  # Hydra's own launchers take an exception for a failure, and go on with the next run
                 raise KeyboardInterrupt(str(error)) from None
@@ -104,15 +105,26 @@ class Task:
         return value
 
 
-def run(config: RunConfig, run_paths: RunPaths, *, started: float) -> None:
-    """Train what `config` describes in its folder. Raises ConfigError, RunFailed or Interrupted."""
+def run(
+    config: RunConfig,
+    run_paths: RunPaths,
+    overrides: Sequence[str],
+    *,
+    started: float,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Train what `config` describes in its folder. Raises ConfigError, RunFailed or Interrupted.
+
+    `overrides` is what was typed for it; it is recorded, and `more` too.
+    """
     console = Console()
+    about = {**describe_config(config), **describe(run_paths.folder.name, overrides), **(more or {})}
     if machine.is_external_worker():
-        _run_as_external_worker(config, run_paths, console, started)
+        _run_as_external_worker(config, run_paths, console, started, about)
     elif config.debug:
-        _run_in_process(config, run_paths, started)
+        _run_in_process(config, run_paths, started, about)
     else:
-        _run_workers(config, run_paths, console, started)
+        _run_workers(config, run_paths, console, started, about)
     if _is_first():
         print_summary(console, run_paths)
 
@@ -136,11 +148,13 @@ class _Watcher:
         self._display.update()
 
 
-def _run_workers(config: RunConfig, run_paths: RunPaths, console: Console, started: float) -> None:
+def _run_workers(
+    config: RunConfig, run_paths: RunPaths, console: Console, started: float, about: Mapping[str, Any]
+) -> None:
     # late: it imports torch, which the forkserver is importing meanwhile
     from expt.pool import Job, Options, Pool
 
-    job = Job(run_paths.folder.name, run_paths, config, about=_about(config, run_paths), typed=started)
+    job = Job(run_paths.folder.name, run_paths, config, about=dict(about), typed=started)
     job.attempt = run_paths.clear_for_next_attempt() if config.resume == "auto" else 0
     with RunDisplay(run_paths, console, epochs=config.epochs) as display:
         try:
@@ -152,12 +166,7 @@ def _run_workers(config: RunConfig, run_paths: RunPaths, console: Console, start
         raise job.error
 
 
-def _about(config: RunConfig, run_paths: RunPaths) -> dict[str, Any]:
-    overrides = list(HydraConfig.get().overrides.task)
-    return {**describe_config(config), **describe(run_paths.folder.name, overrides)}
-
-
-def _run_in_process(config: RunConfig, run_paths: RunPaths, started: float) -> None:
+def _run_in_process(config: RunConfig, run_paths: RunPaths, started: float, about: Mapping[str, Any]) -> None:
     """The single worker of `debug=true`: here, where pdb works."""
     from expt import distributed, entry
     from expt.data.files import prepare
@@ -166,11 +175,13 @@ def _run_in_process(config: RunConfig, run_paths: RunPaths, started: float) -> N
     alone = distributed.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, num_gpus=config.num_gpus
     )
-    with _recorded(config, run_paths, started) as source:
+    with _recorded(config, run_paths, started, about) as source:
         entry.run_as(alone, config, run_paths, started, source)
 
 
-def _run_as_external_worker(config: RunConfig, run_paths: RunPaths, console: Console, started: float) -> None:
+def _run_as_external_worker(
+    config: RunConfig, run_paths: RunPaths, console: Console, started: float, about: Mapping[str, Any]
+) -> None:
     """One of the workers that torchrun has started: rank 0 says where the run folder is, and keeps its record."""
     from expt import distributed, entry
     from expt.data.files import prepare
@@ -181,7 +192,7 @@ def _run_as_external_worker(config: RunConfig, run_paths: RunPaths, console: Con
         _interrupted_if(entry.main(config, run_paths, started, Path(told) if told else None), run_paths)
         return
     display = RunDisplay(run_paths, console, epochs=config.epochs)
-    with _recorded(config, run_paths, started) as source, _watched(display):
+    with _recorded(config, run_paths, started, about) as source, _watched(display):
         distributed.external_store().set(FOLDER_KEY, str(run_paths.folder.resolve()))
         distributed.external_store().set(SOURCE_KEY, str(source or ""))
         _interrupted_if(entry.main(config, run_paths, started, source), run_paths)
@@ -259,11 +270,12 @@ def _watched(display: RunDisplay) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _recorded(config: RunConfig, run_paths: RunPaths, started: float) -> Iterator[Path | None]:
+def _recorded(
+    config: RunConfig, run_paths: RunPaths, started: float, about: Mapping[str, Any]
+) -> Iterator[Path | None]:
     """Keep result.json true about a run that trains in this process; gives the checkpoint that it goes on from."""
     from expt import launch
 
-    about = _about(config, run_paths)
     source = launch.begin_record(launch.Launch(config=config, paths=run_paths, started=started, about=about))
     try:
         yield source

@@ -11,12 +11,24 @@ from typing import Any
 
 import torch
 
-from expt import build, checkpoint, distributed, divergence, metrics, record, signals, snapshot, tensorboard, train
+from expt import (
+    build,
+    checkpoint,
+    distributed,
+    divergence,
+    metrics,
+    provenance,
+    record,
+    signals,
+    snapshot,
+    tensorboard,
+    train,
+)
 from expt.agreement import Agreement
 from expt.data.build import Data
 from expt.data.loading import Batch, TimedBatches
 from expt.distributed import Worker
-from expt.identity import hyperparameters
+from expt.identity import hyperparameters, shown
 from expt.log import Log
 from expt.paths import RunPaths
 from expt.profiling import StepProfiler
@@ -52,11 +64,12 @@ class Run:
         self.elapsed_s = 0.0  # of this epoch, before this attempt
         self.saved_at, self.began = time.monotonic(), time.perf_counter()
         self.agreement, self.stopping = Agreement(worker), False
+        self.provenance = provenance.of(record.read_result(paths))
         self.log: Log | None = None
         self.writer = checkpoint.Writer(paths.last, paths.best, keep=config.checkpoint.keep)
         saved = self._put_back(source) if source is not None else None
         if worker.rank == 0:
-            settings, at = hyperparameters(dataclasses.asdict(config)), self.position.step if saved else None
+            settings, at = hyperparameters(shown(config)), self.position.step if saved else None
             self.log = Log(paths, settings, _tags(config), continued_at=at)
             self.log.last.update(saved["last"] if saved else {})
         self.profiler: StepProfiler | None = None
@@ -215,7 +228,8 @@ class Run:
             "elapsed_s": time.perf_counter() - self.began if in_epoch else 0.0,
             "last": self.log.last,
             "metrics_bytes": self.log.metrics_bytes,
-            "config": dataclasses.asdict(self.config),
+            "config": shown(self.config),
+            "provenance": self.provenance,
         }
         self.writer.save({**state, **more}, is_best=improved)
 

@@ -19,7 +19,7 @@ import expt
 LAYERS: dict[int, tuple[str, ...]] = {
     0: (
         "errors", "machine", "paths", "schema", "rules", "config", "record", "provenance", "forkserver", "target",
-        "schedule", "identity", "overrides", "signals", "device_locks", "watchdog",
+        "schedule", "identity", "overrides", "signals", "device_locks", "watchdog", "redaction",
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
@@ -28,7 +28,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     2: ("train", "agreement", "diagnosis"),
     3: ("entry", "worker", "build", "log", "snapshot", "resume", "divergence"),
     4: ("launch", "failure", "pool", "display", "sweep_display", "report"),
-    5: ("__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "api"),
+    5: ("__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "repeat", "rerun", "api"),
 }  # fmt: skip
 # What a module may import beside that, from its own layer. Those of layer 0 may import one another.
 ALSO: dict[str, set[str]] = {
@@ -43,7 +43,9 @@ ALSO: dict[str, set[str]] = {
     "multirun": {"grid", "session"},
     "session": {"arguments", "explain"},
     "arguments": {"explain"},
-    "api": {"session"},
+    "repeat": {"session"},
+    "rerun": {"api"},
+    "api": {"repeat", "session"},
     "__main__": {"session", "explain", "usage"},
 }
 # The highest layer that a module may import, where that is not the one below its own.
