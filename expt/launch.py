@@ -91,7 +91,7 @@ class Workers:
         if any(process.exitcode is not None for process in self.processes):
             wait_for_all([process.sentinel for process in self.processes], GRACE_S)
             codes = {rank: process.exitcode for rank, process in enumerate(self.processes)}
-            self.stop(signal.SIGKILL)
+            self.stop()
             raise self._failure(codes)
         done = self.context.wait(0)
         if done is not None and done.is_failed():  # since the line above; the context has stopped the others
@@ -110,9 +110,9 @@ class Workers:
                 if process.pid and process.exitcode is None:
                     os.kill(process.pid, signals.ASK_WORKER)
 
-    def stop(self, how: signal.Signals = signal.SIGTERM, timeout_s: int = 5) -> None:
-        """End all of them: by `how`, and by SIGKILL after `timeout_s`."""
-        self.context.close(how, timeout_s)
+    def stop(self, timeout_s: int = 5) -> None:
+        """End all of them, now: what they write is whole at any moment."""
+        self.context.close(signal.SIGKILL, timeout_s)
 
     def _failure(self, codes: Mapping[int, int | None]) -> ExptError:
         """The first failure in words, with its traceback if it left one, and where its log is; exit codes by rank."""

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from expt import machine, paths, provenance, record, report
+from expt import machine, paths, provenance, record, report, signals
 from expt.arguments import options_first, refuse_null_group, refuse_used_folder, with_earlier, with_latest
 from expt.config import parse, plain
 from expt.display import REFRESH_S, RunDisplay, print_summary
@@ -100,6 +100,8 @@ class Task:
                 raise KeyboardInterrupt(str(error)) from None
             raise
         self.completed.append(run_paths)
+        if sweep and signals.asked():  # while the run was about to end by itself: no further one
+            raise KeyboardInterrupt
         value: float | None = record.read_result(run_paths)["objective"]["value"]
         return value
 
@@ -107,12 +109,13 @@ class Task:
 def run(config: RunConfig, run_paths: RunPaths, *, started: float) -> None:
     """Train what `config` describes in its folder. Raises ConfigError, RunFailed or Interrupted."""
     console = Console()
-    if machine.is_external_worker():
-        _run_as_external_worker(config, run_paths, console, started)
-    elif config.debug:
-        _run_in_process(config, run_paths, started)
-    else:
-        _run_workers(config, run_paths, console, started)
+    with record.at_work(run_paths) if _is_first() else contextlib.nullcontext():
+        if machine.is_external_worker():
+            _run_as_external_worker(config, run_paths, console, started)
+        elif config.debug:
+            _run_in_process(config, run_paths, started)
+        else:
+            _run_workers(config, run_paths, console, started)
     if _is_first():
         print_summary(console, run_paths)
 
@@ -141,6 +144,8 @@ def _run_workers(config: RunConfig, run_paths: RunPaths, console: Console, start
     from expt.pool import Job, Options, Pool
 
     job = Job(run_paths.folder.name, run_paths, config, about=_about(config, run_paths), typed=started)
+    # The forkserver may be older than these variables.
+    job.env = {str(key): str(value) for key, value in HydraConfig.get().job.env_set.items()}
     job.attempt = run_paths.clear_for_next_attempt() if config.resume == "auto" else 0
     with RunDisplay(run_paths, console, epochs=config.epochs) as display:
         try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from expt import build, checkpoint, distributed, metrics, record, signals, snapshot, tensorboard, train
+from expt import build, checkpoint, distributed, fault, metrics, record, signals, snapshot, tensorboard, train
 from expt.agreement import Agreement
 from expt.data.build import Data
 from expt.data.loading import TimedBatches
@@ -91,6 +91,7 @@ class Run:
         self.profiler: StepProfiler | None = None
         if config.profile and worker.rank == 0:
             self.profiler = StepProfiler(paths.trace, paths.operators, worker.device)
+        fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
     @property
     def total_steps(self) -> int:

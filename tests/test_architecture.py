@@ -23,7 +23,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
-        "failed_events", "profiling", "shared_memory",
+        "failed_events", "profiling", "shared_memory", "fault",
     ),
     2: ("train", "agreement"),
     3: ("worker", "build", "log", "snapshot", "resume"),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,11 +17,13 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # typ
 import expt
 from expt.errors import ConfigError, RunFailed
 from tests.conftest import alive, descendants, run, start
+from tests.faults.running import wait_until
 from tests.integration.test_sweep import SMALL, results
 
 FAULTY = """
 import os, signal, time, torch
 from pathlib import Path
+from expt import signals
 class Net(torch.nn.Sequential):
     def __init__(self, *, channels, image_size, num_classes, how, flag=""):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
@@ -37,7 +38,7 @@ class Net(torch.nn.Sequential):
                 raise ValueError("this is the cause")
             if self.how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            while self.how == "hold" and not self.flag.exists():
+            while self.how == "hold" and not self.flag.exists() and not signals.asked():
                 time.sleep(0.01)
         return super().forward(images)
 """
@@ -55,16 +56,6 @@ def faulty(tmp_path: Path) -> tuple[str, ...]:
 
 def statuses(folder: Path) -> dict[str, str]:
     return {name: result["status"] for name, result in results(folder).items()}
-
-
-def wait_until(
-    condition: Callable[[], object], process: subprocess.Popen[str] | None = None, timeout_s: float = 60
-) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "it never came to pass"
-        time.sleep(0.01)
 
 
 def test_failures_stay_where_they_are(tmp_path: Path, faulty: tuple[str, ...]) -> None:
@@ -138,14 +129,14 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(tmp_path: Path, faulty: tuple[str, ...]) -> None:
-    words = ("model.how=hold", "seed=0,1,2", "hydra.sweep.dir='my sweep'")
+    words = ("model.how=hold", "seed=0,1,2", "epochs=2", "hydra.sweep.dir='my sweep'")
     process = start("-m", *faulty, *words, cwd=tmp_path)
     wait_until((tmp_path / "my sweep" / "seed=0" / "metrics.jsonl").exists, process)
     children = descendants(process.pid)
     second = run("-m", *faulty, *words, cwd=tmp_path)
     assert second.returncode == 2
     assert second.stderr.startswith("error: hydra.sweep.dir=my sweep: another command is at work there")
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert statuses(tmp_path / "my sweep") == {"seed=0": "interrupted"}
