@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -17,6 +18,9 @@ import numpy as np
 import torch
 
 from expt.errors import CheckpointError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No space, no quota, or a file larger than allowed."""
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -56,28 +60,35 @@ def save(path: Path, state: Mapping[str, Any], *, keep: int = 0) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.tmp")
     try:
-        _write(beside, path, state)
+        _write(beside, state)
         digest = _sha256(beside)
         for number in range(keep, 0, -1):
             if _older(path, number - 1).exists():
                 keep_as(_older(path, number - 1), _older(path, number))
         _publish(beside, path, [digest])
+    except RuntimeError as error:  # torch's word for a full disk is "unexpected pos"
+        raise _unwritten(path, error) from error
+    except OSError as error:
+        if error.errno in FULL:
+            raise _unwritten(path, error) from error
+        raise
     finally:
         beside.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 
-def _write(beside: Path, path: Path, state: Mapping[str, Any]) -> None:
-    try:
-        torch.save(state, str(beside))  # by name: torch then writes without holding up the training thread
-        with beside.open("rb+") as file:
-            os.fsync(file.fileno())
-    except RuntimeError as error:  # torch's word for a full disk is "unexpected pos"
-        free_mb = shutil.disk_usage(path.parent).free / 1e6
-        raise CheckpointError(
-            f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.0f} MB are free. "
-            f"The checkpoint before it is kept. ({str(error).splitlines()[0][:200]})"
-        ) from error
+def _write(beside: Path, state: Mapping[str, Any]) -> None:
+    torch.save(state, str(beside))  # by name: torch then writes without holding up the training thread
+    with beside.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _unwritten(path: Path, error: Exception) -> CheckpointError:
+    free_mb = shutil.disk_usage(path.parent).free / 1e6
+    return CheckpointError(
+        f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.0f} MB are free. "
+        f"The checkpoint before it is kept. ({str(error).splitlines()[0][:200]})"
+    )
 
 
 def keep_as(last: Path, best: Path) -> None:
@@ -207,8 +218,11 @@ def _digests(path: Path) -> list[str]:
 def _write_digests(path: Path, digests: list[str]) -> None:
     sidecar = _sidecar(path)
     beside = sidecar.with_name(f".{sidecar.name}.tmp")
-    beside.write_text("".join(f"{digest}  {path.name}\n" for digest in digests), encoding="ascii")
-    beside.replace(sidecar)
+    try:
+        beside.write_text("".join(f"{digest}  {path.name}\n" for digest in digests), encoding="ascii")
+        beside.replace(sidecar)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _sha256(path: Path) -> str:

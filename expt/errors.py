@@ -4,6 +4,9 @@ ExptError                1
 +-- ConfigError          2   a key, a value, or a combination that cannot run
 |   +-- DataError        2   data that is missing, truncated or malformed
 +-- RunFailed            1   a worker raised, was killed, or stopped too early
+|   +-- TimedOut         1   a worker waited in vain for another, or finished no step
+|   +-- Diverged         1   the loss or the weights are no longer finite
+|   +-- OutOfMemory      1   of the GPU, or of the machine
 +-- CheckpointError      1   a checkpoint that could not be written, or none that can be read
 +-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1); the run folder says how to go on
 """
@@ -38,6 +41,18 @@ class DataError(ConfigError):
 
 class RunFailed(ExptError):
     """A run ended without completing; the text holds the first failing rank's traceback."""
+
+
+class TimedOut(RunFailed):
+    """A worker waited in vain for another, or finished no step for too long."""
+
+
+class Diverged(RunFailed):
+    """The loss or the weights are not finite; a second try would come to the same."""
+
+
+class OutOfMemory(RunFailed):
+    """The memory of a GPU, or of the machine, did not suffice."""
 
 
 class CheckpointError(ExptError):

@@ -21,14 +21,17 @@ from typing import Any
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, Std, start_processes
 
-from expt import provenance, record, resume, signals, worker
+from expt import entry, provenance, record, resume, signals
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
+from expt.failure import Aftermath
 from expt.paths import RunPaths
 from expt.schema import RunConfig
 
 LOOPBACK = "127.0.0.1"
 GRACE_S = 0.3
 """After a worker's end, how long its peers get to end by themselves, so that their exit codes can be compared."""
+LATE_S = 1.0
+"""After a worker has waited in vain, how long the others who wait get to notice."""
 
 # They report each stopped process; what a person needs is in the one error at the end.
 for _name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):
@@ -81,6 +84,7 @@ class Workers:
 
     paths: RunPaths
     attempt: int
+    timeout_s: float
     context: PContext
     processes: list[BaseProcess]
     store: TCPStore | None = field(repr=False)
@@ -90,9 +94,7 @@ class Workers:
         # A worker waits for the context before it exits: one that is gone before has failed, whatever its code.
         if any(process.exitcode is not None for process in self.processes):
             wait_for_all([process.sentinel for process in self.processes], GRACE_S)
-            codes = {rank: process.exitcode for rank, process in enumerate(self.processes)}
-            self.stop()
-            raise self._failure(codes)
+            raise self._failure({rank: process.exitcode for rank, process in enumerate(self.processes)})
         done = self.context.wait(0)
         if done is not None and done.is_failed():  # since the line above; the context has stopped the others
             raise self._failure({rank: failure.exitcode for rank, failure in done.failures.items()})
@@ -115,31 +117,15 @@ class Workers:
         self.context.close(signal.SIGKILL, timeout_s)
 
     def _failure(self, codes: Mapping[int, int | None]) -> ExptError:
-        """The first failure in words, with its traceback if it left one, and where its log is; exit codes by rank."""
-        rank = self._first_failed(codes)
-        who, log = f"rank {rank} of {len(self.processes)}", f"log: {self.paths.stderr(self.attempt, rank)}"
-        raised = self._raised(rank)
-        if raised is not None and raised.exit_code == ConfigError.exit_code:
-            return ConfigError(raised.text)
-        if raised is not None and raised.expected:
-            return RunFailed(f"{who}: {raised.text}\n{log}")
-        if raised is not None:
-            return RunFailed(f"{who} raised\n\n{raised.traceback.rstrip()}\n\n{log}")
-        code = codes[rank]
-        if code is not None and code < 0:
-            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-            return RunFailed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
-        return RunFailed(f"{who} exited with code {code} before it had completed\n{log}")
-
-    def _first_failed(self, codes: Mapping[int, int | None]) -> int:
-        """A rank that vanished comes first, for the errors of the others may follow from that; then the earliest."""
-        ended = [rank for rank, code in codes.items() if code is not None]
-        raised = {rank: found.time_ns for rank in ended if (found := self._raised(rank))}
-        vanished = [rank for rank in ended if rank not in raised]
-        return vanished[0] if vanished else min(raised, key=lambda rank: raised[rank])
-
-    def _raised(self, rank: int) -> record.Raised | None:
-        return record.read_error(self.paths.error(self.attempt, rank))
+        """The first failure in words; exit codes by rank. Ends all of them."""
+        after = Aftermath(self.paths, self.attempt, len(self.processes), codes)
+        if after.timed_out():
+            # Who waited gives up too, from lack of the one that has: who is left then is who was waited for.
+            wait_for_all([process.sentinel for process in self.processes], LATE_S)
+            alive = {rank: process.pid for rank, process in enumerate(self.processes) if process.exitcode is None}
+            after.dump_stacks({rank: pid for rank, pid in alive.items() if pid})
+        self.stop()
+        return after.in_words(self.timeout_s)
 
 
 def start(launch: Launch, env: Mapping[str, str]) -> Workers:
@@ -151,7 +137,7 @@ def start(launch: Launch, env: Mapping[str, str]) -> Workers:
     with _signals_held(), _without_main():
         context = start_processes(
             name="expt",
-            entrypoint=worker.main,
+            entrypoint=entry.main,
             args=dict.fromkeys(range(size), (config, paths, launch.started, source)),
             envs=envs,
             logs_specs=RunLogs(paths, launch.attempt),
@@ -159,7 +145,7 @@ def start(launch: Launch, env: Mapping[str, str]) -> Workers:
         )
     by_pid = {process.pid: process for process in multiprocessing.active_children()}
     processes = [by_pid[pid] for _, pid in sorted(context.pids().items())]
-    return Workers(paths, launch.attempt, context, processes, store)
+    return Workers(paths, launch.attempt, config.timeout_s, context, processes, store)
 
 
 def begin_record(launch: Launch, port: int | None = None) -> Path | None:
@@ -195,7 +181,10 @@ def end_record(paths: RunPaths, error: BaseException) -> None:
     """Say in result.json that the run has failed, or was interrupted."""
     interrupted = isinstance(error, KeyboardInterrupt | Interrupted)
     status = record.INTERRUPTED if interrupted else record.FAILED
-    record.update_result(paths, status=status, error=str(error) or "interrupted by a person")
+    try:
+        record.update_result(paths, status=status, error=str(error) or "interrupted by a person")
+    except OSError as problem:  # a full disk, maybe: what ended the run is still to be told
+        resume.warn(f"{paths.result}: could not be written ({problem})")
 
 
 def wait_for_all(sentinels: Sequence[int], timeout_s: float) -> None:
@@ -238,15 +227,15 @@ def _environment(rank: int, size: int, port: int | None, launch: Launch) -> dict
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
     """Keep the driver's own signal handlers: elastic installs others, and never puts the old ones back."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    handlers = {number: signal.getsignal(number) for number in signals}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    held = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in held}
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
 
 
 @contextlib.contextmanager

@@ -84,6 +84,7 @@ def write_error(path: Path, error: BaseException, exit_code: int) -> None:
         },
         "text": str(error),
         "expected": isinstance(error, ExptError),
+        "kind": type(error).__name__,
         "exit_code": exit_code,
     }
     path.write_text(json.dumps(content), encoding="utf-8")
@@ -98,6 +99,8 @@ class Raised(NamedTuple):
     time_ns: int
     expected: bool
     """Whether `text` is meant for a person, without the traceback."""
+    kind: str
+    """The name of its class."""
 
 
 def read_error(path: Path) -> Raised | None:
@@ -106,7 +109,12 @@ def read_error(path: Path) -> Raised | None:
         content, time_ns = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime_ns
         callstack = content["message"]["extraInfo"]["py_callstack"]
         return Raised(
-            content.get("text", ""), callstack, content.get("exit_code", 1), time_ns, content.get("expected", False)
+            content.get("text", ""),
+            callstack,
+            content.get("exit_code", 1),
+            time_ns,
+            content.get("expected", False),
+            content.get("kind", ""),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

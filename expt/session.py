@@ -164,7 +164,7 @@ def _about(config: RunConfig, run_paths: RunPaths) -> dict[str, Any]:
 
 def _run_in_process(config: RunConfig, run_paths: RunPaths, started: float) -> None:
     """The single worker of `debug=true`: here, where pdb works."""
-    from expt import distributed, worker
+    from expt import distributed, entry
     from expt.data.files import prepare
 
     prepare(config.dataset)
@@ -172,24 +172,24 @@ def _run_in_process(config: RunConfig, run_paths: RunPaths, started: float) -> N
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, num_gpus=config.num_gpus
     )
     with _recorded(config, run_paths, started) as source:
-        worker.run_as(alone, config, run_paths, started, source)
+        entry.run_as(alone, config, run_paths, started, source)
 
 
 def _run_as_external_worker(config: RunConfig, run_paths: RunPaths, console: Console, started: float) -> None:
     """One of the workers that torchrun has started: rank 0 says where the run folder is, and keeps its record."""
-    from expt import distributed, worker
+    from expt import distributed, entry
     from expt.data.files import prepare
 
     prepare(config.dataset)  # under a file lock, so that one worker of each machine does it
     if not _is_first():
         told = distributed.external_store().get(SOURCE_KEY).decode()
-        _interrupted_if(worker.main(config, run_paths, started, Path(told) if told else None), run_paths)
+        _interrupted_if(entry.main(config, run_paths, started, Path(told) if told else None), run_paths)
         return
     display = RunDisplay(run_paths, console, epochs=config.epochs)
     with _recorded(config, run_paths, started) as source, _watched(display):
         distributed.external_store().set(FOLDER_KEY, str(run_paths.folder.resolve()))
         distributed.external_store().set(SOURCE_KEY, str(source or ""))
-        _interrupted_if(worker.main(config, run_paths, started, source), run_paths)
+        _interrupted_if(entry.main(config, run_paths, started, source), run_paths)
 
 
 def _interrupted_if(status: str, run_paths: RunPaths) -> None:

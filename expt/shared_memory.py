@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from expt.errors import RunFailed
+from expt.errors import TimedOut
 
 CHUNK = 256 * 1024
 """Elements that travel at once: small enough for a core's cache."""
@@ -47,7 +47,7 @@ class SharedMemory:
     def average(self, values: torch.Tensor) -> None:
         """Replace float32 `values` [N] by their mean over all workers, who must all call this in the same order.
 
-        Raises RunFailed, naming the rank, if one does not arrive in `timeout_s`.
+        Raises TimedOut, naming the rank, if one does not arrive in `timeout_s`.
         """
         for chunk in values.split(CHUNK):
             slots = self._slots[self._round % 2, :, : len(chunk)]
@@ -69,7 +69,8 @@ class SharedMemory:
             deadline = deadline or time.monotonic() + self._timeout_s
             if time.monotonic() > deadline:
                 missing = [rank for rank in range(self._world_size) if self._arrived[rank] < self._round]
-                raise RunFailed(f"rank {', '.join(map(str, missing))} did not arrive within {self._timeout_s:g} s")
+                names = ", ".join(map(str, missing))
+                raise TimedOut(f"rank {names} did not arrive within {self._timeout_s:g} s (timeout_s)")
             time.sleep(1e-4)  # it is late: leave it the core
 
 

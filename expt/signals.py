@@ -14,6 +14,8 @@ from typing import Any
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """What asks the driver; Slurm sends SIGUSR1 before it takes a node."""
 ASK_WORKER = signal.SIGUSR1
+DUMP_STACKS = signal.SIGUSR2
+"""What has a worker write the Python stack of every thread to its log, wherever it is stuck."""
 GRACE_S, IMPATIENT_S = 30.0, 8.0
 """How long workers that were asked get to finish their step and to save: by a scheduler, and by a person's Ctrl-C."""
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import os
-import sys
 import time
-import traceback
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ import torch
 from expt import build, checkpoint, distributed, fault, metrics, record, signals, snapshot, tensorboard, train
 from expt.agreement import Agreement
 from expt.data.build import Data
-from expt.data.loading import TimedBatches
+from expt.data.loading import Batch, TimedBatches
 from expt.distributed import Worker
 from expt.identity import hyperparameters
 from expt.log import Log
@@ -25,48 +22,20 @@ from expt.profiling import StepProfiler
 from expt.schema import RunConfig
 
 
-def main(config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> str:
-    """What a worker process runs; `started` is when the command was typed [seconds since the epoch].
-
-    `source` is the checkpoint that it goes on from; see expt.resume.
-
-    Returns "completed", or "interrupted" when it was asked to stop: a process that ends without it has failed.
-    """
-    if multiprocessing.parent_process() is not None:
-        signals.die_with_the_driver()
-    signals.heed_in_worker()
-    try:
-        return run_as(worker_of_environment(config), config, paths, started, source)
-    except Exception as error:
-        # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
-        _record_error(error)
-        traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(getattr(error, "exit_code", 1))
-
-
-def worker_of_environment(config: RunConfig) -> Worker:
-    """The worker that RANK and its companions in the environment describe."""
-    simulated = config.num_gpus and not torch.cuda.is_available()  # see expt.machine.SIMULATED_GPUS
-    return distributed.worker_from(os.environ, num_gpus=0 if simulated else config.num_gpus)
-
-
-def run_as(worker: Worker, config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> str:
-    """Train as `worker`, in this process; returns what became of it."""
-    torch.set_num_threads(config.threads)
-    torch.set_float32_matmul_precision(config.matmul_precision)
-    with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s):
-        return Run(config, paths, worker, started, source).train()
-
-
 class Run:
     """The training of one run, as one of its workers sees it."""
 
     def __init__(
-        self, config: RunConfig, paths: RunPaths, worker: Worker, started: float, source: Path | None = None
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        worker: Worker,
+        started: float,
+        source: Path | None,
+        beat: Callable[[], None],
     ) -> None:
         self.config, self.paths, self.worker, self.started = config, paths, worker, started
+        self.beat = beat
         build.seed(config.seed)  # the same weights on every rank
         build.set_determinism(config.deterministic, worker.device)
         self.data = build.build_data(config, worker)
@@ -146,6 +115,7 @@ class Run:
         self._end_epoch()
 
     def _after_step(self, step: int) -> None:
+        self.beat()
         self.lr = self.learner.optimizer.param_groups[0]["lr"]
         if self.first_step_s is None:
             if self.worker.device.type == "cuda":
@@ -176,7 +146,8 @@ class Run:
         loader = self.data.val if split == "val" else self.data.test
         assert loader is not None
         distributed.broadcast_buffers(self.learner.module)  # each rank has batch-norm statistics of its own
-        values = train.evaluate(self.learner, loader.evaluation(), metrics.Sums(self.worker.device))
+        batches = _each_told(loader.evaluation(), self.beat)
+        values = train.evaluate(self.learner, batches, metrics.Sums(self.worker.device))
         if self.log:
             tags = {tensorboard.loss(split): values.loss, tensorboard.accuracy(split): values.accuracy}
             self.log.values(self.position, tags)
@@ -269,6 +240,13 @@ class Run:
         }
 
 
+def _each_told(batches: Iterable[Batch], tell: Callable[[], None]) -> Iterator[Batch]:
+    """The batches, calling `tell` before each."""
+    for batch in batches:
+        tell()
+        yield batch
+
+
 def _tags(config: RunConfig) -> list[str]:
     """The metrics of the HPARAMS tab."""
     splits = ["train", config.eval_split] if config.eval_split == "test" else ["train", "val", "test"]
@@ -282,9 +260,3 @@ def _about(data: Data) -> dict[str, Any]:
 
 def _better(value: float, than: float, objective: str) -> bool:
     return value < than if objective.startswith("loss") else value > than
-
-
-def _record_error(error: Exception) -> None:
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        record.write_error(Path(path), error, getattr(error, "exit_code", 1))

@@ -19,21 +19,23 @@ import expt
 LAYERS: dict[int, tuple[str, ...]] = {
     0: (
         "errors", "machine", "paths", "schema", "rules", "config", "record", "provenance", "forkserver", "target",
-        "schedule", "identity", "overrides", "signals", "device_locks",
+        "schedule", "identity", "overrides", "signals", "device_locks", "watchdog",
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
         "failed_events", "profiling", "shared_memory", "fault",
     ),
-    2: ("train", "agreement"),
-    3: ("worker", "build", "log", "snapshot", "resume"),
-    4: ("launch", "pool", "display", "sweep_display", "report"),
+    2: ("train", "agreement", "diagnosis"),
+    3: ("entry", "worker", "build", "log", "snapshot", "resume"),
+    4: ("launch", "failure", "pool", "display", "sweep_display", "report"),
     5: ("__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "api"),
 }  # fmt: skip
 # What a module may import beside that, from its own layer. Those of layer 0 may import one another.
 ALSO: dict[str, set[str]] = {
     "optim": {"eager"},
+    "entry": {"worker"},
     "worker": {"build", "log", "snapshot"},
+    "launch": {"failure"},
     "pool": {"launch"},
     "sweep_display": {"display", "pool"},
     "report": {"display"},

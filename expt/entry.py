@@ -1,0 +1,91 @@
+"""What a worker process runs: its surroundings, the training, and a word about its end."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from expt import diagnosis, distributed, record, signals, watchdog
+from expt.distributed import Worker
+from expt.errors import TimedOut
+from expt.paths import RunPaths
+from expt.schema import RunConfig
+from expt.worker import Run
+
+
+def main(config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> str:
+    """What a worker process runs; `started` is when the command was typed [seconds since the epoch].
+
+    `source` is the checkpoint that it goes on from; see expt.resume.
+
+    Returns "completed", or "interrupted" when it was asked to stop: a process that ends without it has failed.
+    """
+    if multiprocessing.parent_process() is not None:
+        signals.die_with_the_driver()
+    signals.heed_in_worker()
+    watchdog.answer_dumps()
+    try:
+        guard = watchdog.Watchdog(_patience_s(config), lambda: _give_up(config))
+        return run_as(worker_of_environment(config), config, paths, started, source, guard.beat)
+    except Exception as error:
+        _fail(diagnosis.in_words(error, config))
+
+
+def _patience_s(config: RunConfig) -> float:
+    """Longer than `timeout_s` where there are others: who waits for one that is stuck is to say so first."""
+    return config.timeout_s + (0 if config.world_size == 1 else 5 if config.backend == "gloo" else 90)
+
+
+def _give_up(config: RunConfig) -> NoReturn:
+    """End this process, whose main thread is stuck."""
+    faulthandler.dump_traceback(all_threads=True)
+    where = watchdog.main_stack().rstrip()
+    _fail(TimedOut(f"finished no step within {config.timeout_s:g} s (timeout_s); it was here\n\n{where}\n"))
+
+
+def _fail(error: Exception) -> NoReturn:
+    """Leave `error` for the driver and in the log, and end this process."""
+    # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
+    with contextlib.suppress(OSError):  # a full disk, maybe
+        _record_error(error)
+    with contextlib.suppress(OSError):
+        traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(getattr(error, "exit_code", 1))
+
+
+def worker_of_environment(config: RunConfig) -> Worker:
+    """The worker that RANK and its companions in the environment describe."""
+    simulated = config.num_gpus and not torch.cuda.is_available()  # see expt.machine.SIMULATED_GPUS
+    return distributed.worker_from(os.environ, num_gpus=0 if simulated else config.num_gpus)
+
+
+def run_as(
+    worker: Worker,
+    config: RunConfig,
+    paths: RunPaths,
+    started: float,
+    source: Path | None = None,
+    beat: Callable[[], None] = lambda: None,
+) -> str:
+    """Train as `worker`, in this process; returns what became of it. Calls `beat` after each batch."""
+    torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s):
+        return Run(config, paths, worker, started, source, beat).train()
+
+
+def _record_error(error: Exception) -> None:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        record.write_error(Path(path), error, getattr(error, "exit_code", 1))
