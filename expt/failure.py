@@ -79,7 +79,7 @@ class Aftermath:
     def _disk(self) -> str:
         """A worker whose disk is full can't even say so."""
         usage = shutil.disk_usage(self._paths.folder)
-        full = f"; no space is left on the disk of {self._paths.folder}, {usage.free / 1e6:.1f} MB"
+        full = f"; no space is left on the disk of {self._paths.folder} ({usage.free / 1e6:.1f} MB)"
         return full if usage.free < NO_SPACE_BYTES else ""
 
     def _who(self, rank: int) -> str:

@@ -89,7 +89,7 @@ def test_data_that_gets_lost_in_mid_sweep_fails_the_runs_that_need_it(tmp_path: 
     data = tmp_path / "data"
     write_idx_set(data, sizes=(640, 64))
     words = (
-        *("-m", "dataset=mnist", f"dataset.root={data}", "dataset.download=false", "seed=0,1,2", "epochs=60"),
+        *("-m", "dataset=mnist", f"dataset.root={data}", "dataset.download=false", "seed=0,1,2", "epochs=30"),
         *("hydra.sweep.dir=sweep", "hydra.launcher.max_concurrent=1"),
     )
     process = start(*words, cwd=tmp_path)
