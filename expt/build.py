@@ -49,20 +49,29 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
     optimizer = optim.build_optimizer(config.optimizer, module.parameters())
-    steps_per_epoch = len(data.train)
-    total_steps = min(config.epochs * steps_per_epoch, config.max_steps or config.epochs * steps_per_epoch)
     return Learner(
         module=module,
         parallel=_parallelise(module, config, worker),
         optimizer=optimizer,
         scheduler=optim.build_scheduler(
-            config.scheduler, optimizer, steps_per_epoch=steps_per_epoch, total_steps=total_steps
+            config.scheduler,
+            optimizer,
+            steps_per_epoch=len(data.train),
+            total_steps=total_steps(config, data),
         ),
-        precision=Precision(config.amp, worker.device, gradient_clip=config.gradient_clip),
+        precision=Precision(
+            config.amp, worker.device, gradient_clip=config.gradient_clip, skip_non_finite=config.on_nan == "skip"
+        ),
         world_size=worker.world_size,
         label_smoothing=config.label_smoothing,
         gradient_accumulation=config.gradient_accumulation,
     )
+
+
+def total_steps(config: RunConfig, data: Data) -> int:
+    """Optimiser steps of the whole run."""
+    steps = config.epochs * len(data.train)
+    return min(steps, config.max_steps or steps)
 
 
 def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> nn.Module:

@@ -16,10 +16,11 @@ _CPU_MEMORY = re.compile(r"(?:can't allocate memory|not enough memory): you trie
 def in_words(error: Exception, config: RunConfig) -> Exception:
     """The ExptError that says what `error` means; `error` itself where nothing better is known."""
     text = str(error)
+    if isinstance(error, torch.OutOfMemoryError | OutOfMemory):
+        fits = getattr(error, "fits", None)
+        return _explained(error, OutOfMemory(f"{_first_sentences(error)}\n{_to_need_less(config, fits)}"))
     if isinstance(error, ExptError):
         return error
-    if isinstance(error, torch.OutOfMemoryError):
-        return _explained(error, OutOfMemory(f"out of GPU memory: {_first_line(error)}\n{_to_need_less(config)}"))
     if isinstance(error, RuntimeError) and (asked := _CPU_MEMORY.search(text)):
         size = f"{int(asked[1]) / 1e9:.1f} GB"
         return _explained(error, OutOfMemory(f"out of memory: {size} more were asked for\n{_to_need_less(config)}"))
@@ -41,21 +42,24 @@ def _explained(cause: Exception, error: ExptError) -> ExptError:
     return error
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300]
+def _first_sentences(error: Exception) -> str:
+    """What was asked for and what there was; the rest of CUDA's message is about the allocator."""
+    return ". ".join(str(error).strip().splitlines()[0].split(". ")[:3])[:400].rstrip(".")
 
 
-def _to_need_less(config: RunConfig) -> str:
-    """What to set, for a run that needed too much memory."""
+def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
+    """What to set, for a run that needed too much memory; `fits` images at a time were seen to do."""
     each = config.batch_size // config.world_size
     part = each // config.gradient_accumulation
     now = f"batch_size={config.batch_size} is {each} images on each of {config.world_size} workers"
     if part != each:
         now += f", {part} at a time"
     ways = []
-    if part > 1:
-        ways += [f"gradient_accumulation={2 * config.gradient_accumulation} (the same numbers)"]
-        ways += [f"batch_size={config.batch_size // 2}"]
+    if fits is not None and fits < part:
+        now += f"; {fits} at a time fit, it was tried"
+        ways = [f"gradient_accumulation={each // fits}", f"batch_size={fits * config.world_size}"]
+    elif part > 1:
+        ways = [f"gradient_accumulation={2 * config.gradient_accumulation}", f"batch_size={config.batch_size // 2}"]
     if config.amp is False:
         ways += ["amp=true"]
     return f"{now}; try {', or '.join(ways) or 'a smaller model'}"

@@ -52,7 +52,11 @@ class Diverged(RunFailed):
 
 
 class OutOfMemory(RunFailed):
-    """The memory of a GPU, or of the machine, did not suffice."""
+    """The memory of a GPU, or of the machine, did not suffice; `fits` images at a time would, where that was tried."""
+
+    def __init__(self, text: str, *, fits: int | None = None) -> None:
+        super().__init__(text)
+        self.fits = fits
 
 
 class CheckpointError(ExptError):

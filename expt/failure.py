@@ -55,8 +55,9 @@ class Aftermath:
         if raised is not None and raised.exit_code == ConfigError.exit_code:
             return ConfigError(raised.text)
         if raised is not None and raised.expected:
-            kind = Diverged if raised.kind == Diverged.__name__ else RunFailed
-            return kind(f"{who}: {raised.text}\n{log}")
+            if raised.kind == Diverged.__name__:  # all ranks say the same
+                return Diverged(f"{raised.text}\n{log}")
+            return RunFailed(f"{who}: {raised.text}\n{log}")
         if raised is not None:
             return RunFailed(f"{who} raised\n\n{raised.traceback.rstrip()}\n\n{log}")
         code = self._codes[rank]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
@@ -18,7 +19,7 @@ def build_optimizer(config: schema.SGD | schema.Adam | schema.Target, parameters
     if isinstance(config, schema.Target):
         return target.build(config.target, Optimizer, parameters, **config.kwargs)
     if isinstance(config, schema.SGD):
-        return eager.optimizer(optim.SGD)(
+        sgd = eager.optimizer(optim.SGD)(
             parameters,
             lr=config.lr,
             momentum=config.momentum,
@@ -26,6 +27,10 @@ def build_optimizer(config: schema.SGD | schema.Adam | schema.Target, parameters
             nesterov=config.nesterov,
             fused=True,
         )
+        # torch makes it in the first step, and leaves it as it found the memory where that step is skipped.
+        for parameter in parameters if config.momentum else ():
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
     cls = optim.Adam if config.name == "adam" else optim.AdamW
     return eager.optimizer(cls)(
         parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True

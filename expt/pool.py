@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from expt import launch, record, signals
 from expt.data.files import prepare
 from expt.device_locks import DeviceLocks
-from expt.errors import ConfigError, ExptError, Interrupted
+from expt.errors import ConfigError, Diverged, ExptError, Interrupted
 from expt.launch import Workers
 from expt.machine import Machine
 from expt.paths import RunPaths
@@ -214,7 +214,7 @@ class Pool:
                 launch.end_record(job.paths, error)
             self._release(number)
             restarts = max(self._options.retries, _config(job).max_restarts)
-            if error and not isinstance(error, ConfigError | Interrupted) and job.retries < restarts:
+            if error and not isinstance(error, ConfigError | Interrupted | Diverged) and job.retries < restarts:
                 self._retry(number, job, error)
             else:
                 self._end(job, error)

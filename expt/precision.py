@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,11 +14,19 @@ class Precision:
     """Autocast for the forward pass; scaling, clipping and the update for the rest of a step."""
 
     def __init__(
-        self, amp: bool | Literal["bf16", "fp16"], device: torch.device, *, gradient_clip: float | None = None
+        self,
+        amp: bool | Literal["bf16", "fp16"],
+        device: torch.device,
+        *,
+        gradient_clip: float | None = None,
+        skip_non_finite: bool = False,
     ) -> None:
         self.dtype = _autocast_dtype(amp, device)
         self._device = device
         self._gradient_clip = gradient_clip
+        self._skip = skip_non_finite
+        self.skipped = torch.zeros((), device=device)
+        """Updates left out because a gradient was not finite; those of float16's scale are not counted."""
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
 
     def autocast(self) -> torch.autocast:
@@ -27,16 +35,39 @@ class Precision:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss`, scaled if in float16."""
+        if self._skip:
+            # The gradients of an infinite loss may be finite: made nan here, all workers get to see it in their mean.
+            loss = loss * (1 + 0 * loss.detach())
         self.scaler.scale(loss).backward()
 
     def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
-        """Clip and apply the gradients, then drop them; a step with infinite float16 gradients is skipped."""
+        """Clip and apply the gradients, then drop them. Waits for the device only where the optimiser makes it.
+
+        Left out where a gradient is not finite, in float16 or with `skip_non_finite`.
+        """
         if self._gradient_clip is not None:
             self.scaler.unscale_(optimizer)  # clipping scaled gradients would clip at the wrong norm
             nn.utils.clip_grad_norm_(parameters, self._gradient_clip, foreach=True)
-        self.scaler.step(optimizer)
+        if self._skip and not self.scaler.is_enabled():
+            self._step_if_finite(optimizer)
+        else:
+            self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
+
+    def _step_if_finite(self, optimizer: Optimizer) -> None:
+        """All workers decide alike: they have the same gradients."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        bad = ~torch.isfinite(nn.utils.get_total_norm(gradients, torch.inf, foreach=True))
+        self.skipped += bad
+        if self._device.type == "cuda" and getattr(optimizer, "_step_supports_amp_scaling", False):
+            # What GradScaler does: the fused kernel looks at the flag, so that the host need not.
+            fused: Any = optimizer
+            fused.grad_scale, fused.found_inf = None, bad.float()
+            fused.step()
+            del fused.grad_scale, fused.found_inf
+        elif not bad.item():
+            optimizer.step()
 
 
 def _autocast_dtype(amp: bool | Literal["bf16", "fp16"], device: torch.device) -> torch.dtype | None:

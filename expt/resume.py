@@ -18,6 +18,7 @@ from expt.schema import RunConfig
 # How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
 MAY_CHANGE = NOT_IN_RESULT | {
     "epochs", "max_steps", "log_every", "gpus", "world_size", "backend", "gradient_accumulation", "deterministic",
+    "on_nan",
     "compile", "matmul_precision", "channels_last",
 }  # fmt: skip
 

@@ -79,6 +79,8 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
         problems.append("amp=fp16: this CPU does not compute in float16; use amp=bf16 or a GPU")
     if config.ddp.sync_batchnorm and not config.num_gpus:
         problems.append("ddp.sync_batchnorm=true: works on GPUs only; use ddp.sync_batchnorm=false")
+    if config.on_nan == "skip" and config.ddp.comm_hook == "powersgd":
+        problems.append("on_nan=skip: powersgd would carry a nan into later steps; use another ddp.comm_hook")
     return problems
 
 

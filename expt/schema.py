@@ -238,6 +238,7 @@ class RunConfig:
     ddp: DDP
     resume: str | None
     checkpoint: Checkpoint
+    on_nan: Literal["stop", "skip"]
     max_restarts: Annotated[int, Field(ge=0)]
     timeout_s: Positive
     profile: bool

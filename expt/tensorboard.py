@@ -15,6 +15,8 @@ SAMPLES_PER_S = "speed/samples_per_s"
 EPOCH_S = "speed/epoch_s"
 DATA_WAIT_S = "speed/data_wait_s"
 """Seconds of the epoch that rank 0 waited for its next batch."""
+SKIPPED_STEPS = "skipped_steps"
+"""Steps left out so far, because a loss or gradient was not finite (`on_nan=skip`)."""
 EVENT_FILES = "events.out.tfevents."
 
 

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from expt.data.loading import IGNORE_INDEX, Batch
 from expt.distributed import sum_across_workers
-from expt.errors import ConfigError
+from expt.errors import ConfigError, OutOfMemory
 from expt.metrics import Averages, Sums, averages
 from expt.precision import Precision
 
@@ -68,10 +68,9 @@ def train_epoch(
     learner.parallel.train()
     since = time.perf_counter()
     for batch in batches:
-        accumulate_gradients(learner, batch, sums)
-        if position.step == 0:
-            check_gradients(learner)
-        learner.precision.update(learner.optimizer, learner.module.parameters())
+        shortage = _learn(learner, batch, sums, first=position.step == 0)
+        if shortage:  # out of the `except`: the traceback would keep what the step has allocated
+            raise OutOfMemory(shortage, fits=largest_that_fits(learner, batch))
         position.step += 1
         position.step_in_epoch += 1
         on_step(position.step)
@@ -81,9 +80,21 @@ def train_epoch(
             now = time.perf_counter()
             on_log(values, now - since)
             since = now
-            sums.logged.copy_(sums.values)
+            sums.mark_logged()
         if between_steps() or position.step == stop_at:
             break
+
+
+def _learn(learner: Learner, batch: Batch, sums: Sums, *, first: bool) -> str | None:
+    """One optimiser step; returns what torch says where the GPU's memory did not suffice."""
+    try:
+        accumulate_gradients(learner, batch, sums)
+        if first:
+            check_gradients(learner)
+        learner.precision.update(learner.optimizer, learner.module.parameters())
+    except torch.OutOfMemoryError as error:
+        return str(error)
+    return None
 
 
 def accumulate_gradients(learner: Learner, batch: Batch, sums: Sums) -> None:
@@ -113,6 +124,38 @@ def check_gradients(learner: Learner) -> None:
             f"these parameters got no gradient, they took no part in the loss: {', '.join(unused)}; "
             "use ddp.find_unused_parameters=true, or remove them from the model"
         )
+
+
+def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
+    """How many images a worker can train on at a time, halved until it does; None where that can't be said.
+
+    For a run that has failed: the model has taken some steps more afterwards. No collective.
+    """
+    if learner.module._compiled_call_impl is not None:  # it would compile for each size
+        return None
+    count = len(batch.images) // learner.gradient_accumulation
+    while count > 1:
+        count //= 2
+        learner.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+        try:
+            _step_alone(learner, batch.images[:count], batch.labels[:count])
+        except torch.OutOfMemoryError:
+            continue
+        except Exception:  # a batch norm of one image, ...
+            return None
+        return count
+    return None
+
+
+def _step_alone(learner: Learner, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """A step of this worker alone; not through `backward`, which would have DistributedDataParallel call the others."""
+    parameters = [parameter for parameter in learner.module.parameters() if parameter.requires_grad]
+    with learner.precision.autocast():
+        loss = summed_loss(learner.module(images), labels)
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+        parameter.grad = gradient
+    learner.optimizer.step()
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -10,7 +11,19 @@ from typing import Any
 
 import torch
 
-from expt import build, checkpoint, distributed, fault, metrics, record, signals, snapshot, tensorboard, train
+from expt import (
+    build,
+    checkpoint,
+    distributed,
+    divergence,
+    fault,
+    metrics,
+    record,
+    signals,
+    snapshot,
+    tensorboard,
+    train,
+)
 from expt.agreement import Agreement
 from expt.data.build import Data
 from expt.data.loading import Batch, TimedBatches
@@ -42,11 +55,12 @@ class Run:
         self.learner = build.build_learner(config, self.data, worker)
         build.seed(config.seed + 1 + worker.rank)  # but not the same dropout
         self.position = train.Position()
-        self.sums = metrics.Sums(worker.device)
+        self.sums = metrics.Sums(worker.device, finite_only=config.on_nan == "skip")
         self.best: dict[str, Any] | None = None
         self.epoch_s: list[float] = []
         self.first_step_s: float | None = None
         self.lr = self.data_wait_s = 0.0
+        self.skipped_before = 0.0
         self.elapsed_s = 0.0  # of this epoch, before this attempt
         self.saved_at, self.began = time.monotonic(), time.perf_counter()
         self.agreement, self.stopping = Agreement(worker), False
@@ -65,8 +79,7 @@ class Run:
     @property
     def total_steps(self) -> int:
         """Optimiser steps of the whole run."""
-        steps = self.config.epochs * len(self.data.train)
-        return min(steps, self.config.max_steps or steps)
+        return build.total_steps(self.config, self.data)
 
     def train(self) -> str:
         """Every epoch, the test at the end, and the completion record; returns its status."""
@@ -126,6 +139,8 @@ class Run:
 
     def _log_training(self, values: metrics.Averages, seconds: float, *, epoch_ended: bool = False) -> None:
         """The averages since the last log point; at an epoch's end those of the epoch, so as to compare with val."""
+        if not math.isfinite(values.loss):
+            self._stop_at_loss()
         if not self.log:
             return
         # A log point that falls on the epoch's last step gives way to the epoch's own.
@@ -140,6 +155,8 @@ class Run:
         }
         if epoch_ended:
             tags |= {tensorboard.EPOCH_S: seconds, tensorboard.DATA_WAIT_S: self.data_wait_s}
+            if self.config.on_nan == "skip":
+                tags[tensorboard.SKIPPED_STEPS] = self.skipped_before + self.learner.precision.skipped.item()
         self.log.values(self.position, tags)
 
     def _evaluate(self, split: str) -> metrics.Averages:
@@ -165,6 +182,11 @@ class Run:
             self._save()
         return self.stopping
 
+    def _stop_at_loss(self) -> None:
+        self.writer.wait()
+        parts = self.config.gradient_accumulation
+        divergence.stop_at_loss(self.sums, self.position, self.data.train, self.worker, parts)
+
     def _minutes_passed(self) -> bool:
         minutes = self.config.checkpoint.every_minutes
         return minutes is not None and self.worker.rank == 0 and time.monotonic() - self.saved_at > minutes * 60
@@ -175,7 +197,7 @@ class Run:
         improved = False
         if self.log:
             value = self.log.last.get(name)
-            improved = value is not None and (self.best is None or _better(value, self.best["value"], name))
+            improved = value is not None and _better(value, self.best["value"] if self.best else None, name)
             if improved:
                 self.best = {"metric": name, "value": value, "epoch": position.epoch}
             if self.best:
@@ -191,6 +213,10 @@ class Run:
     def _save(self, *, improved: bool = False) -> None:
         """Begin to write a checkpoint; a collective."""
         state = snapshot.take(self.learner, self.position, self.sums, self.worker)
+        if not divergence.all_finite(part["sums"] for part in state["workers"]):
+            self._stop_at_loss()
+        self.writer.wait()  # should what follows end the run: the checkpoint before this is whole then
+        divergence.refuse_weights(self.learner.module, self.position)
         self.saved_at = time.monotonic()
         if not self.log:
             return
@@ -211,6 +237,7 @@ class Run:
         read = checkpoint.load(source) if self.worker.rank == 0 else None
         saved: dict[str, Any] = distributed.from_rank_0(read, self.worker.device)
         snapshot.put_back(saved, self.learner, self.position, self.sums, self.worker)
+        self.skipped_before = saved["last"].get(tensorboard.SKIPPED_STEPS, 0.0)
         self.best, self.epoch_s, self.elapsed_s = saved["best"], saved["epoch_s"], saved["elapsed_s"]
         return saved
 
@@ -258,5 +285,7 @@ def _about(data: Data) -> dict[str, Any]:
     return {key: value for key, value in dataclasses.asdict(data.info).items() if key != "class_names"}
 
 
-def _better(value: float, than: float, objective: str) -> bool:
+def _better(value: float, than: float | None, objective: str) -> bool:
+    if than is None or not math.isfinite(value):
+        return than is None and math.isfinite(value)
     return value < than if objective.startswith("loss") else value > than

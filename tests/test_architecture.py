@@ -26,7 +26,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
         "failed_events", "profiling", "shared_memory", "fault",
     ),
     2: ("train", "agreement", "diagnosis"),
-    3: ("entry", "worker", "build", "log", "snapshot", "resume"),
+    3: ("entry", "worker", "build", "log", "snapshot", "resume", "divergence"),
     4: ("launch", "failure", "pool", "display", "sweep_display", "report"),
     5: ("__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "api"),
 }  # fmt: skip
@@ -34,7 +34,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
 ALSO: dict[str, set[str]] = {
     "optim": {"eager"},
     "entry": {"worker"},
-    "worker": {"build", "log", "snapshot"},
+    "worker": {"build", "divergence", "log", "snapshot"},
     "launch": {"failure"},
     "pool": {"launch"},
     "sweep_display": {"display", "pool"},

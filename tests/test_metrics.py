@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from expt.errors import Diverged
 from expt.metrics import Sums, averages
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def test_nothing_counted_has_no_average(labels: list[int]) -> None:
     sums = Sums(CPU)
     if labels:
         sums.add(torch.zeros(len(labels), 3), torch.tensor(labels), torch.tensor(0.0))
-    with pytest.raises(ValueError, match="no sample was counted"):
+    with pytest.raises(Diverged, match="no sample was counted"):
         averages(sums.values)
 
 

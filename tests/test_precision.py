@@ -64,3 +64,20 @@ def test_a_step_with_infinite_gradients_is_skipped(make: Any, clip: float | None
     taken, precision = update("fp16", make, clip, factor=float("inf"))
     assert not taken.any()
     assert precision.scaler.get_scale() == scale / 2
+
+
+@pytest.mark.parametrize("loss", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_a_step_whose_loss_is_not_finite_can_be_left_out(kind: str, loss: float) -> None:
+    def train(losses: list[float]) -> tuple[list[torch.Tensor], float]:
+        weight = nn.Parameter(torch.ones(3))
+        make: Any = {"sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9), "adam": lambda p: optim.Adam(p, lr=0.1)}[kind]
+        precision, optimizer = Precision(False, CPU, skip_non_finite=True), make([weight])
+        for extra in losses:
+            precision.backward(weight.square().sum() + extra)  # the gradient of an infinite loss is finite here
+            precision.update(optimizer, [weight])
+        return [weight.detach(), *optimizer.state[weight].values()], precision.skipped.item()
+
+    (left_out, skipped), (never_there, none) = train([0.0, loss, 0.0]), train([0.0, 0.0])
+    assert all(torch.equal(mine, other) for mine, other in zip(left_out, never_there, strict=True))
+    assert (skipped, none) == (1, 0)

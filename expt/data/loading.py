@@ -60,6 +60,9 @@ class Loader(Protocol):
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """This worker's parts of the global batches of an epoch; the first `skip` are passed over unread."""
 
+    def indices(self, epoch: int, number: int) -> Tensor:
+        """Which samples of the dataset this worker's part of an epoch's batch `number` (from 0) holds, int64 [b]."""
+
     def evaluation(self) -> Iterator[Batch]:
         """This worker's samples, each once over all workers; workers may get unequal numbers of batches, or none."""
 
@@ -101,13 +104,23 @@ class ShardedLoader(ABC):
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """See Loader."""
-        order = self._indices
-        if self._shuffle:
-            order = order[indexing.permutation(self.size, self._seed, epoch)]
-        rank, world_size = self._shard.rank, self._shard.world_size
-        pieces = indexing.train_pieces(self.size, self._batch_size, self._drop_last, rank, world_size, skip)
+        order, pieces = self._order(epoch), self._pieces(skip)
         drawn = self._augment.draw(self.size, self._seed, epoch) if self._augment else None
         return self._batches(order, pieces, epoch, drawn)
+
+    def indices(self, epoch: int, number: int) -> Tensor:
+        """See Loader."""
+        piece = next(self._pieces(number))
+        return self._order(epoch)[piece.start : piece.stop]
+
+    def _order(self, epoch: int) -> Tensor:
+        if not self._shuffle:
+            return self._indices
+        return self._indices[indexing.permutation(self.size, self._seed, epoch)]
+
+    def _pieces(self, skip: int) -> Iterator[indexing.Piece]:
+        rank, world_size = self._shard.rank, self._shard.world_size
+        return indexing.train_pieces(self.size, self._batch_size, self._drop_last, rank, world_size, skip)
 
     def evaluation(self) -> Iterator[Batch]:
         """See Loader."""

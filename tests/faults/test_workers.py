@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from expt import checkpoint
 from expt.fault import VARIABLE
 from tests.conftest import RunFolder, alive, run
 from tests.faults.conftest import Failing
@@ -90,3 +91,12 @@ def test_memory_that_does_not_suffice_is_told_with_the_batch_size(failing: Faili
     error = failing("1:5:oom", "batch_size=64")
     assert "rank 1 of 2: out of GPU memory" in str(error)
     assert "batch_size=64 is 32 images on each of 2 workers; try gradient_accumulation=2" in str(error)
+
+
+def test_a_loss_that_is_not_finite_stops_every_rank(tmp_path: Path, failing: Failing) -> None:
+    error = failing("1:30:nan", "log_every=5", "checkpoint.every_steps=8")
+    assert error.exit_code == 1
+    assert "the loss was nan at step 30 (epoch 2) on rank 1" in str(error)
+    left = RunFolder(tmp_path / "here")
+    assert left.result["status"] == "failed"
+    assert checkpoint.load(left.folder / "checkpoints" / "last.pt")["position"]["step"] == 24, "before it"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import Trained
+from expt import schema
+from expt.optim import build_optimizer
+from expt.precision import Precision
+from tests.conftest import Trained, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -49,3 +53,47 @@ def test_channels_last(trained: Trained) -> None:
     result = trained(*options, CUDA_VISIBLE_DEVICES=FIRST_GPU).result
     assert (result["status"], result["steps"]) == ("completed", 20)
     assert 0 <= result["metrics"]["loss/val"] < 10
+
+
+def test_a_gpu_without_room_names_the_batch_size_that_fits(tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Sequential):\n"
+        "    def __init__(self, *, channels, image_size, num_classes):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
+        "    def forward(self, images):\n"
+        "        total = torch.cuda.get_device_properties(images.device).total_memory\n"
+        "        logits = super().forward(images)\n"
+        "        if self.training:  # a 20th of the memory for each image\n"
+        "            self.kept = torch.empty(len(images), total // 20, dtype=torch.uint8, device=images.device)\n"
+        "        return logits\n"
+    )
+    own = ("+model._target_=large.Net", "~model.hidden", "~model.dropout", "gpus=1", "batch_size=64")
+    done = run(*own, cwd=tmp_path, CUDA_VISIBLE_DEVICES=FIRST_GPU)
+    assert done.returncode == 1
+    assert "16 at a time fit, it was tried" in done.stderr
+    assert "try gradient_accumulation=4, or batch_size=16" in done.stderr
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("first", [1, 2], ids=["the first step", "a later one"])
+def test_a_step_is_skipped_without_a_word_of_the_host(optimizer: str, first: int) -> None:
+    def train(losses: list[float]) -> list[torch.Tensor]:
+        weight = torch.nn.Parameter(torch.ones(3, device="cuda"))
+        configs: dict[str, schema.SGD | schema.Adam] = {
+            "sgd": schema.SGD(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False),
+            "adam": schema.Adam(name="adam", lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0),
+        }
+        precision = Precision(False, torch.device("cuda"), skip_non_finite=True)
+        update = build_optimizer(configs[optimizer], [weight])
+        torch.cuda.set_sync_debug_mode("error")
+        for extra in losses:
+            precision.backward(weight.square().sum() + extra)
+            precision.update(update, [weight])
+        torch.cuda.set_sync_debug_mode("default")
+        return [weight.detach(), *update.state[weight].values()]
+
+    losses = [0.0, 0.0, 0.0]
+    losses.insert(first - 1, float("nan"))
+    skipped, never_there = train(losses), train([0.0, 0.0, 0.0])
+    assert all(torch.equal(mine, other) for mine, other in zip(skipped, never_there, strict=True))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from expt import checkpoint
+from expt.data.shard import permutation, split
 from tests.conftest import run
 
 FOLDER = "hydra.run.dir=here"
@@ -54,3 +56,65 @@ def test_a_worker_that_hangs_alone_ends(tmp_path: Path) -> None:
     assert "rank 0 of 1: finished no step within 1 s (timeout_s); it was here" in done.stderr
     assert "time.sleep(1000)" in done.stderr
     assert "in stuck" in _log(tmp_path, 0)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_loss_that_is_not_finite_stops_all_ranks_with_step_rank_and_images(value: str, tmp_path: Path) -> None:
+    # On rank 1 at step 30, the 10th of epoch 2; a checkpoint is due before the next log point.
+    model = _model(tmp_path, f"images * float('{value}')", rank=1)
+    done = run(*model, "log_every=20", "checkpoint.every_steps=8", "max_restarts=3", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "the loss was nan at step 30 (epoch 2) on rank 1" in done.stderr
+    listed = done.stderr.partition("training data: ")[2].splitlines()[0]
+    assert [int(index) for index in listed.split(", ")] == _indices(epoch=2, number=9, rank=1)
+    folder = tmp_path / "here"
+    assert checkpoint.load(folder / "checkpoints" / "last.pt")["position"]["step"] == 24
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["status"], result["attempts"]) == ("failed", 1)
+    assert "step 30" in result["error"]
+    assert "at step 30 (epoch 2) on rank 1" in _log(tmp_path, 0)
+    assert "NaN" not in (folder / "metrics.jsonl").read_text()
+
+
+def _indices(*, epoch: int, number: int, rank: int) -> list[int]:
+    """Which of the digits a rank of two gets in a batch of 64."""
+    train, _ = split(1437, 0.1, None)
+    order = train[permutation(len(train), 0, epoch)]
+    return [int(index) for index in order[number * 64 + rank * 32 : number * 64 + (rank + 1) * 32]]
+
+
+def test_a_step_may_be_skipped_on_all_ranks(tmp_path: Path) -> None:
+    model = _model(tmp_path, "images * float('nan')", rank=1)
+    settings = ("epochs=2", "on_nan=skip", "optimizer.momentum=0.9", "log_every=10")
+    skipped = run(*model, *settings, cwd=tmp_path)
+    assert skipped.returncode == 0, skipped.stderr
+    result = json.loads((tmp_path / "here" / "result.json").read_text())
+    assert result["metrics"]["skipped_steps"] == 1
+    assert result["metrics"]["accuracy/test"] > 0.9
+    assert 0 < result["metrics"]["loss/train"] < 1
+
+
+def test_a_gpu_without_room_names_the_batch_size_that_would_fit(tmp_path: Path) -> None:
+    # What a GPU raises, where there is none: more than 8 images at a time are too many, from a step on.
+    lack = "torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full. More.')"
+    model = _model(tmp_path, "images", rank=1)
+    source = (tmp_path / "faulty.py").read_text()
+    limited = source.replace("self.steps == 30", "self.steps >= 30").replace(
+        "return images\n", f"if len(images) > 8: raise {lack}\n        return images\n"
+    )
+    (tmp_path / "faulty.py").write_text(limited)
+    done = run(*model, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "CUDA out of memory. Tried to allocate 2.00 GiB" in done.stderr
+    assert "batch_size=64 is 32 images on each of 2 workers; 8 at a time fit, it was tried" in done.stderr
+    assert "try gradient_accumulation=4, or batch_size=16, or amp=true" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_machine_without_room_is_told_in_plain_words(tmp_path: Path) -> None:
+    done = run(*_model(tmp_path, "torch.empty(1 << 50)", rank=0), "world_size=1", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "out of memory: 4503599.6 GB more were asked for" in done.stderr
+    assert "gradient_accumulation=2, or batch_size=32" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "torch.empty(1 << 50)" in _log(tmp_path, 0)
