@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
 import random
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ import numpy as np
 import torch
 
 from expt.errors import CheckpointError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No space, no quota, or a file larger than allowed."""
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -55,41 +59,56 @@ def save(path: Path, state: Mapping[str, Any], *, keep: int = 0) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.tmp")
-    try:
-        _write(beside, path, state)
+    with _full_disk_in_words(path), _removed_at_end(beside):
+        _write(beside, state)
         digest = _sha256(beside)
         for number in range(keep, 0, -1):
             if _older(path, number - 1).exists():
                 keep_as(_older(path, number - 1), _older(path, number))
         _publish(beside, path, [digest])
-    finally:
-        beside.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+        _sync_folder(path.parent)
 
 
-def _write(beside: Path, path: Path, state: Mapping[str, Any]) -> None:
+def _write(beside: Path, state: Mapping[str, Any]) -> None:
+    torch.save(state, str(beside))  # by name: torch then writes without holding up the training thread
+    with beside.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _full_disk_in_words(path: Path) -> Iterator[None]:
     try:
-        torch.save(state, str(beside))  # by name: torch then writes without holding up the training thread
-        with beside.open("rb+") as file:
-            os.fsync(file.fileno())
-    except RuntimeError as error:  # torch's word for a full disk is "unexpected pos"
+        yield
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in FULL:
+            raise
+        # Of a RuntimeError: torch's word for a full disk is "unexpected pos".
         free_mb = shutil.disk_usage(path.parent).free / 1e6
         raise CheckpointError(
-            f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.0f} MB are free. "
+            f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free. "
             f"The checkpoint before it is kept. ({str(error).splitlines()[0][:200]})"
         ) from error
+
+
+@contextlib.contextmanager
+def _removed_at_end(path: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def keep_as(last: Path, best: Path) -> None:
     """Give the file `last` the second name `best`; the next `last` is another file."""
     beside = best.with_name(f".{best.name}.tmp")
     beside.unlink(missing_ok=True)
-    try:
-        os.link(last, beside)
-    except OSError:  # another disk, or one without links
-        shutil.copyfile(last, beside)
-    _publish(beside, best, _digests(last))
-    _sync_folder(best.parent)
+    with _full_disk_in_words(best), _removed_at_end(beside):
+        try:
+            os.link(last, beside)
+        except OSError:  # another disk, or one without links
+            shutil.copyfile(last, beside)
+        _publish(beside, best, _digests(last))
+        _sync_folder(best.parent)
 
 
 def load(path: Path, *, lazily: bool = False) -> dict[str, Any]:
@@ -207,8 +226,9 @@ def _digests(path: Path) -> list[str]:
 def _write_digests(path: Path, digests: list[str]) -> None:
     sidecar = _sidecar(path)
     beside = sidecar.with_name(f".{sidecar.name}.tmp")
-    beside.write_text("".join(f"{digest}  {path.name}\n" for digest in digests), encoding="ascii")
-    beside.replace(sidecar)
+    with _removed_at_end(beside):
+        beside.write_text("".join(f"{digest}  {path.name}\n" for digest in digests), encoding="ascii")
+        beside.replace(sidecar)
 
 
 def _sha256(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -55,10 +56,12 @@ def _give_up(config: RunConfig) -> NoReturn:
 def _fail(error: Exception) -> NoReturn:
     """Leave `error` for the driver and in the log, and end this process."""
     # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
-    _record_error(error)
-    print(redaction.hidden("".join(traceback.format_exception(error))), file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a full disk, maybe
+        _record_error(error)
+    with contextlib.suppress(OSError):
+        print(redaction.hidden("".join(traceback.format_exception(error))), file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(getattr(error, "exit_code", 1))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Mapping
 
@@ -11,6 +12,7 @@ from expt import record, signals, watchdog
 from expt.errors import ConfigError, Diverged, ExptError, RunFailed, TimedOut
 from expt.paths import RunPaths
 
+NO_SPACE_BYTES = 1_000_000
 _NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
 
 
@@ -62,7 +64,7 @@ class Aftermath:
         if code is not None and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""
             return RunFailed(f"{who} was killed by {signal.Signals(-code).name}{hint}\n{log}")
-        return RunFailed(f"{who} exited with code {code} before it had completed\n{log}")
+        return RunFailed(f"{who} exited with code {code} before it had completed{self._disk()}\n{log}")
 
     def _late(self, timeout_s: float) -> TimedOut:
         """The workers that the others waited for, and where the first of them was."""
@@ -74,6 +76,12 @@ class Aftermath:
             f"rank {names} of {self._size} did not arrive within {timeout_s:g} s (timeout_s), "
             f"where the others waited{stack}\n{self._log(first)}"
         )
+
+    def _disk(self) -> str:
+        """A worker whose disk is full can't even say so."""
+        usage = shutil.disk_usage(self._paths.folder)
+        full = f"; no space is left on the disk of {self._paths.folder} ({usage.free / 1e6:.1f} MB)"
+        return full if usage.free < NO_SPACE_BYTES else ""
 
     def _who(self, rank: int) -> str:
         return f"rank {rank} of {self._size}"

@@ -112,9 +112,9 @@ class Workers:
                 if process.pid and process.exitcode is None:
                     os.kill(process.pid, signals.ASK_WORKER)
 
-    def stop(self, how: signal.Signals = signal.SIGTERM, timeout_s: int = 5) -> None:
-        """End all of them: by `how`, and by SIGKILL after `timeout_s`."""
-        self.context.close(how, timeout_s)
+    def stop(self, timeout_s: int = 5) -> None:
+        """End all of them, now: what they write is whole at any moment."""
+        self.context.close(signal.SIGKILL, timeout_s)
 
     def _failure(self, codes: Mapping[int, int | None]) -> ExptError:
         """The first failure in words; exit codes by rank. Ends all of them."""
@@ -124,7 +124,7 @@ class Workers:
             wait_for_all([process.sentinel for process in self.processes], LATE_S)
             alive = {rank: process.pid for rank, process in enumerate(self.processes) if process.exitcode is None}
             after.dump_stacks({rank: pid for rank, pid in alive.items() if pid})
-        self.stop(signal.SIGKILL)
+        self.stop()
         return after.in_words(self.timeout_s)
 
 
@@ -181,7 +181,10 @@ def end_record(paths: RunPaths, error: BaseException) -> None:
     """Say in result.json that the run has failed, or was interrupted."""
     interrupted = isinstance(error, KeyboardInterrupt | Interrupted)
     status = record.INTERRUPTED if interrupted else record.FAILED
-    record.update_result(paths, status=status, error=str(error) or "interrupted by a person")
+    try:
+        record.update_result(paths, status=status, error=str(error) or "interrupted by a person")
+    except OSError as problem:  # a full disk, maybe: what ended the run is still to be told
+        resume.warn(f"{paths.result}: could not be written ({problem})")
 
 
 def wait_for_all(sentinels: Sequence[int], timeout_s: float) -> None:

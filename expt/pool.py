@@ -227,6 +227,8 @@ class Pool:
 
     def _release(self, number: int) -> None:
         job = self._active.pop(number)
+        if job.workers:
+            job.workers.store = None  # closes its port: the job, or an exception's traceback, may be kept for long
         schedule = self._gpus if job.devices else self._cores
         schedule.end(number)
         still_used = {device for other in self._active.values() for device in other.devices}

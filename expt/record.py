@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from expt.errors import ExptError
+from expt.errors import ConfigError, ExptError
 from expt.paths import RunPaths
 from expt.redaction import hidden
 
@@ -118,6 +119,23 @@ def read_error(path: Path) -> Raised | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+@contextlib.contextmanager
+def at_work(paths: RunPaths) -> Iterator[None]:
+    """Keep other commands out of the run's folder. Raises ConfigError where one is at work there already."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(paths.lock, timeout=0)
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(f"hydra.run.dir={paths.folder}: another command is at work there; wait for it") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def read_result(paths: RunPaths) -> dict[str, Any]:

@@ -12,12 +12,15 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from expt import machine, paths, provenance, record, session
+from expt import machine, paths, provenance, record
 from expt.config import parse_again
 from expt.errors import ConfigError
+from expt.identity import describe as describe_config
 from expt.identity import identity
+from expt.overrides import describe
 from expt.paths import RunPaths
 from expt.schema import RunConfig
+from expt.single_run import Asked, run
 
 NOT_REPEATED = ("speed/",)
 """Tags that tell the time."""
@@ -43,7 +46,8 @@ def repeat(folder: Path, into: Path | None, *, started: float) -> RunPaths:
     run_paths = RunPaths(into or Path(paths.make_unused_folder(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))))
     if RunPaths(folder).hydra.is_dir():  # so that `resume=auto` can go on there
         shutil.copytree(RunPaths(folder).hydra, run_paths.hydra, dirs_exist_ok=True)
-    session.run(config, run_paths, then["arguments"], started=started, more={"rerun_of": str(folder)})
+    about = {**describe_config(config), **describe(run_paths.folder.name, then["arguments"])}
+    run(Asked(config=config, paths=run_paths, started=started, about={**about, "rerun_of": str(folder)}))
     _compare(then, record.read_result(run_paths))
     return run_paths
 

@@ -1,40 +1,35 @@
-"""From the words of a command to finished runs: Hydra composes, this decides how each run's workers come to be."""
+"""From the words of a command to finished runs: Hydra composes, and calls for each run."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import shlex
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TextIO, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
-from expt import machine, paths, provenance, record, report
+from expt import machine, paths, record, report, signals
 from expt.arguments import options_first, refuse_null_group, refuse_used_folder, with_earlier, with_latest
 from expt.config import parse, plain
-from expt.display import REFRESH_S, RunDisplay, print_summary
-from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
+from expt.errors import ConfigError, Interrupted, RunFailed
 from expt.explain import as_config_error
 from expt.identity import describe as describe_config
 from expt.overrides import describe
 from expt.paths import RunPaths
 from expt.schema import RunConfig
+from expt.single_run import FOLDER_KEY, Asked, is_first, run
 
-if TYPE_CHECKING:
-    from expt.pool import Job
-
-FOLDER_KEY, SOURCE_KEY = "expt/run_folder", "expt/resume_from"
+COMPOSED = "config.yaml"
 
 
 def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
@@ -94,124 +89,34 @@ class Task:
             _leave_no_trace(run_paths)
             raise
         try:
-            typed = list(hydra_config.overrides.task)
-            run(config, run_paths, typed, started=time.time() if sweep else self._started)
+            run(self._asked(config, run_paths, composed, sweep=sweep))
         except Interrupted as error:
             if sweep:  # Hydra's own launchers take an exception for a failure, and go on with the next run
                 raise KeyboardInterrupt(str(error)) from None
             raise
         self.completed.append(run_paths)
+        if sweep and signals.asked():  # while the run was about to end by itself: no further one
+            raise KeyboardInterrupt
         value: float | None = record.read_result(run_paths)["objective"]["value"]
         return value
 
-
-def run(
-    config: RunConfig,
-    run_paths: RunPaths,
-    overrides: Sequence[str],
-    *,
-    started: float,
-    more: Mapping[str, Any] | None = None,
-) -> None:
-    """Train what `config` describes in its folder. Raises ConfigError, RunFailed or Interrupted.
-
-    `overrides` is what was typed for it; it is recorded, and `more` too.
-    """
-    console = Console()
-    about = {**describe_config(config), **describe(run_paths.folder.name, overrides), **(more or {})}
-    if machine.is_external_worker():
-        _run_as_external_worker(config, run_paths, console, started, about)
-    elif config.debug:
-        _run_in_process(config, run_paths, started, about)
-    else:
-        _run_workers(config, run_paths, console, started, about)
-    if _is_first():
-        print_summary(console, run_paths)
-
-
-class _Watcher:
-    """Shows the pool's only run."""
-
-    def __init__(self, display: RunDisplay) -> None:
-        self._display = display
-
-    def job_starting(self, job: Job) -> None:
-        pass
-
-    def job_retrying(self, job: Job, error: ExptError) -> None:
-        pass
-
-    def job_ended(self, job: Job) -> None:
-        pass
-
-    def tick(self, active: Sequence[Job]) -> None:
-        self._display.update()
-
-
-def _run_workers(
-    config: RunConfig, run_paths: RunPaths, console: Console, started: float, about: Mapping[str, Any]
-) -> None:
-    # late: it imports torch, which the forkserver is importing meanwhile
-    from expt.pool import Job, Options, Pool
-
-    job = Job(run_paths.folder.name, run_paths, config, about=dict(about), typed=started)
-    job.attempt = run_paths.clear_for_next_attempt() if config.resume == "auto" else 0
-    with RunDisplay(run_paths, console, epochs=config.epochs) as display:
-        try:
-            Pool(machine.detect(), Options(), _Watcher(display)).run(iter([job]))
-        except KeyboardInterrupt:
-            go_on = shlex.quote(f"hydra.run.dir={run_paths.folder}")
-            raise Interrupted(f"interrupted; to go on: {provenance.program()} {go_on} resume=auto") from None
-    if job.error:
-        raise job.error
-
-
-def _run_in_process(config: RunConfig, run_paths: RunPaths, started: float, about: Mapping[str, Any]) -> None:
-    """The single worker of `debug=true`: here, where pdb works."""
-    from expt import distributed, entry
-    from expt.data.files import prepare
-
-    prepare(config.dataset)
-    alone = distributed.worker_from(
-        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, num_gpus=config.num_gpus
-    )
-    with _recorded(config, run_paths, started, about) as source:
-        entry.run_as(alone, config, run_paths, started, source)
-
-
-def _run_as_external_worker(
-    config: RunConfig, run_paths: RunPaths, console: Console, started: float, about: Mapping[str, Any]
-) -> None:
-    """One of the workers that torchrun has started: rank 0 says where the run folder is, and keeps its record."""
-    from expt import distributed, entry
-    from expt.data.files import prepare
-
-    prepare(config.dataset)  # under a file lock, so that one worker of each machine does it
-    if not _is_first():
-        told = distributed.external_store().get(SOURCE_KEY).decode()
-        _interrupted_if(entry.main(config, run_paths, started, Path(told) if told else None), run_paths)
-        return
-    display = RunDisplay(run_paths, console, epochs=config.epochs)
-    with _recorded(config, run_paths, started, about) as source, _watched(display):
-        distributed.external_store().set(FOLDER_KEY, str(run_paths.folder.resolve()))
-        distributed.external_store().set(SOURCE_KEY, str(source or ""))
-        _interrupted_if(entry.main(config, run_paths, started, source), run_paths)
-
-
-def _interrupted_if(status: str, run_paths: RunPaths) -> None:
-    if status == record.INTERRUPTED:
-        go_on = shlex.quote(f"hydra.run.dir={run_paths.folder}")
-        raise Interrupted(f"interrupted; to go on: the same command with {go_on} resume=auto")
-
-
-def _is_first() -> bool:
-    """Whether this process speaks for the run: the driver, or rank 0 where there is none."""
-    return not machine.is_external_worker() or os.environ["RANK"] == "0"
+    def _asked(self, config: RunConfig, run_paths: RunPaths, composed: DictConfig, *, sweep: bool) -> Asked:
+        hydra_config = HydraConfig.get()
+        typed = list(hydra_config.overrides.task)
+        return Asked(
+            config=config,
+            paths=run_paths,
+            started=time.time() if sweep else self._started,
+            about={**describe_config(config), **describe(run_paths.folder.name, typed)},
+            # The forkserver may be older than these variables.
+            env={str(key): str(value) for key, value in hydra_config.job.env_set.items()},
+            on_start=functools.partial(_renew_hydra, run_paths, composed) if config.resume == "auto" else None,
+        )
 
 
 def _agreed(arguments: Sequence[str]) -> list[str]:
     """The command's arguments; for a worker that torchrun started, with rank 0's run folder."""
-    if _is_first():
+    if is_first():
         return list(arguments)
     from expt import distributed
 
@@ -250,46 +155,22 @@ def _without_echo() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _watched(display: RunDisplay) -> Iterator[None]:
-    """Keep the display up to date from a thread, where this process is busy training."""
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(REFRESH_S):
-            display.update()
-
-    thread = threading.Thread(target=watch, name="display", daemon=True)
-    with display:
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-
-
-@contextlib.contextmanager
-def _recorded(
-    config: RunConfig, run_paths: RunPaths, started: float, about: Mapping[str, Any]
-) -> Iterator[Path | None]:
-    """Keep result.json true about a run that trains in this process; gives the checkpoint that it goes on from."""
-    from expt import launch
-
-    source = launch.begin_record(launch.Launch(config=config, paths=run_paths, started=started, about=about))
-    try:
-        yield source
-    except BaseException as error:
-        launch.end_record(run_paths, error)
-        raise
-
-
 def _leave_no_trace(run_paths: RunPaths) -> None:
     """Remove the folder that Hydra made for a run that cannot start, unless it holds something."""
     if run_paths.result.exists():
         return
-    for path in (*(run_paths.hydra / name for name in ("config.yaml", "hydra.yaml")), run_paths.overrides):
+    for path in (*(run_paths.hydra / name for name in (COMPOSED, "hydra.yaml")), run_paths.overrides):
         path.unlink(missing_ok=True)
     for folder in (run_paths.hydra, run_paths.folder):
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
+
+
+def _renew_hydra(run_paths: RunPaths, composed: DictConfig) -> None:
+    """Let the folder's .hydra tell what the run is now, when it goes on: Hydra was kept from writing there."""
+    words = HydraConfig.get().overrides.task
+    run_paths.hydra.mkdir(exist_ok=True)
+    OmegaConf.save(
+        OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), run_paths.hydra / COMPOSED
+    )
+    OmegaConf.save(OmegaConf.create([word for word in words if word != "resume=auto"]), run_paths.overrides)

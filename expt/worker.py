@@ -16,6 +16,7 @@ from expt import (
     checkpoint,
     distributed,
     divergence,
+    fault,
     metrics,
     provenance,
     record,
@@ -75,6 +76,7 @@ class Run:
         self.profiler: StepProfiler | None = None
         if config.profile and worker.rank == 0:
             self.profiler = StepProfiler(paths.trace, paths.operators, worker.device)
+        fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
     @property
     def total_steps(self) -> int:

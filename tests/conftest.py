@@ -13,12 +13,21 @@ from typing import Any
 import pytest
 
 import expt
+from tests.faults.cases import TESTS
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: tests/gpu starts commands with their own
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 TIMEOUT_S = 100
 # torchrun and schedulers set these; a test session inside one must not look like a worker.
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what the table of faults names, wherever it stands."""
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if test in TESTS or test.startswith("tests/faults/"):
+            item.add_marker("faults")
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -23,12 +23,15 @@ LAYERS: dict[int, tuple[str, ...]] = {
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
-        "failed_events", "profiling", "shared_memory",
+        "failed_events", "profiling", "shared_memory", "fault",
     ),
     2: ("train", "agreement", "diagnosis"),
     3: ("entry", "worker", "build", "log", "snapshot", "resume", "divergence"),
     4: ("launch", "failure", "pool", "display", "sweep_display", "report"),
-    5: ("__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "repeat", "rerun", "api"),
+    5: (
+        "__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "repeat", "rerun", "api",
+        "single_run",
+    ),
 }  # fmt: skip
 # What a module may import beside that, from its own layer. Those of layer 0 may import one another.
 ALSO: dict[str, set[str]] = {
@@ -41,9 +44,9 @@ ALSO: dict[str, set[str]] = {
     "report": {"display"},
     "grid": {"explain"},
     "multirun": {"grid", "session"},
-    "session": {"arguments", "explain"},
+    "session": {"arguments", "explain", "single_run"},
     "arguments": {"explain"},
-    "repeat": {"session"},
+    "repeat": {"single_run"},
     "rerun": {"api"},
     "api": {"repeat", "session"},
     "__main__": {"session", "explain", "usage"},

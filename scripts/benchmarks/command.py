@@ -23,6 +23,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Comparison]]] = {
     "memory": trainings.memory,
     "step": steps.step,
     "allreduce": steps.allreduce,
+    "checkpoint": steps.checkpoint,
     "gpu": gpu.gpu,
 }
 DEBIAN_DATA = Path("/usr/share/datasets/fashion-mnist")

@@ -1,4 +1,4 @@
-"""One worker of the measures `step` and `allreduce`: expt's own loop over ready batches, against less than that.
+"""One worker of the measures of single steps: expt's own loop over ready batches, against one that does less.
 
 Started by scripts/benchmarks/steps.py with RANK and its companions in the environment; prints a line of JSON.
 """
@@ -10,15 +10,17 @@ import contextlib
 import itertools
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from expt import build, distributed, machine, paths, train
+from expt import build, checkpoint, distributed, machine, paths, snapshot, train
 from expt.config import parse, plain
 from expt.data.loading import Batch
 from expt.metrics import Sums
@@ -30,7 +32,7 @@ BATCHES = 8
 def main() -> None:
     """Measure, and let rank 0 tell."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=["bare", "no_sync"], required=True)
+    parser.add_argument("--mode", choices=["bare", "no_sync", "no_checkpoint"], required=True)
     parser.add_argument("--steps", type=int, required=True, help="of each block")
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("overrides", nargs="*")
@@ -40,8 +42,11 @@ def main() -> None:
     torch.set_num_threads(config.threads)
     with distributed.process_group(worker, backend=config.backend, timeout_s=600):
         ours = ExptLoop(config, worker)
-        other = BareLoop(config, worker, ours.batches) if args.mode == "bare" else ours.without_all_reduce
-        loops = {"expt": ours.run, args.mode: other.run if isinstance(other, BareLoop) else other}
+        loops = {"expt": ours.run, args.mode: ours.without_all_reduce}
+        if args.mode == "bare":
+            loops[args.mode] = BareLoop(config, worker, ours.batches).run
+        elif args.mode == "no_checkpoint":
+            loops = {"expt": ours.with_checkpoint, args.mode: ours.run}
         step_s = _measure(loops, steps=args.steps, rounds=args.rounds, device=worker.device)
     if worker.rank == 0:
         print(json.dumps(step_s), flush=True)
@@ -55,7 +60,7 @@ class ExptLoop:
         data = build.build_data(config, worker)
         self.learner = build.build_learner(config, data, worker)
         self.batches = [_copied(batch) for batch in itertools.islice(data.train.epoch(1), BATCHES)]
-        self._sums = Sums(worker.device)
+        self._worker, self._sums = worker, Sums(worker.device)
         # Step 0 checks the gradients, which is no part of a later step.
         self._position = train.Position(step=1)
 
@@ -71,6 +76,16 @@ class ExptLoop:
             on_step=lambda step: None,
             on_log=lambda values, seconds: None,
         )
+
+    def with_checkpoint(self, steps: int) -> None:
+        """The same, then a checkpoint as a run writes it; waited for, where a run trains on meanwhile."""
+        self.run(steps)
+        state = snapshot.take(self.learner, self._position, self._sums, self._worker)
+        if self._worker.rank == 0:
+            with tempfile.TemporaryDirectory(prefix="expt-bench-") as folder:
+                writer = checkpoint.Writer(Path(folder) / "last.pt", Path(folder) / "best.pt", keep=1)
+                writer.save(state, is_best=True)
+                writer.wait()
 
     def without_all_reduce(self, steps: int) -> None:
         """The same, each worker for itself."""

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from scripts.benchmarks.bench import Bench
-from scripts.benchmarks.comparison import Comparison
+from scripts.benchmarks.comparison import OURS, Comparison
+from scripts.benchmarks.data import TRAIN_IMAGES
 from scripts.benchmarks.systems import Training, environment, expt_command, free_port
 
 STEPS = {"mlp": 200, "convnet": 40, "resnet18": 3}
@@ -32,12 +33,31 @@ def allreduce(bench: Bench) -> Iterator[Comparison]:
         yield Comparison("allreduce", f"{model}, {bench.workers} workers, batch 64", "share of a step", {"expt": share})
 
 
+def checkpoint(bench: Bench) -> Iterator[Comparison]:
+    """Seconds of an epoch of the whole set with a checkpoint at its end, and without: blocks of steps, extrapolated."""
+    epoch_steps = TRAIN_IMAGES // 64
+    for model in bench.models:
+        found = _measure(bench, model, mode="no_checkpoint", workers=bench.workers)
+        saved_s = [(ours - without) * _num_steps(bench, model) for ours, without in zip(*found.values(), strict=True)]
+        case = f"{model}, {bench.workers} workers"
+        yield Comparison("checkpoint", f"{case}: written, and waited for", "s", {OURS: saved_s})
+        without = [step_s * epoch_steps for step_s in found["no_checkpoint"]]
+        values = {OURS: [a + b for a, b in zip(without, saved_s, strict=True)], "no_checkpoint": without}
+        bars = {"no_checkpoint": 1.02} if model == "resnet18" else {}
+        yield Comparison("checkpoint", f"{case}: an epoch of {epoch_steps} steps", "s", values, bars)
+
+
+def _num_steps(bench: Bench, model: str) -> int:
+    return GPU_STEPS if bench.gpus else STEPS[model]
+
+
 def _measure(bench: Bench, model: str, *, mode: str, workers: int) -> dict[str, list[float]]:
     gpus = min(bench.gpus, workers)
     training = Training(model=model, data=bench.data(4096, 256), workers=workers, gpus=gpus)
-    steps = GPU_STEPS if gpus else STEPS[model]
-    words = [f"--mode={mode}", f"--steps={steps}", f"--rounds={bench.rounds * BLOCKS_PER_ROUND}"]
-    overrides = [*expt_command(training)[3:], *bench.systems["expt"].overrides]
+    words = [f"--mode={mode}", f"--steps={_num_steps(bench, model)}", f"--rounds={bench.rounds * BLOCKS_PER_ROUND}"]
+    # A checkpoint then has what most optimisers keep.
+    momentum = ["optimizer.momentum=0.9"] if mode == "no_checkpoint" else []
+    overrides = [*expt_command(training)[3:], *momentum, *bench.systems["expt"].overrides]
     values: dict[str, list[float]] = json.loads(_start_workers([*words, *overrides], workers).splitlines()[-1])
     bench.say(f"{mode}, {model}: { ({name: round(min(found), 5) for name, found in values.items()}) }")
     return values

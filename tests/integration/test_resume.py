@@ -24,8 +24,15 @@ KILLS = int(os.environ.get("EXPT_KILLS", "3"))
 OFTEN = ("log_every=2", "checkpoint.every_steps=7", "threads=1")
 CASES = {
     "mlp with dropout, 2 workers": ("model.dropout=0.3", "optimizer=adam", "epochs=5", "world_size=2"),
-    "convnet with batch norm, 1 worker": ("model=convnet", "model.dropout=0.2", "epochs=4", "world_size=1"),
+    "convnet with batch norm and augmentation, 1 worker": (
+        *("model=convnet", "model.dropout=0.2", "epochs=4", "world_size=1"),
+        *("dataset.augment.crop_padding=1", "dataset.augment.flip=true", "dataset.augment.cutout=2"),
+    ),
     "accumulation, 2 workers": ("model=convnet", "gradient_accumulation=2", "epochs=4", "world_size=2"),
+    "convnet with augmentation, 2 workers": (
+        *("model=convnet", "epochs=4", "world_size=2"),
+        *("dataset.augment.crop_padding=1", "dataset.augment.cutout=2"),
+    ),
     "mlp, 1 worker": ("model.dropout=0.5", "scheduler=one_cycle", "epochs=5", "world_size=1"),
 }
 FEW = ("epochs=3", "dataset.train_limit=640", "world_size=1", "log_every=2", "threads=1")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import random
 import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +20,18 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # typ
 
 import expt
 from expt.errors import ConfigError, RunFailed
-from tests.conftest import alive, descendants, run, start
-from tests.integration.test_sweep import SMALL, results
+from tests.conftest import RunFolder, alive, descendants, run, start
+from tests.faults.running import wait_until
+from tests.integration.test_resume import _assert_equal
+from tests.integration.test_sweep import SMALL, results, spans
+
+# scripts/stress_sweep asks for more
+SWEEP_RUNS = int(os.environ.get("EXPT_SWEEP_RUNS", "5"))
 
 FAULTY = """
 import os, signal, time, torch
 from pathlib import Path
+from expt import signals
 class Net(torch.nn.Sequential):
     def __init__(self, *, channels, image_size, num_classes, how, flag=""):
         super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
@@ -37,7 +46,7 @@ class Net(torch.nn.Sequential):
                 raise ValueError("this is the cause")
             if self.how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            while self.how == "hold" and not self.flag.exists():
+            while self.how == "hold" and not self.flag.exists() and not signals.asked():
                 time.sleep(0.01)
         return super().forward(images)
 """
@@ -55,16 +64,6 @@ def faulty(tmp_path: Path) -> tuple[str, ...]:
 
 def statuses(folder: Path) -> dict[str, str]:
     return {name: result["status"] for name, result in results(folder).items()}
-
-
-def wait_until(
-    condition: Callable[[], object], process: subprocess.Popen[str] | None = None, timeout_s: float = 60
-) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "it never came to pass"
-        time.sleep(0.01)
 
 
 def test_failures_stay_where_they_are(tmp_path: Path, faulty: tuple[str, ...]) -> None:
@@ -138,14 +137,14 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(tmp_path: Path, faulty: tuple[str, ...]) -> None:
-    words = ("model.how=hold", "seed=0,1,2", "hydra.sweep.dir='my sweep'")
+    words = ("model.how=hold", "seed=0,1,2", "epochs=2", "hydra.sweep.dir='my sweep'")
     process = start("-m", *faulty, *words, cwd=tmp_path)
     wait_until((tmp_path / "my sweep" / "seed=0" / "metrics.jsonl").exists, process)
     children = descendants(process.pid)
     second = run("-m", *faulty, *words, cwd=tmp_path)
     assert second.returncode == 2
     assert second.stderr.startswith("error: hydra.sweep.dir=my sweep: another command is at work there")
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert statuses(tmp_path / "my sweep") == {"seed=0": "interrupted"}
@@ -222,3 +221,54 @@ def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(tmp_path: Path, monke
         expt.sweep("sed=0,1")
     with pytest.raises(ConfigError, match="there is no sweep"):
         expt.sweep("seed=0,1", "hydra.sweep.dir=latest")
+
+
+def _workers_of(process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[str, int, int]]:
+    """Run, rank and pid of each worker in its run's first attempt."""
+    for pid in descendants(process.pid):
+        try:
+            log = Path(os.readlink(f"/proc/{pid}/fd/1"))
+        except OSError:
+            continue
+        if log.name == "stdout.log" and log.is_relative_to(folder) and log.parts[-3] == "0":
+            yield log.parts[-5], int(log.parts[-2]), pid
+
+
+def _kill_some(process: subprocess.Popen[str], folder: Path, wanted: int, longest_s: float) -> set[str]:
+    """Kill a worker of `wanted` runs, each at a random moment of its first attempt; returns the runs."""
+    dice, due, spared, killed = random.Random(0), dict[str, tuple[float, int]](), set[str](), set[str]()
+    while process.poll() is None and len(killed) < wanted:
+        now = time.monotonic()
+        for run_name, rank, pid in _workers_of(process, folder):
+            if run_name not in due and run_name not in spared:
+                left = SWEEP_RUNS - len(due) - len(spared)
+                if dice.random() < 0.4 or left <= wanted - len(killed):
+                    due[run_name] = now + dice.uniform(0, longest_s), dice.randrange(2)
+                else:
+                    spared.add(run_name)
+            at, victim = due.get(run_name, (math.inf, 0))
+            if rank == victim and now >= at and run_name not in killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(run_name)
+        time.sleep(0.002)
+    return killed
+
+
+def test_a_sweep_survives_workers_that_die_at_random(tmp_path: Path) -> None:
+    grid = (f"seed=range({SWEEP_RUNS})", "model.dropout=0.3", "epochs=3", "threads=1", "checkpoint.every_steps=7")
+    whole = expt.sweep(*grid, f"hydra.sweep.dir='{tmp_path / 'whole'}'")
+    lasted = sorted(end - begin for begin, end, _ in spans(tmp_path / "whole"))
+    process = start("-m", *grid, "max_restarts=2", "hydra.sweep.dir=sweep", cwd=tmp_path)
+    wanted = max(1, SWEEP_RUNS // 5)
+    killed = _kill_some(process, tmp_path / "sweep", wanted, longest_s=lasted[len(lasted) // 2])
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert len(killed) == wanted
+    found = results(tmp_path / "sweep")
+    assert len(found) == SWEEP_RUNS
+    for name, result in found.items():
+        assert (result["status"], result["attempts"]) == ("completed", 2 if name in killed else 1)
+    resumed = sum("resumed_from" in result for result in found.values())
+    print(f"{SWEEP_RUNS} runs completed, {len(killed)} of them killed: {resumed} went on from a checkpoint")
+    for run_folder in whole:
+        _assert_equal(RunFolder(tmp_path / "sweep" / run_folder.folder.name), RunFolder(run_folder.folder))

@@ -1,0 +1,111 @@
+"""The faults that expt is to survive, and the tests that hold each; they bear the marker `faults`."""
+
+from __future__ import annotations
+
+RUN, RESUME = (f"tests/integration/test_{name}.py::test_" for name in ("run", "resume"))
+WORKERS, SIGNALS, SWEEPS, DISK, PORTS = (
+    f"tests/faults/test_{name}.py::test_" for name in ("workers", "signals", "sweeps", "disk", "folders_and_ports")
+)
+FILES, LOADING, CHECKPOINT, CONFIG = (
+    f"tests/test_{name}.py::test_" for name in ("data_files", "data_loading", "checkpoint", "config")
+)
+
+CASES: dict[str, tuple[str, ...]] = {
+    "a rank raises": (f"{WORKERS}the_failing_ranks_traceback_is_the_error",),
+    "a worker is killed": (
+        f"{WORKERS}a_killed_worker_ends_the_run_with_its_rank_and_signal",
+        f"{WORKERS}however_a_worker_ends_the_run_says_which_and_how",
+        f"{SIGNALS}a_run_whose_worker_dies_starts_again_by_itself",
+        f"{SWEEPS}a_sweep_survives_workers_that_die_at_random",
+    ),
+    "a worker leaves with code 0": (f"{WORKERS}however_a_worker_ends_the_run_says_which_and_how",),
+    "the driver is killed": (
+        f"{WORKERS}a_killed_driver_leaves_no_process",
+        f"{SWEEPS}a_killed_sweep_goes_on_where_it_was",
+        f"{RESUME}a_killed_run_goes_on_to_the_same_bits",
+    ),
+    "Ctrl-C, once and twice": (f"{SIGNALS}ctrl_c_stops_everything", f"{SIGNALS}a_second_signal_ends_it_now"),
+    "Ctrl-C in a sweep": (
+        f"{SWEEPS}ctrl_c_stops_the_sweep_and_says_how_to_go_on",
+        f"{SWEEPS}ctrl_c_stops_hydras_own_launcher_too",
+    ),
+    "SIGTERM": (f"{SIGNALS}a_run_that_is_asked_to_stop_saves_and_goes_on",),
+    "a signal while a rank waits in a collective": (
+        f"{SIGNALS}one_that_is_stuck_in_a_collective_is_ended_when_its_time_is_up",
+    ),
+    "a rank hangs": (f"{WORKERS}a_rank_that_hangs_is_named",),
+    "ranks with unequal data": (
+        f"{LOADING}workers_together_see_what_one_sees",
+        f"{LOADING}a_worker_without_a_sample_still_takes_part",
+    ),
+    "a loss that is not finite, on one rank": (f"{WORKERS}a_loss_that_is_not_finite_stops_every_rank",),
+    "out of GPU memory": (f"{WORKERS}memory_that_does_not_suffice_is_told_with_the_batch_size",),
+    "a checkpoint that is empty, truncated or garbage": (
+        f"{RESUME}a_damaged_checkpoint_is_set_aside_for_the_one_before",
+        f"{RESUME}without_a_whole_checkpoint_nothing_starts_from_zero",
+    ),
+    "a checkpoint of which a byte has flipped": (f"{RESUME}a_damaged_checkpoint_is_set_aside_for_the_one_before",),
+    "killed while saving": (
+        f"{DISK}a_save_that_is_killed_leaves_a_whole_checkpoint",
+        f"{CHECKPOINT}a_save_that_fails_leaves_the_one_before",
+    ),
+    "a checkpoint with code in it": (f"{CHECKPOINT}no_code_is_run_from_a_checkpoint",),
+    "a checkpoint of another model, or number of workers": (
+        f"{RESUME}another_experiment_is_refused_by_name",
+        f"{RESUME}another_number_of_workers_follows_the_same_curve",
+    ),
+    "no space for a checkpoint": (
+        f"{DISK}a_checkpoint_that_cannot_be_written_leaves_the_one_before",
+        f"{DISK}a_disk_that_fills_up_ends_the_run_with_a_word",
+    ),
+    "no space for TensorBoard": (f"{DISK}a_disk_that_fills_up_ends_the_run_with_a_word",),
+    "two commands in one second, or in one folder": (
+        f"{RUN}two_runs_of_the_same_second_get_two_folders_and_two_ports",
+        f"{RUN}a_folder_that_holds_a_run_is_left_as_it_is",
+        f"{PORTS}of_two_commands_in_one_folder_the_second_is_refused",
+        f"{SWEEPS}ctrl_c_stops_the_sweep_and_says_how_to_go_on",
+    ),
+    "many runs at once; a port that is taken": (
+        f"{PORTS}twenty_runs_at_once_have_twenty_ports_on_loopback",
+        f"{PORTS}what_another_launcher_left_in_the_environment_does_no_harm",
+        f"{WORKERS}a_killed_driver_leaves_no_process",
+    ),
+    "two downloads at once; one cut short": (
+        f"{PORTS}of_two_runs_at_once_one_downloads",
+        f"{FILES}a_gzip_file_cut_short_or_damaged",
+        f"{FILES}a_file_with_too_few_or_too_many_bytes",
+    ),
+    "no network, no data, data lost on the way": (
+        f"{PORTS}data_that_is_not_there_is_told_before_anything_starts",
+        f"{PORTS}data_that_gets_lost_in_mid_sweep_fails_the_runs_that_need_it",
+        f"{FILES}without_a_network_the_error_comes_at_once",
+    ),
+    "GPUs that are not there": (
+        f"{CONFIG}each_mistake_earns_its_line",
+        f"{SWEEPS}what_was_refused_is_run_once_it_can",
+    ),
+    "a wrong key or value": (
+        f"{CONFIG}a_mistake_is_told_without_torch",
+        f"{CONFIG}each_mistake_earns_its_line",
+        f"{SWEEPS}a_sweep_that_is_refused_as_a_whole_leaves_nothing",
+    ),
+    "a _target_ that is no model": (f"{RUN}a_target_that_is_no_model_is_refused_and_not_called",),
+    "a run of a sweep fails": (
+        f"{SWEEPS}failures_stay_where_they_are",
+        f"{SWEEPS}a_failed_run_is_tried_again",
+        f"{SWEEPS}fail_fast_starts_no_further_run",
+    ),
+    "a value with slashes, dots and spaces": (
+        "tests/test_overrides.py::test_dots_and_unicode_stay_inside_the_folder",
+        f"{RUN}paths_may_hold_spaces_and_unicode",
+    ),
+    "what another launcher left in the environment": (
+        f"{PORTS}what_another_launcher_left_in_the_environment_does_no_harm",
+        f"{RUN}a_sweep_inside_torchrun_is_refused_in_one_line",
+    ),
+    "more than one writer": (
+        f"{RUN}one_event_file_holds_every_tag_at_the_right_steps",
+        f"{RUN}torchrun_starts_workers_that_share_one_run_folder",
+    ),
+}
+TESTS = {test for tests in CASES.values() for test in tests}

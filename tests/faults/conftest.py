@@ -1,0 +1,48 @@
+"""After each fault the test looks for what should not be left: processes, listening sockets, names in shared memory."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import expt
+from expt import fault, forkserver
+from expt.errors import ExptError
+from tests.faults.running import open_ports, wait_until, with_variable
+
+MARK = "EXPT_TESTED_IN"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Looks when the test has ended; what its commands start bears a mark, as do their children."""
+    forkserver.warm()  # that of expt.run, which stays for the whole session and so goes without the mark
+    monkeypatch.setenv(MARK, str(tmp_path))
+    names = set(SHARED_MEMORY.glob("expt-*"))
+    yield
+    wait_until(lambda: not with_variable(MARK, str(tmp_path)), timeout_s=5)
+    wait_until(lambda: set(SHARED_MEMORY.glob("expt-*")) <= names, timeout_s=5)
+    assert not multiprocessing.active_children(), "workers of expt.run"
+    results = [json.loads(path.read_text() or "{}") for path in tmp_path.rglob("result.json")]
+    assert not {result["master_port"] for result in results if result.get("master_port")} & open_ports()
+
+
+Failing = Callable[..., ExptError]
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Failing:
+    """`failing("1:30:kill")` trains with that fault in tmp_path/here, and gives the error that a person would see."""
+
+    def fail(what: str, *arguments: str) -> ExptError:
+        words = (f"+hydra.job.env_set.{fault.VARIABLE}='{what}'", f"hydra.run.dir='{tmp_path / 'here'}'")
+        with pytest.raises(ExptError) as raised:
+            expt.run(*arguments, *words)
+        return raised.value
+
+    return fail

@@ -1,0 +1,115 @@
+"""A disk that fills up, a save that is cut short: the checkpoint before stays, and the run can go on from it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import resource
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from expt import checkpoint
+from tests.conftest import RunFolder, Trained, start
+from tests.faults.running import LONG, ranks, training, wait_until
+
+DISK_MB = 16
+
+
+def _rotated(folder: Path) -> bool:
+    """Whether a run has saved twice, so that it has all the files that it will have."""
+    return (folder / "checkpoints" / "last-1.pt").exists()
+
+
+def _goes_on(folder: Path, trained: Trained) -> None:
+    """The run in `folder` goes on from its checkpoint to an end, and shows nothing twice."""
+    checkpoint.check(folder / "checkpoints" / "last.pt")
+    assert not [path for path in folder.rglob(".*") if path.name.endswith(".tmp")]
+    stopped = RunFolder(folder)
+    epochs = checkpoint.load(folder / "checkpoints" / "last.pt")["position"]["epoch"]
+    trained("resume=auto", f"epochs={epochs + 1}", name=str(folder))
+    assert stopped.result["status"] == "completed"
+    drawn = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload().Scalars("loss/train")
+    for steps in ([step for step, _ in stopped.curve("loss/train")], [point.step for point in drawn]):
+        assert steps == sorted(set(steps))
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, trained: Trained) -> None:
+    process, children = training(tmp_path, "log_every=20")
+    folder = tmp_path / "here"
+    wait_until(lambda: _rotated(folder), process)
+    most = (folder / "checkpoints" / "last.pt").stat().st_size // 2
+    resource.prlimit(ranks(children)[0], resource.RLIMIT_FSIZE, (most, most))  # as a quota does; needs no root
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "Traceback" not in err
+    assert "rank 0 of 2: " in err
+    assert "last.pt: the checkpoint could not be written; is the disk full?" in err
+    assert "The checkpoint before it is kept." in err
+    assert RunFolder(folder).result["status"] == "failed"
+    _goes_on(folder, trained)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "none", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"only root may mount a small disk: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _fill(folder: Path) -> Path:
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(1 << 12)):
+                pass
+        except OSError:
+            return ballast
+    raise AssertionError
+
+
+@pytest.mark.parametrize("checkpoints", [True, False], ids=["checkpoints too", "TensorBoard and metrics alone"])
+def test_a_disk_that_fills_up_ends_the_run_with_a_word(checkpoints: bool, disk: Path, trained: Trained) -> None:
+    words = () if checkpoints else ("checkpoint.every_epochs=null",)
+    process = start(*LONG[:2], "hydra.run.dir=run", *words, cwd=disk)
+    wait_until(lambda: _rotated(disk / "run"), process)
+    ballast = _fill(disk)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "Traceback" not in err
+    assert f"no space is left on the disk of {disk / 'run'}" in err
+    assert "result.json: could not be written" in err
+    ballast.unlink()
+    _goes_on(disk / "run", trained)
+
+
+def _save_for_ever(path: Path) -> None:
+    for step in range(1_000_000):
+        checkpoint.save(path, {"step": step, "weights": torch.full((200_000,), float(step))}, keep=1)
+
+
+def test_a_save_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    for number in range(6):
+        process = multiprocessing.get_context("forkserver").Process(target=_save_for_ever, args=(path,))
+        process.start()
+        before = path.stat().st_mtime_ns if path.exists() else 0
+        wait_until(lambda before=before: path.exists() and path.stat().st_mtime_ns > before)  # type: ignore[misc]
+        time.sleep(random.Random(number).uniform(0, 0.02))  # a moment within one of the saves
+        process.kill()
+        process.join()
+        state = checkpoint.load(path)
+        assert checkpoint._sha256(path) in checkpoint._digests(path)
+        assert (state["weights"] == state["step"]).all()
+        assert [found.name for found in checkpoint.candidates(path)] in (["last.pt"], ["last.pt", "last-1.pt"])

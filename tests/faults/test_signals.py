@@ -1,0 +1,99 @@
+"""A run that is asked to stop saves and says so; one whose worker dies starts again by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from expt import checkpoint
+from expt.fault import VARIABLE
+from expt.signals import ASK_WORKER, IMPATIENT_S
+from tests.conftest import RunFolder, Trained, alive, run
+from tests.faults.running import ranks, training, wait_until, waits_for
+from tests.integration.test_resume import _assert_equal
+
+
+@pytest.mark.parametrize("whole_group", [True, False], ids=["as the terminal sends it", "to the driver alone"])
+def test_ctrl_c_stops_everything(tmp_path: Path, whole_group: bool) -> None:
+    process, children = training(tmp_path)
+    if whole_group:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "interrupted" in err
+    wait_until(lambda: not alive(children), timeout_s=2)
+    assert RunFolder(tmp_path / "here").result["status"] == "interrupted"
+    checkpoint.check(tmp_path / "here" / "checkpoints" / "last.pt")
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)],
+    ids=lambda value: str(value),
+)
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
+    asked: signal.Signals, code: int, tmp_path: Path, trained: Trained
+) -> None:
+    process, children = training(tmp_path)
+    process.send_signal(asked)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == code, err
+    assert "resume=auto" in err
+    wait_until(lambda: not alive(children), timeout_s=2)
+    stopped = RunFolder(tmp_path / "here")
+    assert (stopped.result["status"], stopped.result["resumable"]) == ("interrupted", True)
+    last = max(step for step, _ in stopped.curve("loss/train"))
+    trained("resume=auto", f"epochs={last // 20 + 2}", name="here")
+    assert stopped.result["resumed_from"]["step"] >= last
+    steps = [step for step, _ in stopped.curve("loss/train")]
+    assert steps == sorted(set(steps))
+
+
+def _stuck(tmp_path: Path) -> tuple[subprocess.Popen[str], set[int]]:
+    """A run of which rank 0 waits in a collective, and rank 1 will not come."""
+    process, children = training(tmp_path)
+    os.kill(ranks(children)[1], signal.SIGSTOP)
+    return process, children
+
+
+def test_one_that_is_stuck_in_a_collective_is_ended_when_its_time_is_up(tmp_path: Path) -> None:
+    process, children = _stuck(tmp_path)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=IMPATIENT_S + 5)
+    assert time.monotonic() - began > IMPATIENT_S - 1
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    wait_until(lambda: not alive(children), timeout_s=2)
+    assert RunFolder(tmp_path / "here").result["status"] == "interrupted"
+
+
+def test_a_second_signal_ends_it_now(tmp_path: Path) -> None:
+    process, children = _stuck(tmp_path)
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: waits_for(ranks(children)[1], ASK_WORKER), process)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert time.monotonic() - began < 3
+    assert process.returncode == 130
+    wait_until(lambda: not alive(children), timeout_s=2)
+
+
+def test_a_run_whose_worker_dies_starts_again_by_itself(tmp_path: Path, trained: Trained) -> None:
+    settings = ("model.dropout=0.3", "epochs=4", "threads=1", "checkpoint.every_steps=7")
+    done = run(*settings, "max_restarts=1", "hydra.run.dir=here", cwd=tmp_path, **{VARIABLE: "1:50:kill:once"})
+    assert done.returncode == 0, done.stderr
+    restarted = RunFolder(tmp_path / "here")
+    assert restarted.result["attempts"] == 2
+    assert restarted.result["resumed_from"]["step"] in (35, 40, 42, 49)
+    assert {"0", "1"} == set(os.listdir(tmp_path / "here" / "logs"))
+    _assert_equal(restarted, trained(*settings, name="whole"))
