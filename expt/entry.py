@@ -22,16 +22,21 @@ from expt.schema import RunConfig
 from expt.worker import Run
 
 
-def main(config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> str:
+def main(
+    config: RunConfig, paths: RunPaths, started: float, source: Path | None = None, umask: int | None = None
+) -> str:
     """What a worker process runs; `started` is when the command was typed [seconds since the epoch].
 
-    `source` is the checkpoint that it goes on from; see expt.resume.
+    `source` is the checkpoint that it goes on from, see expt.resume; `umask` is the driver's, for the forkserver may
+    have another.
 
     Returns "completed", or "interrupted" when it was asked to stop: a process that ends without it has failed.
     """
     if multiprocessing.parent_process() is not None:
         signals.die_with_the_driver()
     signals.heed_in_worker()
+    if umask is not None:
+        record.umask(umask)
     redaction.remember(config.secrets)
     watchdog.answer_dumps()
     try:

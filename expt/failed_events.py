@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from expt.paths import EVENT_FILES, RunPaths
+
 
 def add_failure(folder: Path, hyperparameters: Mapping[str, bool | int | float | str]) -> None:
     """Say that the run of `folder` has failed; where it has no event file yet, also what it was."""
@@ -28,9 +30,9 @@ def add_failure(folder: Path, hyperparameters: Mapping[str, bool | int | float |
     content = HParamsPluginData(session_end_info=end, version=metadata.PLUGIN_DATA_VERSION)
     value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=metadata.create_summary_metadata(content))
     events = [Event(wall_time=now, summary=Summary(value=[value]))]
-    path = max(folder.glob("events.out.tfevents.*"), default=None)
+    path = max(RunPaths(folder).event_files(), default=None)
     if path is None:
-        path = folder / f"events.out.tfevents.{now:.0f}.{socket.gethostname()}.{os.getpid()}.0"
+        path = folder / f"{EVENT_FILES}{now:.0f}.{socket.gethostname()}.{os.getpid()}.0"
         _, start, _ = hparams(dict(hyperparameters), {})
         events = [Event(wall_time=now, file_version="brain.Event:2"), Event(wall_time=now, summary=start), *events]
     with path.open("ab") as file:

@@ -138,7 +138,7 @@ def start(launch: Launch, env: Mapping[str, str]) -> Workers:
         context = start_processes(
             name="expt",
             entrypoint=entry.main,
-            args=dict.fromkeys(range(size), (config, paths, launch.started, source)),
+            args=dict.fromkeys(range(size), (config, paths, launch.started, source, record.umask())),
             envs=envs,
             logs_specs=RunLogs(paths, launch.attempt),
             start_method="forkserver",

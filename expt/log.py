@@ -22,7 +22,7 @@ class Log:
         continued_at: int | None = None,
     ) -> None:
         self._paths = paths
-        earlier = None if continued_at is None else [*paths.folder.glob(f"{tensorboard.EVENT_FILES}*")]
+        earlier = None if continued_at is None else paths.event_files()
         self._events = tensorboard.Writer(
             paths.folder, hyperparameters, tags, continued_at=continued_at if earlier else None
         )

@@ -7,6 +7,9 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
+EVENT_FILES = "events.out.tfevents."
+"""What the names of TensorBoard's files start with; the seconds of their beginning follow."""
+
 
 def conf_dir() -> Path:
     """The YAML that expt ships: inside the package in a wheel, beside it in a checkout."""
@@ -58,6 +61,10 @@ class RunPaths:
         """One JSON object a line: step, epoch, tag, value."""
         return self.folder / "metrics.jsonl"
 
+    def event_files(self) -> list[Path]:
+        """TensorBoard's: one, and one more for each time that the run went on."""
+        return sorted(self.folder.glob(f"{EVENT_FILES}*"))
+
     @property
     def lock(self) -> Path:
         """Held by the command that is at work in this folder."""
@@ -104,7 +111,7 @@ class RunPaths:
         Where there are checkpoints the next attempt goes on from them, and all of it stays.
         """
         kept = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
-        written = (self.result, self.metrics, self.last, self.best, *self.folder.glob("events.out.tfevents.*"))
+        written = (self.result, self.metrics, self.last, self.best, *self.event_files())
         for path in () if kept else written:
             path.unlink(missing_ok=True)
         return sum(1 for _ in self.logs(0).parent.glob("*"))

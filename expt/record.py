@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -119,6 +120,24 @@ def read_error(path: Path) -> Raised | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def umask(new: int | None = None) -> int:
+    """The permissions that this process takes from new files; `new` replaces them."""
+    before = os.umask(0 if new is None else new)
+    os.umask(before if new is None else new)
+    return before
+
+
+@contextlib.contextmanager
+def not_world_writable() -> Iterator[None]:
+    """Whatever the umask, let nobody but owner and group write to what is made meanwhile."""
+    before = umask()
+    umask(before | stat.S_IWOTH)
+    try:
+        yield
+    finally:
+        umask(before)
 
 
 @contextlib.contextmanager

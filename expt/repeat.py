@@ -26,6 +26,7 @@ NOT_REPEATED = ("speed/",)
 """Tags that tell the time."""
 
 
+@record.not_world_writable()
 def repeat(folder: Path, into: Path | None, *, started: float) -> RunPaths:
     """Train what the run of `folder` trained, in the folder `into` or a new one; returns where.
 

@@ -32,6 +32,7 @@ from expt.single_run import FOLDER_KEY, Asked, is_first, run
 COMPOSED = "config.yaml"
 
 
+@record.not_world_writable()
 def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
     """Do what `python -m expt ARGUMENTS` does; returns the folders of the runs that have completed.
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from expt.paths import RunPaths
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -17,7 +19,6 @@ DATA_WAIT_S = "speed/data_wait_s"
 """Seconds of the epoch that rank 0 waited for its next batch."""
 SKIPPED_STEPS = "skipped_steps"
 """Steps left out so far, because a loss or gradient was not finite (`on_nan=skip`)."""
-EVENT_FILES = "events.out.tfevents."
 
 
 def loss(split: str) -> str:
@@ -92,6 +93,6 @@ class Writer:
 
 def _let_the_second_pass(folder: Path) -> None:
     """TensorBoard reads event files by the second in their names: a file that continues another must have a later."""
-    seconds = [int(path.name.split(".")[3]) for path in folder.glob(f"{EVENT_FILES}*")]
+    seconds = [int(path.name.split(".")[3]) for path in RunPaths(folder).event_files()]
     while seconds and int(time.time()) <= max(seconds):
         time.sleep(0.01)

@@ -1,0 +1,128 @@
+"""A run is repeated from its record to the same bits; what the environment holds is not written anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+import expt
+from expt.errors import ConfigError
+from tests.conftest import RunFolder, Trained, environment, run
+from tests.integration.test_resume import _assert_equal
+
+SETTINGS = ("model.dropout=0.2", "epochs=2", "log_every=5", "threads=1")
+SECRET = "xyzzy-7f3a-plugh"
+
+
+def _points(folder: Path) -> list[str]:
+    return [line for line in (folder / "metrics.jsonl").read_text().splitlines() if '"speed/' not in line]
+
+
+def test_a_run_is_repeated_to_the_same_bits(tmp_path: Path, trained: Trained) -> None:
+    first = trained(*SETTINGS, "dataset.augment.crop_padding=1", "world_size=2")
+    again = expt.rerun(first.folder, tmp_path / "again")
+    _assert_equal(RunFolder(again.folder), first)
+    assert again.record["rerun_of"] == str(first.folder)
+    assert (again.record["identity"], again.record["config"]) == (first.result["identity"], first.result["config"])
+    gone_on = trained("resume=auto", "epochs=3", name="again")
+    assert gone_on.result["resumed_from"]["step"] == 40
+    with pytest.raises(ConfigError, match="holds a run already"):
+        expt.rerun(first.folder, tmp_path / "again")
+    with pytest.raises(ConfigError, match="holds no run that could be repeated"):
+        expt.rerun(tmp_path)
+
+
+def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_path: Path) -> None:
+    _, second = expt.sweep("seed=3,4", *SETTINGS, f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    record = second.folder / "result.json"
+    other = json.loads(record.read_text())
+    other["versions"]["torch"], other["git"] = "2.9.9", {"commit": "0123456789abcdef", "diff": ""}
+    record.write_text(json.dumps(other))
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "expt.rerun", str(second.folder)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "warning: versions: torch 2.9.9 then, " in done.stderr
+    assert "warning: git commit: 0123456789ab then, none now" in done.stderr
+    assert "the same numbers in all 8 metrics" in done.stdout
+    (again,) = (tmp_path / "outputs").glob("*/*")
+    assert _points(again) == _points(second.folder)
+    assert RunFolder(again).result["seed"] == 4
+
+
+def test_the_record_and_the_checkpoint_say_where_the_numbers_come_from(trained: Trained) -> None:
+    from expt import checkpoint
+
+    run = trained("epochs=1", "seed=5")
+    saved = checkpoint.load(run.folder / "checkpoints" / "last.pt")
+    result = run.result
+    assert saved["config"]["seed"] == result["seed"] == 5
+    for key in ("command", "versions", "git", "hardware", "seed"):
+        assert saved["provenance"][key] == result[key]
+    assert {"cpu", "cores", "memory_gib", "gpus"} == result["hardware"].keys()
+    assert result["hardware"]["memory_gib"] > 0.5
+
+
+@pytest.fixture
+def secretive(tmp_path: Path) -> tuple[str, ...]:
+    """The words for a model that is given a secret, and tells it in an exception when asked to."""
+    (tmp_path / "secretive.py").write_text(
+        "import os, torch\n"
+        "class Net(torch.nn.Sequential):\n"
+        "    def __init__(self, *, channels, image_size, num_classes, url, tell):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
+        f"        assert url == 'https://me:{SECRET}@host', 'it is resolved'\n"
+        "        if tell: raise RuntimeError('refused: ' + url)\n"
+    )
+    own = ("+model._target_=secretive.Net", "~model.hidden", "~model.dropout", "epochs=1")
+    return (*own, "+model.url='https://me:${oc.env:EXPT_TEST_TOKEN}@host'", "+model.tell=false")
+
+
+def test_what_the_environment_holds_is_not_written(secretive: tuple[str, ...], tmp_path: Path) -> None:
+    for name, tell in (("quiet", "false"), ("loud", "true")):
+        words = [*secretive[:-1], f"+model.tell={tell}", f"hydra.run.dir={name}"]
+        done = run(*words, cwd=tmp_path, EXPT_TEST_TOKEN=SECRET)
+        assert done.returncode == (1 if tell == "true" else 0), done.stderr
+        files = [path for path in (tmp_path / name).rglob("*") if path.is_file()]
+        assert len(files) > 5
+        assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+    result = RunFolder(tmp_path / "quiet").result
+    assert result["config"]["model"]["kwargs"]["url"] == "https://me:${oc.env:EXPT_TEST_TOKEN}@host"
+    assert "refused: https://me:${oc.env:EXPT_TEST_TOKEN}@host" in RunFolder(tmp_path / "loud").result["error"]
+
+
+def test_a_rerun_takes_it_from_the_environment_again(
+    secretive: tuple[str, ...], tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("EXPT_TEST_TOKEN", SECRET)
+    first = trained(*secretive, "debug=true")
+    expt.rerun(first.folder, tmp_path / "again")
+    assert _points(tmp_path / "again") == _points(first.folder)
+    monkeypatch.delenv("EXPT_TEST_TOKEN")
+    with pytest.raises(ConfigError, match="EXPT_TEST_TOKEN: the run took this variable from the environment"):
+        expt.rerun(first.folder, tmp_path / "never")
+
+
+def test_nobody_else_can_write_what_a_run_leaves(tmp_path: Path, trained: Trained) -> None:
+    before = os.umask(0)  # as lax as can be
+    try:
+        done = trained("epochs=1")
+    finally:
+        os.umask(before)
+    lax = [p for p in done.folder.rglob("*") if p.stat().st_mode & stat.S_IWOTH]
+    assert lax == []
+    before = os.umask(0o027)
+    try:
+        done = trained("epochs=1", name="strict")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in done.folder.rglob("*") if path.is_file()}
+    assert (modes["result.json"], modes["metrics.jsonl"]) == (0o640, 0o640), modes
