@@ -18,17 +18,23 @@ from expt import diagnosis, distributed, record, redaction, signals, watchdog
 from expt.distributed import Worker
 from expt.errors import TimedOut
 from expt.paths import RunPaths
+from expt.process import Meeting
 from expt.schema import RunConfig
 from expt.worker import Run
 
 
 def main(
-    config: RunConfig, paths: RunPaths, started: float, source: Path | None = None, umask: int | None = None
+    config: RunConfig,
+    paths: RunPaths,
+    started: float,
+    source: Path | None = None,
+    meeting: Meeting | None = None,
+    umask: int | None = None,
 ) -> str:
     """What a worker process runs; `started` is when the command was typed [seconds since the epoch].
 
     `source` is the checkpoint that it goes on from, see expt.resume; `umask` is the driver's, for the forkserver may
-    have another.
+    have another. Without a `meeting`, the environment says where the others are, as torchrun does.
 
     Returns "completed", or "interrupted" when it was asked to stop: a process that ends without it has failed.
     """
@@ -41,7 +47,7 @@ def main(
     watchdog.answer_dumps()
     try:
         guard = watchdog.Watchdog(_patience_s(config), lambda: _give_up(config))
-        return run_as(worker_of_environment(config), config, paths, started, source, guard.beat)
+        return run_as(worker_of_environment(config), config, paths, started, source, meeting, guard.beat)
     except Exception as error:
         _fail(diagnosis.in_words(error, config))
 
@@ -82,12 +88,13 @@ def run_as(
     paths: RunPaths,
     started: float,
     source: Path | None = None,
+    meeting: Meeting | None = None,
     beat: Callable[[], None] = lambda: None,
 ) -> str:
     """Train as `worker`, in this process; returns what became of it. Calls `beat` after each batch."""
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)
-    with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s):
+    with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s, meeting=meeting):
         return Run(config, paths, worker, started, source, beat).train()
 
 

@@ -6,21 +6,22 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from expt import record, signals, watchdog
 from expt.errors import ConfigError, Diverged, ExptError, RunFailed, TimedOut
 from expt.paths import RunPaths
+from expt.process import FINISHED
 
 NO_SPACE_BYTES = 1_000_000
 _NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
 
 
 class Aftermath:
-    """The `size` workers of one attempt after the first has ended; exit codes by rank, None for those alive."""
+    """The workers of one attempt after one of them has failed; exit codes by rank, None for those alive."""
 
-    def __init__(self, paths: RunPaths, attempt: int, size: int, codes: Mapping[int, int | None]) -> None:
-        self._paths, self._attempt, self._size, self._codes = paths, attempt, size, codes
+    def __init__(self, paths: RunPaths, attempt: int, codes: Sequence[int | None]) -> None:
+        self._paths, self._attempt, self._size, self._codes = paths, attempt, len(codes), codes
         self._stacks: dict[int, str] = {}
 
     def timed_out(self) -> bool:
@@ -91,7 +92,7 @@ class Aftermath:
 
     def _first_failed(self) -> int:
         """A rank that vanished comes first, for the errors of the others may follow from that; then the earliest."""
-        ended = [rank for rank, code in self._codes.items() if code is not None]
+        ended = [rank for rank, code in enumerate(self._codes) if code not in (None, FINISHED)]
         raised = {rank: found.time_ns for rank in ended if (found := self._raised(rank))}
         vanished = [rank for rank in ended if rank not in raised]
         return vanished[0] if vanished else min(raised, key=lambda rank: raised[rank])

@@ -66,6 +66,9 @@ class _Watcher:
     def __init__(self, display: RunDisplay, on_start: Callable[[], None] | None) -> None:
         self._display, self._on_start = display, on_start
 
+    def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
+        self._display.waiting(devices)
+
     def job_starting(self, job: Job) -> None:
         pass
 

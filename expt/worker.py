@@ -59,6 +59,7 @@ class Run:
         self.sums = metrics.Sums(worker.device, finite_only=config.on_nan == "skip")
         self.best: dict[str, Any] | None = None
         self.epoch_s: list[float] = []
+        self.eval_s = 0.0  # of all evaluations
         self.first_step_s: float | None = None
         self.lr = self.data_wait_s = 0.0
         self.skipped_before = 0.0
@@ -164,9 +165,11 @@ class Run:
     def _evaluate(self, split: str) -> metrics.Averages:
         loader = self.data.val if split == "val" else self.data.test
         assert loader is not None
+        began = time.perf_counter()
         distributed.broadcast_buffers(self.learner.module)  # each rank has batch-norm statistics of its own
         batches = _each_told(loader.evaluation(), self.beat)
         values = train.evaluate(self.learner, batches, metrics.Sums(self.worker.device))
+        self.eval_s += time.perf_counter() - began
         if self.log:
             tags = {tensorboard.loss(split): values.loss, tensorboard.accuracy(split): values.accuracy}
             self.log.values(self.position, tags)
@@ -227,6 +230,7 @@ class Run:
             "best": self.best,
             "is_best": improved,
             "epoch_s": self.epoch_s,
+            "eval_s": self.eval_s,
             "elapsed_s": time.perf_counter() - self.began if in_epoch else 0.0,
             "last": self.log.last,
             "metrics_bytes": self.log.metrics_bytes,
@@ -242,6 +246,7 @@ class Run:
         snapshot.put_back(saved, self.learner, self.position, self.sums, self.worker)
         self.skipped_before = saved["last"].get(tensorboard.SKIPPED_STEPS, 0.0)
         self.best, self.epoch_s, self.elapsed_s = saved["best"], saved["epoch_s"], saved["elapsed_s"]
+        self.eval_s = saved["eval_s"]
         return saved
 
     def _test(self) -> None:
@@ -264,6 +269,7 @@ class Run:
             # The objective is what the run is chosen by: the best that any epoch reached, and test's one value.
             "objective": {"name": name, "value": self.best["value"] if self.best else self.log.last.get(name)},
             "epoch_s": self.epoch_s,
+            "eval_s": self.eval_s,
             "samples_per_s": steps * self.config.batch_size / trained if trained else None,
             "first_step_s": self.first_step_s,
             "steps": steps,

@@ -19,7 +19,7 @@ import expt
 LAYERS: dict[int, tuple[str, ...]] = {
     0: (
         "errors", "machine", "paths", "schema", "rules", "config", "record", "provenance", "forkserver", "target",
-        "schedule", "identity", "overrides", "signals", "device_locks", "watchdog", "redaction",
+        "schedule", "identity", "overrides", "signals", "device_locks", "watchdog", "redaction", "process",
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",

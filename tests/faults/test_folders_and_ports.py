@@ -38,10 +38,12 @@ def test_of_two_commands_in_one_folder_the_second_is_refused(tmp_path: Path) -> 
 
 
 def test_twenty_runs_at_once_have_twenty_ports_on_loopback() -> None:
-    stores = [launch._held_store() for _ in range(20)]
-    ports = {port for _, port in stores}
+    held = [launch._held_port() for _ in range(20)]
+    ports = {listener.getsockname()[1] for listener in held}
     assert len(ports) == 20
     assert {address for address, port in listening([os.getpid()]) if port in ports} == {"127.0.0.1"}
+    for listener in held:
+        listener.close()
 
 
 def test_what_another_launcher_left_in_the_environment_does_no_harm(tmp_path: Path) -> None:
