@@ -40,7 +40,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     """The model on `worker`'s device, and all that trains it; weights come from torch's global generator."""
     info = data.info
     module = model_build.build(
-        config.model, channels=info.channels, image_size=info.image_size, num_classes=info.num_classes
+        config.model, config.init, channels=info.channels, image_size=info.image_size, num_classes=info.num_classes
     )
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]

@@ -47,7 +47,7 @@ def fill_auto(node: dict[str, Any], machine: Machine) -> dict[str, Any]:
 
 def impossible(config: RunConfig, machine: Machine) -> list[str]:
     """Combinations that cannot run on `machine`, one line each, with the mend."""
-    return [*_hardware(config, machine), *_batch(config), *_objective(config)]
+    return [*_hardware(config, machine), *_model(config), *_batch(config), *_objective(config)]
 
 
 def _hardware(config: RunConfig, machine: Machine) -> list[str]:
@@ -80,6 +80,19 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
     if config.ddp.sync_batchnorm and not config.num_gpus:
         problems.append("ddp.sync_batchnorm=true: works on GPUs only; use ddp.sync_batchnorm=false")
     return problems
+
+
+def _model(config: RunConfig) -> list[str]:
+    if config.model.name != "convnet":
+        return []
+    model, lists = config.model, ("kernels", "strides", "paddings")
+    others = [f"model.{key} has {len(getattr(model, key))}" for key in lists]
+    if all(len(getattr(model, key)) == len(model.widths) for key in lists):
+        return []
+    shown = ", ".join(map(str, model.widths))
+    return [
+        f"model.widths=[{shown}]: {_count(len(model.widths), 'convolution')}, but {', '.join(others)}; give each one"
+    ]
 
 
 def _batch(config: RunConfig) -> list[str]:

@@ -22,7 +22,7 @@ from expt.schema import RunConfig
 FREE_OF_TORCH = (
     "config", "schema", "rules", "errors", "paths", "machine", "record", "forkserver", "usage", "explain",
 )  # fmt: skip
-GROUPS = ("model", "dataset", "optimizer", "scheduler")
+GROUPS = ("model", "init", "dataset", "optimizer", "scheduler")
 OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
 
 Parse = Callable[..., RunConfig]
@@ -49,6 +49,7 @@ def parsed() -> Iterator[Parse]:
 def test_the_defaults(parsed: Parse) -> None:
     config = parsed()
     assert config.model == schema.MLP(name="mlp", hidden=(256,), dropout=0.0)
+    assert config.init == schema.DefaultInit(name="default")
     assert config.optimizer == schema.SGD(name="sgd", lr=0.05, momentum=0.9, weight_decay=0.0, nesterov=False)
     assert config.scheduler == schema.Constant(name="constant", warmup_epochs=0.0)
     assert (config.dataset.name, config.dataset.val_fraction, config.dataset.mean) == ("digits", 0.1, (0.3053,))
@@ -128,6 +129,10 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         2, ["gpus=all"], ["gpus='all': input should be a valid integer or a valid array"],
     ),
     "a key taken away": (0, ["~model.hidden"], ["model.hidden: has no value; give one, as in model.hidden=..."]),
+    "lists of two lengths": (0, ["model=convnet", "model.strides=[1]"], [
+        "model.widths=[12, 24, 32]: 3 convolutions, but model.kernels has 3, model.strides has 1, "
+        "model.paddings has 3; give each one",
+    ]),
     "several at once": (0, ["epochs=0", "seed=-1", "+foo=1"], [
         "epochs=0: input should be greater than or equal to 1",
         "seed=-1: input should be greater than or equal to 0",
