@@ -14,6 +14,7 @@ from expt.data.build import Data
 from expt.data.loading import Shard
 from expt.distributed import Worker
 from expt.eager import DataParallel
+from expt.errors import ConfigError
 from expt.models import build as model_build
 from expt.precision import Precision
 from expt.schema import RunConfig
@@ -49,6 +50,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
     optimizer = optim.build_optimizer(config.optimizer, module.parameters())
+    optim.scale_lr(optimizer, config.lr_scaling, config.batch_size / (config.base_batch_size or config.batch_size))
     steps_per_epoch = len(data.train)
     total_steps = min(config.epochs * steps_per_epoch, config.max_steps or config.epochs * steps_per_epoch)
     return Learner(
@@ -66,6 +68,10 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
 
 
 def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> nn.Module:
+    if config.strategy == "dp":
+        if worker.world_size > 1:  # torchrun has started it, and says so
+            raise ConfigError("strategy=dp: has one process for all GPUs; start it with python -m expt")
+        return nn.DataParallel(module)
     if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     parallel = DataParallel(

@@ -206,9 +206,12 @@ class RunConfig:
     scheduler: _group(**GROUPS["scheduler"])  # type: ignore[valid-type]
     gpus: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...]
     world_size: Count
+    strategy: Literal["ddp", "dp"]
     backend: Literal["nccl", "gloo"]
     threads: Count
     batch_size: Count
+    lr_scaling: Literal["none", "linear", "sqrt"]
+    base_batch_size: Count | None
     epochs: Count
     max_steps: Count | None
     seed: Annotated[int, Field(ge=0, lt=2**32)]
@@ -220,6 +223,7 @@ class RunConfig:
     eval_split: Literal["val", "test"]
     objective: str
     log_every: Count
+    print_every: Count | None
     amp: bool | Literal["bf16", "fp16"]
     compile: bool | Literal["default", "reduce-overhead", "max-autotune"]
     matmul_precision: Literal["highest", "high", "medium"]

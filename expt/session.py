@@ -34,15 +34,19 @@ from expt.schema import RunConfig
 if TYPE_CHECKING:
     from expt.pool import Job
 
+ABOUT_DP = (
+    "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock, drives all GPUs, "
+    "copies the model to each of them in every step, and gathers the outputs on the first"
+)
 FOLDER_KEY, SOURCE_KEY = "expt/run_folder", "expt/resume_from"
 
 
-def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
+def command(arguments: Sequence[str], *, started: float, may_sweep: bool = True) -> list[RunPaths]:
     """Do what `python -m expt ARGUMENTS` does; returns the folders of the runs that have completed.
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """
-    task = Task(started)
+    task = Task(started, may_sweep=may_sweep)
 
     @hydra.main(config_path=str(paths.conf_dir()), config_name="config", version_base="1.3")
     def run_task(composed: DictConfig) -> float | None:
@@ -72,8 +76,8 @@ def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
 class Task:
     """What Hydra calls for each run, and what became of them."""
 
-    def __init__(self, started: float) -> None:
-        self._started = started
+    def __init__(self, started: float, *, may_sweep: bool = True) -> None:
+        self._started, self.may_sweep = started, may_sweep
         self.completed: list[RunPaths] = []
         self.failed: list[RunPaths] = []
         self.not_completed: list[RunPaths] = []
@@ -107,6 +111,8 @@ class Task:
 def run(config: RunConfig, run_paths: RunPaths, *, started: float) -> None:
     """Train what `config` describes in its folder. Raises ConfigError, RunFailed or Interrupted."""
     console = Console()
+    if config.strategy == "dp" and _is_first():
+        console.print(ABOUT_DP, highlight=False, soft_wrap=True)
     if machine.is_external_worker():
         _run_as_external_worker(config, run_paths, console, started)
     elif config.debug:
@@ -142,7 +148,7 @@ def _run_workers(config: RunConfig, run_paths: RunPaths, console: Console, start
 
     job = Job(run_paths.folder.name, run_paths, config, about=_about(config, run_paths), typed=started)
     job.attempt = run_paths.clear_for_next_attempt() if config.resume == "auto" else 0
-    with RunDisplay(run_paths, console, epochs=config.epochs) as display:
+    with RunDisplay(run_paths, console, epochs=config.epochs, print_every=config.print_every) as display:
         try:
             Pool(machine.detect(), Options(), _Watcher(display)).run(iter([job]))
         except KeyboardInterrupt:
@@ -180,7 +186,7 @@ def _run_as_external_worker(config: RunConfig, run_paths: RunPaths, console: Con
         told = distributed.external_store().get(SOURCE_KEY).decode()
         _interrupted_if(worker.main(config, run_paths, started, Path(told) if told else None), run_paths)
         return
-    display = RunDisplay(run_paths, console, epochs=config.epochs)
+    display = RunDisplay(run_paths, console, epochs=config.epochs, print_every=config.print_every)
     with _recorded(config, run_paths, started) as source, _watched(display):
         distributed.external_store().set(FOLDER_KEY, str(run_paths.folder.resolve()))
         distributed.external_store().set(SOURCE_KEY, str(source or ""))

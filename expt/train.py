@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -69,8 +70,7 @@ def train_epoch(
     since = time.perf_counter()
     for batch in batches:
         accumulate_gradients(learner, batch, sums)
-        if position.step == 0:
-            check_gradients(learner)
+        check_gradients(learner)
         learner.precision.update(learner.optimizer, learner.module.parameters())
         position.step += 1
         position.step_in_epoch += 1
@@ -107,8 +107,10 @@ def check_gradients(learner: Learner) -> None:
     parallel = learner.parallel
     if not isinstance(parallel, DistributedDataParallel) or parallel.find_unused_parameters or parallel.static_graph:
         return
-    unused = [name for name, p in learner.module.named_parameters() if p.requires_grad and p.grad is None]
-    if unused:
+    # The optimiser's lists: to walk through the modules in every step would cost more than the question is worth.
+    parameters = itertools.chain.from_iterable(group["params"] for group in learner.optimizer.param_groups)
+    if any(p.grad is None and p.requires_grad for p in parameters):
+        unused = [name for name, p in learner.module.named_parameters() if p.requires_grad and p.grad is None]
         raise ConfigError(
             f"these parameters got no gradient, they took no part in the loss: {', '.join(unused)}; "
             "use ddp.find_unused_parameters=true, or remove them from the model"

@@ -49,3 +49,12 @@ def test_channels_last(trained: Trained) -> None:
     result = trained(*options, CUDA_VISIBLE_DEVICES=FIRST_GPU).result
     assert (result["status"], result["steps"]) == ("completed", 20)
     assert 0 <= result["metrics"]["loss/val"] < 10
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+def test_data_parallel_has_the_loss_curve_of_one_gpu(trained: Trained) -> None:
+    both = os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1"
+    options = ("log_every=1", "max_steps=20")
+    one = trained("gpus=1", *options, name="one", CUDA_VISIBLE_DEVICES=both).curve("loss/train")
+    two = trained("gpus=2", "strategy=dp", *options, name="two", CUDA_VISIBLE_DEVICES=both).curve("loss/train")
+    assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], abs=1e-3)
