@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from expt.process import Meeting
+
 T = TypeVar("T")
 
 
@@ -40,22 +42,38 @@ def worker_from(environment: Mapping[str, str], *, num_gpus: int) -> Worker:
 
 
 @contextlib.contextmanager
-def process_group(worker: Worker, *, backend: str, timeout_s: float) -> Iterator[None]:
-    """The run's process group; a single worker needs none. Left without a word of its own when the body raises."""
+def process_group(worker: Worker, *, backend: str, timeout_s: float, meeting: Meeting | None = None) -> Iterator[None]:
+    """The run's process group; a single worker needs none. Left without a word of its own when the body raises.
+
+    Without a `meeting`, MASTER_ADDR and MASTER_PORT say where the others are.
+    """
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)
     if worker.world_size == 1:
         yield
         return
+    timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
-        timeout=timedelta(seconds=timeout_s),
+        store=_store(meeting, timeout) if meeting else None,
+        rank=worker.rank,
+        world_size=worker.world_size,
+        timeout=timeout,
         device_id=worker.device if backend == "nccl" else None,
     )
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _store(meeting: Meeting, timeout: timedelta) -> dist.Store:
+    serves = meeting.listener is not None
+    # Given an address alone, TCPStore would listen on all of them.
+    fd = meeting.listener.detach() if meeting.listener else None
+    return dist.TCPStore(
+        "127.0.0.1", meeting.port, is_master=serves, timeout=timeout, wait_for_workers=False, master_listen_fd=fd
+    )
 
 
 def sum_across_workers(values: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from multiprocessing import forkserver
 from typing import Any
 
-WORKER_MODULES = ("expt.worker", "torch.distributed.elastic.multiprocessing.api")
+WORKER_MODULES = ("expt.worker",)
 SWEEP_MODULES = ("torch.utils.tensorboard",)
 """More to import before the first run, where many runs share the forkserver."""
 

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import multiprocessing
-import os
 import signal
 import socket
 import sys
-import time
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import TCPStore
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, Std, start_processes
-
-from expt import provenance, record, resume, signals, worker
+from expt import process, provenance, record, signals
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.paths import RunPaths
 from expt.schema import RunConfig
@@ -29,35 +19,6 @@ from expt.schema import RunConfig
 LOOPBACK = "127.0.0.1"
 GRACE_S = 0.3
 """After a worker's end, how long its peers get to end by themselves, so that their exit codes can be compared."""
-
-# They report each stopped process; what a person needs is in the one error at the end.
-for _name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL)
-
-
-class RunLogs(LogsSpecs):
-    """torch elastic's log files, at the places that RunPaths names."""
-
-    def __init__(self, paths: RunPaths, attempt: int) -> None:
-        super().__init__(str(paths.logs(attempt)), redirects=Std.ALL)
-        self._paths, self._attempt = paths, attempt
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Create each rank's folder and name its files."""
-        paths, attempt = self._paths, self._attempt
-        for rank, env in envs.items():
-            paths.stdout(attempt, rank).parent.mkdir(parents=True)
-            env["TORCHELASTIC_ERROR_FILE"] = str(paths.error(attempt, rank))
-        return LogsDest(
-            stdouts={rank: str(paths.stdout(attempt, rank)) for rank in envs},
-            stderrs={rank: str(paths.stderr(attempt, rank)) for rank in envs},
-            error_files={rank: str(paths.error(attempt, rank)) for rank in envs},
-        )
-
-    @property
-    def root_log_dir(self) -> str:
-        """The attempt's folder."""
-        return str(self._root_log_dir)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,38 +42,34 @@ class Workers:
 
     paths: RunPaths
     attempt: int
-    context: PContext
     processes: list[BaseProcess]
-    store: TCPStore | None = field(repr=False)
 
     def poll(self) -> bool:
         """Whether all have completed. Raises the failure, with everything stopped, once one has failed."""
-        # A worker waits for the context before it exits: one that is gone before has failed, whatever its code.
-        if any(process.exitcode is not None for process in self.processes):
-            wait_for_all([process.sentinel for process in self.processes], GRACE_S)
-            codes = {rank: process.exitcode for rank, process in enumerate(self.processes)}
+        if any(code not in (None, process.FINISHED) for code in self._exit_codes()):
+            process.wait_for_all(self.processes, GRACE_S)
+            codes = dict(enumerate(self._exit_codes()))
             self.stop(signal.SIGKILL)
             raise self._failure(codes)
-        done = self.context.wait(0)
-        if done is not None and done.is_failed():  # since the line above; the context has stopped the others
-            raise self._failure({rank: failure.exitcode for rank, failure in done.failures.items()})
-        status = record.read_result(self.paths).get("status") if done is not None else record.COMPLETED
+        if any(code is None for code in self._exit_codes()):
+            return False
+        status = record.read_result(self.paths).get("status")
         if status == record.INTERRUPTED:
             raise Interrupted("interrupted, and saved")
         if status != record.COMPLETED:
             raise RunFailed(f"the workers ended without a result; see {self.paths.logs(self.attempt)}")
-        return done is not None
+        return True
 
     def ask_to_stop(self) -> None:
         """Let all of them finish the step, save, and end."""
-        for process in self.processes:
-            with contextlib.suppress(ProcessLookupError):
-                if process.pid and process.exitcode is None:
-                    os.kill(process.pid, signals.ASK_WORKER)
+        process.ask(self.processes, signals.ASK_WORKER)
 
-    def stop(self, how: signal.Signals = signal.SIGTERM, timeout_s: int = 5) -> None:
+    def stop(self, how: signal.Signals = signal.SIGTERM, timeout_s: float = 5) -> None:
         """End all of them: by `how`, and by SIGKILL after `timeout_s`."""
-        self.context.close(how, timeout_s)
+        process.end(self.processes, how, timeout_s)
+
+    def _exit_codes(self) -> list[int | None]:
+        return [worker.exitcode for worker in self.processes]
 
     def _failure(self, codes: Mapping[int, int | None]) -> ExptError:
         """The first failure in words, with its traceback if it left one, and where its log is; exit codes by rank."""
@@ -133,7 +90,7 @@ class Workers:
 
     def _first_failed(self, codes: Mapping[int, int | None]) -> int:
         """A rank that vanished comes first, for the errors of the others may follow from that; then the earliest."""
-        ended = [rank for rank, code in codes.items() if code is not None]
+        ended = [rank for rank, code in codes.items() if code not in (None, process.FINISHED)]
         raised = {rank: found.time_ns for rank in ended if (found := self._raised(rank))}
         vanished = [rank for rank in ended if rank not in raised]
         return vanished[0] if vanished else min(raised, key=lambda rank: raised[rank])
@@ -144,22 +101,29 @@ class Workers:
 
 def start(launch: Launch, env: Mapping[str, str]) -> Workers:
     """Start the run's workers with `env` added to their environment, and return at once."""
-    config, paths, size = launch.config, launch.paths, launch.config.world_size
-    store, port = _held_store() if size > 1 else (None, None)
-    source = begin_record(launch, port)
-    envs = {rank: {**env, **_environment(rank, size, port, launch)} for rank in range(size)}
-    with _signals_held(), _without_main():
-        context = start_processes(
-            name="expt",
-            entrypoint=worker.main,
-            args=dict.fromkeys(range(size), (config, paths, launch.started, source)),
-            envs=envs,
-            logs_specs=RunLogs(paths, launch.attempt),
-            start_method="forkserver",
-        )
-    by_pid = {process.pid: process for process in multiprocessing.active_children()}
-    processes = [by_pid[pid] for _, pid in sorted(context.pids().items())]
-    return Workers(paths, launch.attempt, context, processes, store)
+    config = launch.config
+    together = config.world_size > 1
+    # The port is ours from here on, and out of reach for other machines.
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        port = listener.getsockname()[1]
+        source = begin_record(launch, port if together else None)
+        workers = Workers(launch.paths, launch.attempt, [])
+        try:
+            for rank in range(config.world_size):
+                meeting = process.Meeting(port, listener if rank == 0 else None) if together else None
+                arguments = (config, launch.paths, launch.started, source, meeting)
+                variables = {**env, **_environment(rank, port, launch)}
+                workers.processes.append(_start_worker(rank, arguments, launch, variables))
+        except BaseException:
+            workers.stop(signal.SIGKILL)
+            raise
+    return workers
+
+
+def _start_worker(rank: int, arguments: Sequence[Any], launch: Launch, env: Mapping[str, str]) -> BaseProcess:
+    stdout, stderr = launch.paths.stdout(launch.attempt, rank), launch.paths.stderr(launch.attempt, rank)
+    stdout.parent.mkdir(parents=True)
+    return process.start("expt.worker:main", arguments, env=env, stdout=stdout, stderr=stderr)
 
 
 def begin_record(launch: Launch, port: int | None = None) -> Path | None:
@@ -169,7 +133,7 @@ def begin_record(launch: Launch, port: int | None = None) -> Path | None:
     """
     config = launch.config
     again = launch.attempt > 0 or config.resume == "auto"
-    source = resume.find(config, launch.paths, again=again)
+    source = _found(config, launch.paths, again=again)
     fields = {
         "started": launch.started,
         "world_size": config.world_size,
@@ -187,8 +151,18 @@ def begin_record(launch: Launch, port: int | None = None) -> Path | None:
     except FileExistsError:
         raise ConfigError(f"hydra.run.dir={launch.paths.folder}: holds a run already; choose another folder") from None
     if source is not None:
+        from expt import resume
+
         record.update_result(launch.paths, **resume.adopt(source, launch.paths))
     return source
+
+
+def _found(config: RunConfig, paths: RunPaths, *, again: bool) -> Path | None:
+    if not again and config.resume is None:
+        return None
+    from expt import resume  # late: it imports torch, which a new run's driver has no need of
+
+    return resume.find(config, paths, again=again)
 
 
 def end_record(paths: RunPaths, error: BaseException) -> None:
@@ -198,63 +172,18 @@ def end_record(paths: RunPaths, error: BaseException) -> None:
     record.update_result(paths, status=status, error=str(error) or "interrupted by a person")
 
 
-def wait_for_all(sentinels: Sequence[int], timeout_s: float) -> None:
-    """Return when every process is gone or the time is up."""
-    left, end = set(sentinels), time.monotonic() + timeout_s
-    while left and (remaining := end - time.monotonic()) > 0:
-        left -= {ready for ready in wait(left, remaining) if isinstance(ready, int)}
-
-
-def _held_store() -> tuple[TCPStore, int]:
-    """A store on a port that is ours from the start, and that nobody outside this machine can reach."""
-    listener = socket.create_server((LOOPBACK, 0))
-    port: int = listener.getsockname()[1]
-    # Given an address alone, TCPStore would listen on all of them.
-    store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    return store, port
-
-
-def _environment(rank: int, size: int, port: int | None, launch: Launch) -> dict[str, str]:
-    env = {
+def _environment(rank: int, port: int, launch: Launch) -> dict[str, str]:
+    size = str(launch.config.world_size)
+    return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         "CUDA_VISIBLE_DEVICES": ",".join(launch.devices),
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # lets cuBLAS be deterministic
+        "TORCHELASTIC_ERROR_FILE": str(launch.paths.error(launch.attempt, rank)),
         "TORCHELASTIC_RESTART_COUNT": str(launch.attempt),
     }
-    if port is not None:
-        loopback_interface = "lo0" if sys.platform == "darwin" else "lo"
-        env |= {
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "GLOO_SOCKET_IFNAME": loopback_interface,
-        }
-    return env
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Keep the driver's own signal handlers: elastic installs others, and never puts the old ones back."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    handlers = {number: signal.getsignal(number) for number in signals}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep multiprocessing from running a person's script again in each worker: nothing there is needed."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

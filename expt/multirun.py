@@ -36,7 +36,7 @@ class Multirun:
         self, context: HydraContext, task_function: TaskFunction, config: DictConfig, options: Mapping[str, Any]
     ) -> None:
         self._context, self._task_function, self._config = context, task_function, config
-        _compose_once(context)
+        self._composer = _Composer(context)
         self._task: Task = task_function.task  # type: ignore[attr-defined]  # see expt.session
         self._dry_run = bool(options["dry_run"])
         self._options = Options(**{key: value for key, value in options.items() if key != "dry_run"})
@@ -53,6 +53,13 @@ class Multirun:
         if not self._task.may_sweep:
             _remove_if_empty(self.folder)
             raise ConfigError("this makes several runs; use expt.sweep, which returns a list of results")
+        self._composer.launching = True
+        try:
+            return self._launch(points, first_number)
+        finally:
+            self._composer.launching = False
+
+    def _launch(self, points: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
         setup_globals()
         paths.register_resolvers()  # the line above has made Hydra's own anew
         self._open()
@@ -188,19 +195,34 @@ def continue_command(folder: Path) -> str:
     return shlex.join(["python", "-m", "expt", *words])
 
 
-def _compose_once(context: HydraContext) -> None:
-    """Keep what Hydra's sweeper composes to check a batch before it launches it: composing again takes as long."""
-    loader = context.config_loader
-    compose = loader.load_sweep_config
-    kept: dict[tuple[str, ...], DictConfig] = {}
+class _Composer:
+    """Composes a sweep's points for Hydra, whose sweeper wants all of a batch composed, only to check them, at first.
 
-    def load_sweep_config(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        known = kept.pop(tuple(sweep_overrides), None)
-        if known is None:
-            known = kept[tuple(sweep_overrides)] = compose(master_config, sweep_overrides)
-        return known
+    Composing takes as long as a short run: until the launch, only what no other point has shown to be right.
+    """
 
-    loader.load_sweep_config = load_sweep_config  # type: ignore[method-assign]
+    def __init__(self, context: HydraContext) -> None:
+        self._loader = context.config_loader
+        self._compose = self._loader.load_sweep_config
+        self._loader.load_sweep_config = self._load  # type: ignore[method-assign]
+        self._kept: dict[tuple[str, ...], DictConfig] = {}
+        self._checked: set[str] = set()
+        self.launching = False
+
+    def _load(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        if self.launching:
+            return self._kept.pop(tuple(sweep_overrides), None) or self._compose(master_config, sweep_overrides)
+        new = set(map(self._what_to_check, sweep_overrides)) - self._checked
+        if not new:
+            return master_config
+        self._checked |= new
+        self._kept[tuple(sweep_overrides)] = composed = self._compose(master_config, sweep_overrides)
+        return composed
+
+    def _what_to_check(self, override: str) -> str:
+        """Of a group every choice, of another key its name: its value is checked when the run's turn comes."""
+        key = override.partition("=")[0]
+        return override if self._loader.get_group_options(key.lstrip("+~").partition("@")[0]) else key
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -21,42 +21,50 @@ from expt.distributed import Worker
 from expt.identity import hyperparameters
 from expt.log import Log
 from expt.paths import RunPaths
+from expt.process import Meeting
 from expt.profiling import StepProfiler
 from expt.schema import RunConfig
 
 
-def main(config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> str:
+def main(
+    config: RunConfig, paths: RunPaths, started: float, source: Path | None = None, meeting: Meeting | None = None
+) -> str:
     """What a worker process runs; `started` is when the command was typed [seconds since the epoch].
 
-    `source` is the checkpoint that it goes on from; see expt.resume.
+    `source` is the checkpoint that it goes on from; see expt.resume. Without a `meeting`, the environment says where
+    the others are, as torchrun does.
 
     Returns "completed", or "interrupted" when it was asked to stop: a process that ends without it has failed.
     """
     if multiprocessing.parent_process() is not None:
         signals.die_with_the_driver()
     signals.heed_in_worker()
+    simulated = config.num_gpus and not torch.cuda.is_available()  # see expt.machine.SIMULATED_GPUS
     try:
-        return run_as(worker_of_environment(config), config, paths, started, source)
+        worker = distributed.worker_from(os.environ, num_gpus=0 if simulated else config.num_gpus)
+        return run_as(worker, config, paths, started, source, meeting)
     except Exception as error:
         # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
-        _record_error(error)
+        if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            record.write_error(Path(path), error, getattr(error, "exit_code", 1))
         traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(getattr(error, "exit_code", 1))
 
 
-def worker_of_environment(config: RunConfig) -> Worker:
-    """The worker that RANK and its companions in the environment describe."""
-    simulated = config.num_gpus and not torch.cuda.is_available()  # see expt.machine.SIMULATED_GPUS
-    return distributed.worker_from(os.environ, num_gpus=0 if simulated else config.num_gpus)
-
-
-def run_as(worker: Worker, config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> str:
+def run_as(
+    worker: Worker,
+    config: RunConfig,
+    paths: RunPaths,
+    started: float,
+    source: Path | None = None,
+    meeting: Meeting | None = None,
+) -> str:
     """Train as `worker`, in this process; returns what became of it."""
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)
-    with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s):
+    with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s, meeting=meeting):
         return Run(config, paths, worker, started, source).train()
 
 
@@ -76,6 +84,7 @@ class Run:
         self.sums = metrics.Sums(worker.device)
         self.best: dict[str, Any] | None = None
         self.epoch_s: list[float] = []
+        self.eval_s = 0.0  # of all evaluations
         self.first_step_s: float | None = None
         self.lr = self.data_wait_s = 0.0
         self.elapsed_s = 0.0  # of this epoch, before this attempt
@@ -174,8 +183,10 @@ class Run:
     def _evaluate(self, split: str) -> metrics.Averages:
         loader = self.data.val if split == "val" else self.data.test
         assert loader is not None
+        began = time.perf_counter()
         distributed.broadcast_buffers(self.learner.module)  # each rank has batch-norm statistics of its own
         values = train.evaluate(self.learner, loader.evaluation(), metrics.Sums(self.worker.device))
+        self.eval_s += time.perf_counter() - began
         if self.log:
             tags = {tensorboard.loss(split): values.loss, tensorboard.accuracy(split): values.accuracy}
             self.log.values(self.position, tags)
@@ -227,6 +238,7 @@ class Run:
             "best": self.best,
             "is_best": improved,
             "epoch_s": self.epoch_s,
+            "eval_s": self.eval_s,
             "elapsed_s": time.perf_counter() - self.began if in_epoch else 0.0,
             "last": self.log.last,
             "metrics_bytes": self.log.metrics_bytes,
@@ -240,6 +252,7 @@ class Run:
         saved: dict[str, Any] = distributed.from_rank_0(read, self.worker.device)
         snapshot.put_back(saved, self.learner, self.position, self.sums, self.worker)
         self.best, self.epoch_s, self.elapsed_s = saved["best"], saved["epoch_s"], saved["elapsed_s"]
+        self.eval_s = saved["eval_s"]
         return saved
 
     def _test(self) -> None:
@@ -262,6 +275,7 @@ class Run:
             # The objective is what the run is chosen by: the best that any epoch reached, and test's one value.
             "objective": {"name": name, "value": self.best["value"] if self.best else self.log.last.get(name)},
             "epoch_s": self.epoch_s,
+            "eval_s": self.eval_s,
             "samples_per_s": steps * self.config.batch_size / trained if trained else None,
             "first_step_s": self.first_step_s,
             "steps": steps,
@@ -281,9 +295,3 @@ def _about(data: Data) -> dict[str, Any]:
 
 def _better(value: float, than: float, objective: str) -> bool:
     return value < than if objective.startswith("loss") else value > than
-
-
-def _record_error(error: Exception) -> None:
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        record.write_error(Path(path), error, getattr(error, "exit_code", 1))

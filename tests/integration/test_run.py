@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,21 @@ def test_one_event_file_holds_every_tag_at_the_right_steps(trained: Trained) -> 
         assert events.Scalars(tag)[-1].value == pytest.approx(result["metrics"][tag], rel=1e-6), tag
         points = [(event.step, pytest.approx(event.value, rel=1e-6)) for event in events.Scalars(tag)]
         assert list[object](done.curve(tag)) == points
+
+
+def test_a_script_starts_runs_without_a_main_guard_and_never_waits_for_torch(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, expt\n"
+        "result = expt.run('max_steps=2')\n"
+        "assert not {name for name in sys.modules if name.partition('.')[0] == 'torch'}\n"
+        "print('folder:', result.folder)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("folder:") == 1
 
 
 def test_two_runs_of_the_same_second_get_two_folders_and_two_ports(tmp_path: Path) -> None:
