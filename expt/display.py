@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,10 @@ class RunDisplay:
         self.update()
         if self._bar:
             self._bar.stop()
+
+    def waiting(self, devices: Sequence[str]) -> None:
+        """Say that the run cannot start yet, since another command holds `devices`."""
+        self._console.print(waiting_for(devices), highlight=False, soft_wrap=True)
 
     def update(self) -> None:
         """Read what is new and show it."""
@@ -152,6 +156,11 @@ def _facts(result: Mapping[str, Any]) -> str:
     speed = f"{result.get('samples_per_s') or 0:,.0f} images/s"
     line = f"{sum(result.get('epoch_s') or [0]):.1f} s of training by {where}, {speed}"
     return line + (f"; best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}" if best else "")
+
+
+def waiting_for(devices: Sequence[str]) -> str:
+    """Why a run does not start."""
+    return f"waiting for GPU {', '.join(devices)}: in use by another expt command"
 
 
 def shown_path(folder: Path) -> str:

@@ -155,6 +155,9 @@ class _Watcher:
             display,
         )
 
+    def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
+        self._display.waiting(job, devices)
+
     def job_starting(self, job: Job) -> None:
         run = self._runs[job][0]
         job.attempt = job.paths.clear_for_next_attempt()

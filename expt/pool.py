@@ -53,6 +53,9 @@ class Job:
 class Observer(Protocol):
     """What is told of a pool's progress, from within its loop."""
 
+    def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
+        """It is the job's turn, but another command holds `devices`; told once of each job."""
+
     def job_starting(self, job: Job) -> None:
         """The job's workers are about to start, maybe once more; the last moment to set `env`, `about`, `attempt`."""
 
@@ -91,6 +94,7 @@ class Pool:
         self._jobs: dict[int, Job] = {}
         self._active: dict[int, Job] = {}
         self._next_start = 0.0
+        self._held_up: set[int] = set()  # by another command
         self._closed = False  # no further run may start
         self._asked_at: float | None = None  # when the workers were asked to stop
 
@@ -173,6 +177,9 @@ class Pool:
                 number, devices = ready
                 missed = self._locks.acquire(devices) if schedule is self._gpus else None
                 if missed:
+                    if number not in self._held_up:
+                        self._held_up.add(number)
+                        self._observer.job_waiting(self._jobs[number], missed)
                     schedule.put_back(number, unavailable=missed, until=self._clock() + LOCKED_ELSEWHERE_S)
                     continue
                 self._start(number, devices if schedule is self._gpus else ())

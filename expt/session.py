@@ -129,6 +129,9 @@ class _Watcher:
     def __init__(self, display: RunDisplay) -> None:
         self._display = display
 
+    def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
+        self._display.waiting(devices)
+
     def job_starting(self, job: Job) -> None:
         pass
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from expt import record
-from expt.display import REFRESH_S, RunState, duration
+from expt.display import REFRESH_S, RunState, duration, waiting_for
 from expt.errors import ExptError
 from expt.pool import Job
 
@@ -62,6 +62,10 @@ class SweepDisplay:
             objective = result["objective"]
             value = "" if objective["value"] is None else f"{objective['name']} {objective['value']:.4f}"
             self._line("done", job, f"{value}  {job.ended - job.started:.1f} s", style="green")
+
+    def waiting(self, job: Job, devices: Sequence[str]) -> None:
+        """A run cannot start yet, since another command holds `devices`."""
+        self._line("waiting", job, waiting_for(devices))
 
     def retrying(self, job: Job, error: ExptError) -> None:
         """A run has failed, and will be started again."""
