@@ -41,7 +41,7 @@ def run(*arguments: str) -> Result:
     if several := [word for word in arguments if word in ("-m", "--multirun") or word.startswith("sweep=")]:
         raise ConfigError(f"{several[0]}: makes several runs; use expt.sweep, which returns a list of results")
     forkserver.warm()
-    (result,) = _results(arguments)
+    (result,) = _results(arguments, may_sweep=False)
     return result
 
 
@@ -66,6 +66,6 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     return Result(paths.folder, record.read_result(paths))
 
 
-def _results(arguments: Sequence[str]) -> list[Result]:
-    completed = session.command(arguments, started=time.time())
+def _results(arguments: Sequence[str], *, may_sweep: bool = True) -> list[Result]:
+    completed = session.command(arguments, started=time.time(), may_sweep=may_sweep)
     return [Result(paths.folder, record.read_result(paths)) for paths in completed]

@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 
 from expt import machine
 from expt.errors import ConfigError
+from expt.explain import groups
 from expt.explain import options as options_of
 from expt.paths import RunPaths, latest_sweep
-from expt.schema import GROUPS
 
 WITH_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"}
 
@@ -62,7 +62,7 @@ def refuse_null_group(arguments: Sequence[str]) -> None:
     """Raise ConfigError for `model=null`, which Hydra takes for a mistake in the YAML."""
     for argument in arguments:
         group, _, value = argument.partition("=")
-        if value == "null" and group in GROUPS:
+        if value == "null" and group in groups():
             raise ConfigError(f"{argument}: not one of {', '.join(path.stem for path in options_of(group))}.")
 
 

@@ -14,6 +14,7 @@ from expt.data.build import Data
 from expt.data.loading import Shard
 from expt.distributed import Worker
 from expt.eager import DataParallel
+from expt.errors import ConfigError
 from expt.models import build as model_build
 from expt.precision import Precision
 from expt.schema import RunConfig
@@ -40,7 +41,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     """The model on `worker`'s device, and all that trains it; weights come from torch's global generator."""
     info = data.info
     module = model_build.build(
-        config.model, channels=info.channels, image_size=info.image_size, num_classes=info.num_classes
+        config.model, config.init, channels=info.channels, image_size=info.image_size, num_classes=info.num_classes
     )
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
@@ -49,6 +50,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
     optimizer = optim.build_optimizer(config.optimizer, module.parameters())
+    optim.scale_lr(optimizer, config.lr_scaling, config.batch_size / (config.base_batch_size or config.batch_size))
     return Learner(
         module=module,
         parallel=_parallelise(module, config, worker),
@@ -75,6 +77,10 @@ def total_steps(config: RunConfig, data: Data) -> int:
 
 
 def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> nn.Module:
+    if config.strategy == "dp":
+        if worker.world_size > 1:  # torchrun has started it, and says so
+            raise ConfigError("strategy=dp: has one process for all GPUs; start it with python -m expt")
+        return nn.DataParallel(module)
     if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     parallel = DataParallel(

@@ -66,7 +66,7 @@ def _checked(node: dict[str, Any], machine: Machine) -> RunConfig:
 
 def _untarget(node: Any, cls: Any) -> Any:
     """`{_target_: a.B, x: 1}` as `{name: _target_, target: a.B, kwargs: {x: 1}}`."""
-    if not isinstance(node, Mapping) or "_target_" not in node:
+    if cls is None or not isinstance(node, Mapping) or "_target_" not in node:
         return node
     known = {field.name for field in dataclasses.fields(cls)} - {"name", "target", "kwargs"}
     own = {key: value for key, value in node.items() if key in known}

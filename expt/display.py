@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -54,8 +55,8 @@ class RunState:
 class RunDisplay:
     """Shows a run that is under way; `update` is cheap and may be called at any rate."""
 
-    def __init__(self, paths: RunPaths, console: Console, *, epochs: int) -> None:
-        self._state, self._console = RunState(paths, epochs=epochs), console
+    def __init__(self, paths: RunPaths, console: Console, *, epochs: int, print_every: int | None = None) -> None:
+        self._state, self._console, self._print_every = RunState(paths, epochs=epochs), console, print_every
         self._next = self._line_at = time.monotonic()
         self._bar = _progress_bar(console) if console.is_terminal else None
         self._task = self._bar.add_task("starting", total=None, text="") if self._bar else None
@@ -85,17 +86,30 @@ class RunDisplay:
         points = state.read()
         if not points:
             return
-        label, text = f"epoch {state.epoch}/{state.epochs}", self._text()
+        if self._print_every:
+            self._print_steps(points, self._print_every)
+        text = self._text()
         if self._bar and self._task is not None:
+            label = f"epoch {state.epoch}/{state.epochs}"
             self._bar.update(self._task, description=label, total=state.total_steps, completed=state.step, text=text)
         elif any(point.tag in EVALUATED for point in points) or now - self._line_at > PLAIN_LINE_S:
             self._line_at = now
-            line = f"{label}  step {state.step}/{state.total_steps}  {text}"
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._print(state.epoch, state.step, text)
+
+    def _print_steps(self, points: list[record.Point], every: int) -> None:
+        """A line for each step that is due, however many were logged since the last look."""
+        for (epoch, step), group in itertools.groupby(points, key=lambda point: (point.epoch, point.step)):
+            values = {point.tag: point.value for point in group}
+            has_line = "speed/epoch_s" in values and not self._bar  # an epoch's end, see `update`
+            if step % every == 0 and "loss/train" in values and not has_line:
+                self._print(epoch, step, "  ".join(_in_words(values)))
+
+    def _print(self, epoch: int, step: int, text: str) -> None:
+        line = f"epoch {epoch}/{self._state.epochs}  step {step}/{self._state.total_steps}  {text}"
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def _text(self) -> str:
-        values = self._state.values
-        shown = [f"{label} {values[tag]:{form}}" for tag, label, form in _SHOWN if tag in values]
+        shown = _in_words(self._state.values)
         if self._state.left_s is not None:
             shown.append(f"{duration(self._state.left_s)} left")
         return "  ".join(shown)
@@ -108,6 +122,10 @@ _SHOWN = (
     ("accuracy/test", "test", ".4f"),
     ("speed/samples_per_s", "img/s", ",.0f"),
 )
+
+
+def _in_words(values: Mapping[str, float]) -> list[str]:
+    return [f"{label} {values[tag]:{form}}" for tag, label, form in _SHOWN if tag in values]
 
 
 def print_summary(console: Console, paths: RunPaths) -> None:

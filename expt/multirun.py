@@ -50,6 +50,9 @@ class Multirun:
 
         Raises ConfigError where another command is at work in the folder, Interrupted on Ctrl-C.
         """
+        if not self._task.may_sweep:
+            _remove_if_empty(self.folder)
+            raise ConfigError("this makes several runs; use expt.sweep, which returns a list of results")
         self._composer.launching = True
         try:
             return self._launch(points, first_number)

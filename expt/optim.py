@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import torch
 from torch import nn, optim
@@ -35,6 +36,16 @@ def build_optimizer(config: schema.SGD | schema.Adam | schema.Target, parameters
     return eager.optimizer(cls)(
         parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
     )
+
+
+def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], ratio: float) -> None:
+    """Change the learning rate with the batch, which is `ratio` times that for which it was chosen.
+
+    linear: Goyal et al., 2017, to go with a warm-up; sqrt: Krizhevsky, 2014, which keeps the gradient's variance.
+    """
+    factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
 
 
 def build_scheduler(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from expt.errors import did_you_mean
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 METRICS = ("loss", "accuracy")
 CPU_WORKERS = 2
+DDP = "use strategy=ddp, which is faster too"
 
 
 def fill_auto(node: dict[str, Any], machine: Machine) -> dict[str, Any]:
@@ -23,7 +25,11 @@ def fill_auto(node: dict[str, Any], machine: Machine) -> dict[str, Any]:
     num_gpus = len(gpus) if isinstance(gpus, list) else max(0, gpus) if isinstance(gpus, int) else 0
     world_size = node.get("world_size")
     if world_size == "auto":
-        world_size = 1 if node.get("debug") is True else num_gpus or CPU_WORKERS
+        world_size = 1 if node.get("debug") is True or node.get("strategy") == "dp" else num_gpus or CPU_WORKERS
+    batch_size = node.get("batch_size")
+    per_worker = re.fullmatch(r"(\d+) per worker", str(batch_size).strip())
+    if per_worker and isinstance(world_size, int):
+        batch_size = int(per_worker[1]) * world_size
     backend = node.get("backend")
     if backend == "auto":
         backend = "nccl" if num_gpus and not machine.simulated else "gloo"
@@ -41,13 +47,14 @@ def fill_auto(node: dict[str, Any], machine: Machine) -> dict[str, Any]:
         "gpus": gpus,
         "world_size": world_size,
         "backend": backend,
+        "batch_size": batch_size,
         "threads": threads,
     }
 
 
 def impossible(config: RunConfig, machine: Machine) -> list[str]:
     """Combinations that cannot run on `machine`, one line each, with the mend."""
-    return [*_hardware(config, machine), *_batch(config), *_objective(config)]
+    return [*_hardware(config, machine), *_strategy(config), *_model(config), *_batch(config), *_objective(config)]
 
 
 def _hardware(config: RunConfig, machine: Machine) -> list[str]:
@@ -64,7 +71,7 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
     elif not isinstance(gpus, int) and len(set(gpus)) < len(gpus):
         problems.append(f"gpus={shown}: names a GPU twice; use backend=gloo and world_size for two workers on one")
     workers = config.world_size
-    if config.num_gpus > workers:
+    if config.num_gpus > workers and config.strategy == "ddp":
         problems.append(f"world_size={workers}: {config.num_gpus} GPUs need as many workers; use gpus={workers}")
     if config.backend == "nccl" and (not config.num_gpus or machine.simulated):
         problems.append("backend=nccl: needs a GPU, and this run uses none; use backend=gloo")
@@ -84,16 +91,55 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
     return problems
 
 
+def _strategy(config: RunConfig) -> list[str]:
+    if config.strategy == "ddp":
+        return []
+    problems = []
+    if config.num_gpus < 2:
+        gpus = _count(config.num_gpus, "GPU")
+        problems.append(f"strategy=dp: shares each batch out among at least 2 GPUs, and this run uses {gpus}; {DDP}")
+    if config.world_size > 1:
+        problems.append(f"world_size={config.world_size}: strategy=dp has one process for all GPUs; {DDP}")
+    if config.compile:
+        problems.append(f"compile={config.compile}: the copies that strategy=dp makes can't be compiled; {DDP}")
+    if config.ddp.sync_batchnorm:
+        problems.append(f"ddp.sync_batchnorm=true: strategy=dp can't share batch statistics; {DDP}")
+    return problems
+
+
+def _model(config: RunConfig) -> list[str]:
+    if config.model.name != "convnet":
+        return []
+    model, lists = config.model, ("kernels", "strides", "paddings")
+    others = [f"model.{key} has {len(getattr(model, key))}" for key in lists]
+    if all(len(getattr(model, key)) == len(model.widths) for key in lists):
+        return []
+    shown = ", ".join(map(str, model.widths))
+    return [
+        f"model.widths=[{shown}]: {_count(len(model.widths), 'convolution')}, but {', '.join(others)}; give each one"
+    ]
+
+
 def _batch(config: RunConfig) -> list[str]:
     parts = config.world_size * config.gradient_accumulation
+    problems = []
+    if config.lr_scaling != "none" and config.base_batch_size is None:
+        problems.append(
+            f"lr_scaling={config.lr_scaling}: needs the batch that optimizer.lr is meant for, as in base_batch_size=256"
+        )
+    if config.print_every and config.print_every % config.log_every:
+        problems.append(
+            f"print_every={config.print_every}: what is printed is logged, and log_every={config.log_every}; "
+            "use a multiple of it"
+        )
     if config.batch_size % parts == 0:
-        return []
+        return problems
     below = config.batch_size // parts * parts
     near = f"{below} or {below + parts}" if below else f"{parts}"
     by = f"{config.world_size} workers"
     if config.gradient_accumulation > 1:
         by += f" x {config.gradient_accumulation} parts (gradient_accumulation)"
-    return [f"batch_size={config.batch_size}: is the global batch and must divide by {by}; use {near}"]
+    return [*problems, f"batch_size={config.batch_size}: is the global batch and must divide by {by}; use {near}"]
 
 
 def _objective(config: RunConfig) -> list[str]:

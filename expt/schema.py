@@ -6,41 +6,22 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
-_STRICT = ConfigDict(extra="forbid", strict=True)
-
-Count = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Size = tuple[Count, Count]  # height, width
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class MLP:
-    name: Literal["mlp"]
-    hidden: tuple[Count, ...]
-    dropout: Fraction
+from expt.constraints import STRICT, Count, Fraction, NonNegative, Positive, Size
+from expt.model_schema import MLP as MLP
+from expt.model_schema import ConvNet as ConvNet
+from expt.model_schema import DefaultInit as DefaultInit
+from expt.model_schema import Init as Init
+from expt.model_schema import KaimingInit as KaimingInit
+from expt.model_schema import NormalInit as NormalInit
+from expt.model_schema import OrthogonalInit as OrthogonalInit
+from expt.model_schema import ResNet18 as ResNet18
+from expt.model_schema import XavierInit as XavierInit
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class ConvNet:
-    name: Literal["convnet"]
-    widths: tuple[Count, Count, Count]
-    kernels: tuple[Count, Count, Count]
-    hidden: Count
-    dropout: Fraction
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class ResNet18:
-    name: Literal["resnet18"]
-    stem: Literal["small", "imagenet"]
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Target:
     """A person's own class: `_target_` names it, every other key is a keyword argument."""
 
@@ -49,14 +30,14 @@ class Target:
     kwargs: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Augment:
     crop_padding: Annotated[int, Field(ge=0)] = 0
     flip: bool = False
     cutout: Annotated[int, Field(ge=0)] = 0
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Dataset:
     val_fraction: Fraction
     train_limit: Count | None
@@ -65,12 +46,12 @@ class _Dataset:
     augment: Augment = Augment()
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Digits(_Dataset):
     name: Literal["digits"]
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Downloaded(_Dataset):
     """A dataset that torchvision knows where to fetch."""
 
@@ -79,7 +60,7 @@ class Downloaded(_Dataset):
     download: bool
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Synthetic(_Dataset):
     name: Literal["synthetic"]
     train_size: Count
@@ -90,7 +71,7 @@ class Synthetic(_Dataset):
     seed: int
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ImageFolder(_Dataset):
     name: Literal["image_folder"]
     root: str
@@ -99,7 +80,7 @@ class ImageFolder(_Dataset):
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TargetDataset(_Dataset):
     """A person's own torch Dataset of (image, label): built twice, with `train` and with `test` added to `kwargs`."""
 
@@ -116,7 +97,7 @@ class TargetDataset(_Dataset):
     kwargs: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class SGD:
     name: Literal["sgd"]
     lr: Positive
@@ -125,7 +106,7 @@ class SGD:
     nesterov: bool
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Adam:
     name: Literal["adam", "adamw"]
     lr: Positive
@@ -134,20 +115,20 @@ class Adam:
     weight_decay: NonNegative
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Constant:
     name: Literal["constant"]
     warmup_epochs: NonNegative
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Cosine:
     name: Literal["cosine"]
     warmup_epochs: NonNegative
     min_lr: NonNegative
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Step:
     name: Literal["step"]
     warmup_epochs: NonNegative
@@ -155,7 +136,7 @@ class Step:
     gamma: Positive
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class OneCycle:
     name: Literal["one_cycle"]
     rise_fraction: Annotated[float, Field(gt=0, lt=1)]
@@ -163,7 +144,7 @@ class OneCycle:
     end_factor: Annotated[float, Field(gt=0, le=1)]
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class DDP:
     find_unused_parameters: bool
     static_graph: bool
@@ -174,7 +155,7 @@ class DDP:
     shared_memory: bool
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Checkpoint:
     every_steps: Count | None
     every_epochs: Count | None
@@ -195,6 +176,13 @@ def _group(**kinds: Any) -> Any:
 
 GROUPS: dict[str, dict[str, Any]] = {
     "model": {"mlp": MLP, "convnet": ConvNet, "resnet18": ResNet18, "_target_": Target},
+    "init": {
+        "default": DefaultInit,
+        "normal": NormalInit,
+        "xavier": XavierInit,
+        "kaiming": KaimingInit,
+        "orthogonal": OrthogonalInit,
+    },
     "dataset": {
         "digits": Digits,
         **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), Downloaded),
@@ -207,19 +195,23 @@ GROUPS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunConfig:
     """One run, resolved and checked; conf/config.yaml says what each key means, and its unit."""
 
     model: _group(**GROUPS["model"])  # type: ignore[valid-type]
+    init: _group(**GROUPS["init"])  # type: ignore[valid-type]
     dataset: _group(**GROUPS["dataset"])  # type: ignore[valid-type]
     optimizer: _group(**GROUPS["optimizer"])  # type: ignore[valid-type]
     scheduler: _group(**GROUPS["scheduler"])  # type: ignore[valid-type]
     gpus: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...]
     world_size: Count
+    strategy: Literal["ddp", "dp"]
     backend: Literal["nccl", "gloo"]
     threads: Count
     batch_size: Count
+    lr_scaling: Literal["none", "linear", "sqrt"]
+    base_batch_size: Count | None
     epochs: Count
     max_steps: Count | None
     seed: Annotated[int, Field(ge=0, lt=2**32)]
@@ -231,6 +223,7 @@ class RunConfig:
     eval_split: Literal["val", "test"]
     objective: str
     log_every: Count
+    print_every: Count | None
     amp: bool | Literal["bf16", "fp16"]
     compile: bool | Literal["default", "reduce-overhead", "max-autotune"]
     matmul_precision: Literal["highest", "high", "medium"]

@@ -33,12 +33,12 @@ COMPOSED = "config.yaml"
 
 
 @record.not_world_writable()
-def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
+def command(arguments: Sequence[str], *, started: float, may_sweep: bool = True) -> list[RunPaths]:
     """Do what `python -m expt ARGUMENTS` does; returns the folders of the runs that have completed.
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """
-    task = Task(started)
+    task = Task(started, may_sweep=may_sweep)
 
     @hydra.main(config_path=str(paths.conf_dir()), config_name="config", version_base="1.3")
     def run_task(composed: DictConfig) -> float | None:
@@ -68,8 +68,8 @@ def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
 class Task:
     """What Hydra calls for each run, and what became of them."""
 
-    def __init__(self, started: float) -> None:
-        self._started = started
+    def __init__(self, started: float, *, may_sweep: bool = True) -> None:
+        self._started, self.may_sweep = started, may_sweep
         self.completed: list[RunPaths] = []
         self.failed: list[RunPaths] = []
         self.not_completed: list[RunPaths] = []

@@ -22,6 +22,10 @@ from expt.schema import RunConfig
 if TYPE_CHECKING:
     from expt.pool import Job
 
+ABOUT_DP = (
+    "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock, drives all GPUs, "
+    "copies the model to each of them in every step, and gathers the outputs on the first"
+)
 FOLDER_KEY, SOURCE_KEY = "expt/run_folder", "expt/resume_from"
 
 
@@ -44,6 +48,8 @@ class Asked:
 def run(asked: Asked) -> None:
     """Train what was asked for, in its folder. Raises ConfigError, RunFailed or Interrupted."""
     console = Console()
+    if asked.config.strategy == "dp" and is_first():
+        console.print(ABOUT_DP, highlight=False, soft_wrap=True)
     with record.at_work(asked.paths) if is_first() else contextlib.nullcontext():
         if machine.is_external_worker():
             _run_as_external_worker(asked, console)
@@ -93,7 +99,7 @@ def _run_workers(asked: Asked, console: Console) -> None:
     job = Job(run_paths.folder.name, run_paths, config, about=dict(asked.about), typed=asked.started)
     job.env = dict(asked.env)
     job.attempt = run_paths.clear_for_next_attempt() if config.resume == "auto" else 0
-    with RunDisplay(run_paths, console, epochs=config.epochs) as display:
+    with RunDisplay(run_paths, console, epochs=config.epochs, print_every=config.print_every) as display:
         try:
             Pool(machine.detect(), Options(), _Watcher(display, asked.on_start)).run(iter([job]))
         except KeyboardInterrupt:
@@ -127,7 +133,7 @@ def _run_as_external_worker(asked: Asked, console: Console) -> None:
         told = distributed.external_store().get(SOURCE_KEY).decode()
         _interrupted_if(entry.main(config, run_paths, started, Path(told) if told else None), run_paths)
         return
-    display = RunDisplay(run_paths, console, epochs=config.epochs)
+    display = RunDisplay(run_paths, console, epochs=config.epochs, print_every=config.print_every)
     with _recorded(asked) as source, _watched(display):
         distributed.external_store().set(FOLDER_KEY, str(run_paths.folder.resolve()))
         distributed.external_store().set(SOURCE_KEY, str(source or ""))

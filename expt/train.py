@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def train_epoch(
     learner.parallel.train()
     since = time.perf_counter()
     for batch in batches:
-        shortage = _learn(learner, batch, sums, first=position.step == 0)
+        shortage = _learn(learner, batch, sums)
         if shortage:  # out of the `except`: the traceback would keep what the step has allocated
             raise OutOfMemory(shortage, fits=largest_that_fits(learner, batch))
         position.step += 1
@@ -85,12 +86,11 @@ def train_epoch(
             break
 
 
-def _learn(learner: Learner, batch: Batch, sums: Sums, *, first: bool) -> str | None:
+def _learn(learner: Learner, batch: Batch, sums: Sums) -> str | None:
     """One optimiser step; returns what torch says where the GPU's memory did not suffice."""
     try:
         accumulate_gradients(learner, batch, sums)
-        if first:
-            check_gradients(learner)
+        check_gradients(learner)
         learner.precision.update(learner.optimizer, learner.module.parameters())
     except torch.OutOfMemoryError as error:
         return str(error)
@@ -118,8 +118,10 @@ def check_gradients(learner: Learner) -> None:
     parallel = learner.parallel
     if not isinstance(parallel, DistributedDataParallel) or parallel.find_unused_parameters or parallel.static_graph:
         return
-    unused = [name for name, p in learner.module.named_parameters() if p.requires_grad and p.grad is None]
-    if unused:
+    # The optimiser's lists: to walk through the modules in every step would cost more than the question is worth.
+    parameters = itertools.chain.from_iterable(group["params"] for group in learner.optimizer.param_groups)
+    if any(p.grad is None and p.requires_grad for p in parameters):
+        unused = [name for name, p in learner.module.named_parameters() if p.requires_grad and p.grad is None]
         raise ConfigError(
             f"these parameters got no gradient, they took no part in the loss: {', '.join(unused)}; "
             "use ddp.find_unused_parameters=true, or remove them from the model"

@@ -122,3 +122,12 @@ def fashion_mnist() -> str:
     if not FASHION_MNIST.is_dir():
         pytest.skip("needs Debian's package dataset-fashion-mnist")
     return str(FASHION_MNIST)
+
+
+@pytest.fixture
+def mnist() -> str:
+    """The folder of the real MNIST, which EXPT_TEST_MNIST names; `.ci/run` fetches it."""
+    root = os.environ.get("EXPT_TEST_MNIST")
+    if not root:
+        pytest.skip("needs EXPT_TEST_MNIST, the folder of the four files of MNIST")
+    return root

@@ -19,7 +19,8 @@ import expt
 LAYERS: dict[int, tuple[str, ...]] = {
     0: (
         "errors", "machine", "paths", "schema", "rules", "config", "record", "provenance", "forkserver", "target",
-        "schedule", "identity", "overrides", "signals", "device_locks", "watchdog", "redaction", "process",
+        "constraints", "model_schema", "schedule", "identity", "overrides", "signals", "device_locks", "watchdog",
+        "redaction", "process",
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
@@ -56,7 +57,7 @@ AT_MOST: dict[str, int] = {"display": 0, "sweep_display": 0, "report": 0, "expla
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 300, 60, 15
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
-WITHOUT_DOCSTRINGS = {"schema"}  # conf/ says what each key means
+WITHOUT_DOCSTRINGS = {"schema", "model_schema"}  # conf/ says what each key means
 
 PACKAGE = Path(expt.__file__).parent
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}

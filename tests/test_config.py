@@ -22,8 +22,10 @@ from expt.schema import RunConfig
 FREE_OF_TORCH = (
     "config", "schema", "rules", "errors", "paths", "machine", "record", "forkserver", "usage", "explain",
 )  # fmt: skip
-GROUPS = ("model", "dataset", "optimizer", "scheduler")
+GROUPS = ("model", "init", "dataset", "optimizer", "scheduler")
 OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
+
+CALLED = {"paddle_convnet": "convnet", "plain_sgd": "sgd"}  # further settings of one kind
 
 Parse = Callable[..., RunConfig]
 
@@ -49,6 +51,7 @@ def parsed() -> Iterator[Parse]:
 def test_the_defaults(parsed: Parse) -> None:
     config = parsed()
     assert config.model == schema.MLP(name="mlp", hidden=(256,), dropout=0.0)
+    assert config.init == schema.DefaultInit(name="default")
     assert config.optimizer == schema.SGD(name="sgd", lr=0.05, momentum=0.9, weight_decay=0.0, nesterov=False)
     assert config.scheduler == schema.Constant(name="constant", warmup_epochs=0.0)
     assert (config.dataset.name, config.dataset.val_fraction, config.dataset.mean) == ("digits", 0.1, (0.3053,))
@@ -60,13 +63,13 @@ def test_the_defaults(parsed: Parse) -> None:
 def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None:
     group, _, name = option.partition("=")
     root = ["dataset.root=photos"] if option == "dataset=image_folder" else []
-    assert getattr(parsed(option, *root), group).name == name
+    assert getattr(parsed(option, *root), group).name == CALLED.get(name, name)
 
 
 def test_the_groups_of_the_schema_are_those_of_conf() -> None:
-    assert {f"{group}={name}" for group in GROUPS for name in schema.GROUPS[group] if name != "_target_"} == set(
-        OPTIONS
-    )
+    options = (option.partition("=") for option in OPTIONS)
+    named = {(group, CALLED.get(name, name)) for group, _, name in options}
+    assert named == {(group, name) for group in GROUPS for name in schema.GROUPS[group] if name != "_target_"}
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,25 @@ def test_the_groups_of_the_schema_are_those_of_conf() -> None:
 def test_auto(parsed: Parse, gpus: int, overrides: list[str], expected: tuple[Any, ...]) -> None:
     config = parsed(*overrides, on=machine(gpus))
     assert (config.gpus, config.world_size, config.backend, config.threads) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "batch_size"),
+    [
+        (["batch_size=32 per worker"], 128),
+        (["batch_size='32 per worker'", "gpus=2"], 64),
+        (["batch_size=32 per worker", "gpus=2", "strategy=dp"], 32),
+        (["experiment=keras_convnet"], 256),
+    ],
+    ids=str,
+)
+def test_a_batch_size_for_each_worker(parsed: Parse, overrides: list[str], batch_size: int) -> None:
+    assert parsed(*overrides, on=machine(4)).batch_size == batch_size
+
+
+def test_data_parallel_is_one_worker(parsed: Parse) -> None:
+    config = parsed("strategy=dp", on=machine(4))
+    assert (config.num_gpus, config.world_size, config.threads) == (4, 1, 8)
 
 
 def test_simulated_gpus_compute_on_the_cpu_with_gloo(parsed: Parse) -> None:
@@ -128,6 +150,27 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         2, ["gpus=all"], ["gpus='all': input should be a valid integer or a valid array"],
     ),
     "a key taken away": (0, ["~model.hidden"], ["model.hidden: has no value; give one, as in model.hidden=..."]),
+    "not so many per worker": (0, ["batch_size=x per worker"], [
+        "batch_size='x per worker': input should be a valid integer",
+    ]),
+    "scaling of an unknown base": (0, ["lr_scaling=linear"], [
+        "lr_scaling=linear: needs the batch that optimizer.lr is meant for, as in base_batch_size=256",
+    ]),
+    "printing what is not logged": (0, ["print_every=75"], [
+        "print_every=75: what is printed is logged, and log_every=50; use a multiple of it",
+    ]),
+    "data parallel on one GPU": (1, ["strategy=dp"], [
+        "strategy=dp: shares each batch out among at least 2 GPUs, and this run uses 1 GPU; "
+        "use strategy=ddp, which is faster too",
+    ]),
+    "data parallel in two processes, compiled": (2, ["strategy=dp", "world_size=2", "compile=true"], [
+        "world_size=2: strategy=dp has one process for all GPUs; use strategy=ddp, which is faster too",
+        "compile=True: the copies that strategy=dp makes can't be compiled; use strategy=ddp, which is faster too",
+    ]),
+    "lists of two lengths": (0, ["model=convnet", "model.strides=[1]"], [
+        "model.widths=[12, 24, 32]: 3 convolutions, but model.kernels has 3, model.strides has 1, "
+        "model.paddings has 3; give each one",
+    ]),
     "several at once": (0, ["epochs=0", "seed=-1", "+foo=1"], [
         "epochs=0: input should be greater than or equal to 1",
         "seed=-1: input should be greater than or equal to 0",

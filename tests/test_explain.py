@@ -18,7 +18,7 @@ MISTAKES = {
     "modle=mlp": "modle=mlp: there is no key 'modle'. Did you mean 'model'?",
     "bakend=gloo": "bakend=gloo: there is no key 'bakend'. Did you mean 'backend'?",
     "optimizer.lrr=1": "optimizer.lrr=1: there is no key 'optimizer.lrr'. Did you mean 'optimizer.lr'?",
-    "model=resnet19": "model=resnet19: not one of convnet, mlp, resnet18. Did you mean 'resnet18'?",
+    "model=resnet19": "model=resnet19: not one of convnet, mlp, paddle_convnet, resnet18. Did you mean 'resnet18'?",
     "x": "x: not of the form key=value; quote values with spaces or brackets",
     "model=mlp,convnet": (
         "model=mlp,convnet: several values make a sweep; add -m, as in python -m expt -m model=mlp,convnet"
@@ -26,9 +26,14 @@ MISTAKES = {
     "dataset=image_folder": "dataset.root: has no value; give one, as in dataset.root=...",
     "gpus=4": "gpus=4: this machine has no GPUs; use gpus=0 to run on the CPU",
     "world_size=3": "batch_size=64: is the global batch and must divide by 3 workers; use 63 or 66",
-    "model=null": "model=null: not one of convnet, mlp, resnet18.",
+    "model=null": "model=null: not one of convnet, mlp, paddle_convnet, resnet18.",
 }
 COMPOSING = {
+    "sweep=sedes": "sweep=sedes: not one of amp_grid, models_by_lr, seeds. Did you mean 'seeds'?",
+    "experiment=ddp_mpl": (
+        "experiment=ddp_mpl: not one of amp_sweep, d2l_resnet18, ddp_mlp, keras_convnet, paddle_mnist. "
+        "Did you mean 'ddp_mlp'?"
+    ),
     "model.hidden=[": "model.hidden=[: not of the form key=value; quote values with spaces or brackets",
     "dataset.seeed=1": "dataset.seeed=1: there is no key 'dataset.seeed'. Did you mean 'dataset.seed'?",
     "ddp.static=true": "ddp.static=true: there is no key 'ddp.static'. Did you mean 'ddp.static_graph'?",

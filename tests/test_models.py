@@ -19,9 +19,44 @@ from expt.models.resnet import ResNet18
 SIZES = [(8, 8), (28, 28), (32, 32), (28, 20)]
 CONFIGS: dict[str, Any] = {
     "mlp": schema.MLP(name="mlp", hidden=(32, 16), dropout=0.1),
-    "convnet": schema.ConvNet(name="convnet", widths=(4, 6, 8), kernels=(3, 6, 6), hidden=16, dropout=0.5),
+    "convnet": schema.ConvNet(
+        name="convnet",
+        widths=(4, 6, 8),
+        kernels=(3, 6, 6),
+        strides=(1, 2, 2),
+        paddings=("same", "valid", "same"),
+        batch_norm=True,
+        pool=1,
+        global_average=True,
+        hidden=16,
+        dropout=0.5,
+    ),
+    "convnet of one kind of layer": schema.ConvNet(
+        name="convnet",
+        widths=(5,),
+        kernels=(4,),
+        strides=(3,),
+        paddings=("same",),
+        batch_norm=False,
+        pool=2,
+        global_average=False,
+        hidden=None,
+        dropout=0.0,
+    ),
     "small": schema.ResNet18(name="resnet18", stem="small"),
     "imagenet": schema.ResNet18(name="resnet18", stem="imagenet"),
+}
+DEFAULT = schema.DefaultInit(name="default")
+PADDLE: dict[str, Any] = {
+    "widths": (20, 20),
+    "kernels": (5, 5),
+    "strides": (1, 1),
+    "paddings": ("same", "same"),
+    "batch_norm": False,
+    "pool": 2,
+    "global_average": False,
+    "hidden": None,
+    "dropout": 0.0,
 }
 GREY_28: dict[str, Any] = {"channels": 1, "image_size": (28, 28), "num_classes": 10}
 
@@ -35,7 +70,7 @@ def size(model: nn.Module) -> int:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_images_to_logits(config: Any, channels: int, image_size: tuple[int, int]) -> None:
     with torch.device("meta"):  # shapes without the arithmetic
-        model = build(config, channels=channels, image_size=image_size, num_classes=7)
+        model = build(config, DEFAULT, channels=channels, image_size=image_size, num_classes=7)
         assert model(torch.zeros(2, channels, *image_size)).shape == (2, 7)
 
 
@@ -48,6 +83,8 @@ def test_images_to_logits(config: Any, channels: int, image_size: tuple[int, int
         # a bias), batch norms 2 * (12 + 24 + 32), linear 32 * 256 + 256 and 256 * 10 + 10:
         # 108 + 10,368 + 27,680 + 136 + 8,448 + 2,570.
         (ConvNet, {}, 49_310),
+        # The layers of Paddle's tutorial: 20 * 25 + 20, 20 * 20 * 25 + 20, and 20 * 7 * 7 * 10 + 10.
+        (ConvNet, PADDLE, 20_350),
         # torchvision's 11,689,512, less its classifier (513,000) and stem (64 * 3 * 49 = 9,408), with
         # 512 * 10 + 10 and 64 * 1 * 9 in their place.
         (ResNet18, {}, 11_172_810),
@@ -55,7 +92,7 @@ def test_images_to_logits(config: Any, channels: int, image_size: tuple[int, int
         (ResNet18, {"stem": "imagenet"}, 11_175_370),  # 64 * 1 * 49
         (ResNet18, {"stem": "imagenet", "channels": 3, "num_classes": 1000}, 11_689_512),
     ],
-    ids=["mlp", "convnet", "small", "small, colour", "imagenet", "imagenet, as torchvision's"],
+    ids=["mlp", "convnet", "paddle", "small", "small, colour", "imagenet", "imagenet, as torchvision's"],
 )
 def test_number_of_parameters(cls: type[nn.Module], options: dict[str, Any], count: int) -> None:
     with torch.device("meta"):
@@ -63,10 +100,10 @@ def test_number_of_parameters(cls: type[nn.Module], options: dict[str, Any], cou
 
 
 def test_each_setting_reaches_the_model() -> None:
-    layers = list(build(CONFIGS["mlp"], **GREY_28))  # type: ignore[call-overload]
+    layers = list(build(CONFIGS["mlp"], DEFAULT, **GREY_28))  # type: ignore[call-overload]
     assert [layer.out_features for layer in layers if isinstance(layer, nn.Linear)] == [32, 16, 10]
     assert [layer.p for layer in layers if isinstance(layer, nn.Dropout)] == [0.1, 0.1]
-    layers = list(build(CONFIGS["convnet"], **GREY_28))  # type: ignore[call-overload]
+    layers = list(build(CONFIGS["convnet"], DEFAULT, **GREY_28))  # type: ignore[call-overload]
     assert [(c.out_channels, c.kernel_size[0]) for c in layers if isinstance(c, nn.Conv2d)] == [(4, 3), (6, 6), (8, 6)]
 
 
@@ -74,7 +111,7 @@ def test_the_geometry_of_the_published_networks() -> None:
     layers = [layer for layer in ConvNet(**GREY_28) if isinstance(layer, nn.Conv2d)]
     assert [(layer.stride[0], layer.padding) for layer in layers] == [(1, "same"), (2, (0, 0)), (2, (2, 2))]
     for stem, side in (("small", 32), ("imagenet", 8)):
-        model = build(CONFIGS[stem], channels=1, image_size=(32, 32), num_classes=10)
+        model = build(CONFIGS[stem], DEFAULT, channels=1, image_size=(32, 32), num_classes=10)
         assert isinstance(model, ResNet18)
         assert model.maxpool(model.conv1(torch.zeros(1, 1, 32, 32))).shape == (1, 64, side, side)
 
@@ -113,7 +150,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_persons_own_class(own: str) -> None:
-    model = build(schema.Target(target=f"{own}.Tiny", kwargs={"width": 3}), **GREY_28)
+    model = build(schema.Target(target=f"{own}.Tiny", kwargs={"width": 3}), DEFAULT, **GREY_28)
     assert model.shape == (1, (28, 28), 10, 3)
 
 
@@ -132,7 +169,7 @@ def test_a_persons_own_class(own: str) -> None:
 )
 def test_a_class_that_does_not_do(own: str, name: str, kwargs: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        build(schema.Target(target=name, kwargs=kwargs), **GREY_28)
+        build(schema.Target(target=name, kwargs=kwargs), DEFAULT, **GREY_28)
     assert str(caught.value).startswith(f"_target_={name}: {problem}")
 
 

@@ -14,7 +14,7 @@ from torch import nn, optim
 
 from expt import eager, schema
 from expt.errors import ConfigError
-from expt.optim import build_optimizer, build_scheduler
+from expt.optim import build_optimizer, build_scheduler, scale_lr
 
 CASES: dict[str, tuple[Any, type[optim.Optimizer], dict[str, Any]]] = {
     "sgd": (
@@ -198,3 +198,14 @@ def test_a_persons_own_classes() -> None:
 def test_a_model_is_no_optimizer() -> None:
     with pytest.raises(ConfigError, match=r"refused, it is not a subclass of torch\.optim\.optimizer\.Optimizer"):
         build_optimizer(schema.Target(target="torch.nn.Linear", kwargs={}), net().parameters())
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_learning_rate_follows_the_batch(rule: Any, factor: float) -> None:
+    groups: list[dict[str, Any]] = [{"params": net()[0].parameters()}, {"params": net()[2].parameters(), "lr": 0.5}]
+    optimizer = optim.SGD(groups, lr=PEAK)
+    scale_lr(optimizer, rule, 1024 / 256)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([PEAK * factor, 0.5 * factor])
+    # The warm-up rises to the new rate, and the cosine starts there.
+    used = rates(cosine(1.0), optimizer=optimizer)
+    assert (used[0], used[10]) == pytest.approx((PEAK * factor / 11, PEAK * factor))

@@ -8,10 +8,12 @@ from typing import Any
 from torch import nn
 
 from expt import schema, target
+from expt.models.init import initialise
 
 
 def build(
     config: schema.MLP | schema.ConvNet | schema.ResNet18 | schema.Target,
+    init: schema.Init,
     *,
     channels: int,
     image_size: tuple[int, int],
@@ -23,9 +25,12 @@ def build(
     """
     shape: dict[str, Any] = {"channels": channels, "image_size": image_size, "num_classes": num_classes}
     if isinstance(config, schema.Target):
-        return target.build(config.target, nn.Module, **shape, **config.kwargs)
-    kwargs = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "name"}
-    return _class_of(config)(**shape, **kwargs)
+        module: nn.Module = target.build(config.target, nn.Module, **shape, **config.kwargs)
+    else:
+        names = (field.name for field in dataclasses.fields(config) if field.name != "name")
+        module = _class_of(config)(**shape, **{name: getattr(config, name) for name in names})
+    initialise(module, init)
+    return module
 
 
 def _class_of(config: schema.MLP | schema.ConvNet | schema.ResNet18) -> type[nn.Module]:

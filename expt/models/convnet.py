@@ -1,8 +1,9 @@
-"""The convnet of the Keras guide "Multi-GPU distributed training with PyTorch"."""
+"""A plain convnet: convolutions, each with batch norm and pooling if wanted, and linear layers behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import nn
 
@@ -10,9 +11,11 @@ from expt.errors import ConfigError
 
 
 class ConvNet(nn.Sequential):
-    """Images [B, C, H, W] to logits [B, num_classes]: three convolutions with batch norm, a global average, two layers.
+    """Images [B, C, H, W] to logits [B, num_classes].
 
-    Source: https://keras.io/guides/distributed_training_with_torch/ (its Rescaling layer is the data's business here).
+    The defaults are the network of https://keras.io/guides/distributed_training_with_torch/, whose Rescaling layer is
+    the data's business here, and whose batch norms shift but do not scale. Behind padding `same` a side is
+    side / stride pixels long, or one more.
     """
 
     def __init__(
@@ -23,45 +26,55 @@ class ConvNet(nn.Sequential):
         num_classes: int,
         widths: Sequence[int] = (12, 24, 32),
         kernels: Sequence[int] = (3, 6, 6),
-        hidden: int = 256,
+        strides: Sequence[int] = (1, 2, 2),
+        paddings: Sequence[Literal["same", "valid"]] = ("same", "valid", "same"),
+        batch_norm: bool = True,
+        pool: int = 1,
+        global_average: bool = True,
+        hidden: int | None = 256,
         dropout: float = 0.5,
     ) -> None:
-        _check_size(image_size, kernels)
+        pads = [_padding(kernel, stride, name) for kernel, stride, name in zip(kernels, strides, paddings, strict=True)]
+        height, width = (_side_after(side, image_size, kernels, strides, pads, pool) for side in image_size)
         layers: list[nn.Module] = []
-        for index, (width, kernel) in enumerate(zip(widths, kernels, strict=True)):
-            first, last = index == 0, index == len(widths) - 1
-            # The guide pads the first convolution to keep the size, the last by a third of its kernel, the second not.
-            layers += [
-                nn.Conv2d(
-                    channels,
-                    width,
-                    kernel,
-                    stride=1 if first else 2,
-                    padding="same" if first else kernel // 3 if last else 0,
-                    bias=last,
-                ),
-                nn.BatchNorm2d(width),
-                nn.ReLU(),
-            ]
-            channels = width
-        super().__init__(
-            *layers,
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(channels, hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(hidden, num_classes),
-        )
+        for index, (out, kernel, stride, pad) in enumerate(zip(widths, kernels, strides, pads, strict=True)):
+            # As in the guide, the last convolution alone has a bias before its batch norm.
+            bias = not batch_norm or index == len(widths) - 1
+            layers.append(nn.Conv2d(channels, out, kernel, stride=stride, padding=pad, bias=bias))
+            layers += [nn.BatchNorm2d(out), nn.ReLU()] if batch_norm else [nn.ReLU()]
+            if pool > 1:
+                layers.append(nn.MaxPool2d(pool))
+            channels = out
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()] if global_average else [nn.Flatten()]
+        features = channels if global_average else channels * height * width
+        if hidden:
+            layers += [nn.Linear(features, hidden), nn.ReLU()]
+        super().__init__(*layers, nn.Dropout(dropout), nn.Linear(hidden or features, num_classes))
 
 
-def _check_size(image_size: tuple[int, int], kernels: Sequence[int]) -> None:
-    """Raise ConfigError where a kernel is larger than what reaches it."""
-    for side in image_size:
-        after_second = (side - kernels[1]) // 2 + 1
-        if side < kernels[1] or after_second + 2 * (kernels[2] // 3) < kernels[2]:
-            shape = f"{image_size[0]}x{image_size[1]}"
+def _padding(kernel: int, stride: int, name: str) -> int | str:
+    """What Conv2d takes; torch's own "same" knows a stride of 1 only."""
+    if name == "valid":
+        return 0
+    return "same" if stride == 1 else max(0, -(-(kernel - stride) // 2))
+
+
+def _side_after(
+    side: int,
+    image_size: tuple[int, int],
+    kernels: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int | str],
+    pool: int,
+) -> int:
+    """A side of the image behind all convolutions. Raises ConfigError where a kernel is larger than what reaches it."""
+    for kernel, stride, pad in zip(kernels, strides, pads, strict=True):
+        if pad != "same":
+            side = (side + 2 * int(pad) - kernel) // stride + 1 if side + 2 * int(pad) >= kernel else 0
+        side //= pool
+        if side < 1:
             raise ConfigError(
-                f"model.kernels={list(kernels)}: too large for images of {shape}; "
+                f"model.kernels={list(kernels)}: too large for images of {image_size[0]}x{image_size[1]}; "
                 "use smaller ones, as in 'model.kernels=[3,3,3]', or model=mlp"
             )
+    return side

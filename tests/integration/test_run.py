@@ -197,3 +197,40 @@ def test_paths_may_hold_spaces_and_unicode(tmp_path: Path, trained: Trained) -> 
 )
 def test_options_train(arguments: list[str], trained: Trained) -> None:
     assert trained("epochs=2", *arguments).result["metrics"]["accuracy/val"] > 0.4
+
+
+def test_a_parameter_that_drops_out_later_is_named(tmp_path: Path) -> None:
+    """DistributedDataParallel says it a step late, or never if that was the last, and after an update gone wrong."""
+    (tmp_path / "late.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self, *, channels, image_size, num_classes):\n"
+        "        super().__init__()\n"
+        "        self.used, self.early = torch.nn.Linear(64, num_classes), torch.nn.Linear(64, num_classes)\n"
+        "        self.calls = 0\n"
+        "    def forward(self, images):\n"
+        "        self.calls += 1\n"
+        "        rest = self.early(images.flatten(1)) if self.calls < 5 else 0\n"
+        "        return self.used(images.flatten(1)) + rest\n"
+    )
+    done = run("+model._target_=late.Net", "~model.hidden", "~model.dropout", "max_steps=5", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "they took no part in the loss: early.weight, early.bias" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_loss_is_printed_each_so_many_steps(tmp_path: Path) -> None:
+    done = run("epochs=2", "log_every=4", "print_every=8", cwd=tmp_path)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("epoch")]
+    steps = [line.split()[3] for line in lines if "val" not in line]
+    assert steps == ["8/40", "16/40", "24/40", "32/40"]
+    assert all("  loss " in line and "  acc " in line for line in lines)
+
+
+def test_data_parallel_in_one_process(tmp_path: Path) -> None:
+    done = run("strategy=dp", "gpus=2", "epochs=1", cwd=tmp_path, EXPT_SIMULATED_GPUS="2")
+    assert done.returncode == 0, done.stderr
+    assert "note: strategy=dp is for comparison, and slower than ddp: one process" in done.stdout
+    (path,) = (tmp_path / "outputs").glob("*/*/result.json")
+    result = json.loads(path.read_text())
+    assert (result["world_size"], result["devices"]) == (1, ["0", "1"])

@@ -1,0 +1,178 @@
+"""The published settings of conf/experiment: what each asks for, and that it trains on its real data."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from torch import nn
+from torch.nn import functional
+
+import expt
+from expt import schema
+from expt.config import parse, plain
+from expt.data import files, shard
+from expt.errors import ConfigError
+from expt.identity import flat
+from expt.machine import Machine
+from expt.paths import conf_dir, register_resolvers
+from expt.schema import RunConfig
+from tests.conftest import FASHION_MNIST, Trained, run
+from tests.test_data_files import NAMES, idx
+
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+# What the sources say, on a machine with two GPUs.
+SOURCES: dict[str, dict[str, Any]] = {
+    "keras_convnet": {
+        "model.name": "convnet", "model.widths": (12, 24, 32), "model.kernels": (3, 6, 6), "model.batch_norm": True,
+        "model.dropout": 0.5, "dataset.name": "mnist", "optimizer.name": "adam", "optimizer.lr": 1e-3,
+        "world_size": 2, "batch_size": 128, "epochs": 2,
+    },
+    "d2l_resnet18": {
+        "model.name": "resnet18", "model.stem": "small", "dataset.name": "fashion_mnist", "init.name": "normal",
+        "init.std": 0.01, "optimizer.name": "sgd", "optimizer.lr": 0.1, "optimizer.momentum": 0.0,
+        "lr_scaling": "linear", "base_batch_size": 256, "world_size": 2, "batch_size": 512, "epochs": 10,
+    },
+    "paddle_mnist": {
+        "model.name": "convnet", "model.widths": (20, 20), "model.pool": 2, "model.hidden": None,
+        "dataset.name": "mnist", "optimizer.name": "adam", "optimizer.lr": 0.01, "epochs": 5, "print_every": 200,
+    },
+    "ddp_mlp": {
+        "model.name": "mlp", "model.hidden": (256,), "dataset.name": "mnist", "dataset.mean": (0.1307,),
+        "dataset.std": (0.3081,), "gpus": 0, "backend": "gloo", "world_size": 2, "batch_size": 64,
+        "optimizer.name": "sgd", "optimizer.lr": 1e-3, "optimizer.momentum": 0.0, "epochs": 10,
+    },
+    "amp_sweep": {"amp": True, "log_every": 10, "dataset.name": "mnist"},
+}  # fmt: skip
+
+
+def composed(*overrides: str, gpus: int = 2) -> RunConfig:
+    """What the command line would give on a machine with so many GPUs."""
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        machine = Machine(gpus=tuple(map(str, range(gpus))), cpus=8)
+        return parse(plain(compose("config", overrides=list(overrides))), machine)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_each_experiment_is_what_its_source_says(name: str) -> None:
+    config = composed(f"experiment={name}")
+    settings = flat(dataclasses.asdict(config))
+    assert {key: settings[key] for key in SOURCES[name]} == SOURCES[name]
+    assert composed(f"experiment={name}", gpus=0).num_gpus == 0, "it runs without a GPU too"
+
+
+def test_what_is_typed_wins_over_an_experiment() -> None:
+    config = composed("experiment=paddle_mnist", "gpus=[4,5]", "batch_size=64", "epochs=1", gpus=8)
+    assert (config.gpus, config.batch_size, config.epochs) == ((4, 5), 64, 1)
+
+
+@pytest.mark.parametrize("other", ["model=mlp", "init=default", "optimizer=adamw", "scheduler=one_cycle"])
+def test_another_choice_leaves_no_key_of_the_experiments_behind(other: str) -> None:
+    group, _, name = other.partition("=")
+    for experiment in EXPERIMENTS:
+        assert getattr(composed(f"experiment={experiment}", other), group).name == name
+
+
+def test_a_dry_run_of_every_experiment(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    single = [name for name in EXPERIMENTS if name != "amp_sweep"]
+    words = (f"experiment={','.join(single)}", "hydra.launcher.dry_run=true")
+    expt.sweep(*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert sorted(line[1] for line in lines if line[-1] == "start") == [f"experiment={name}" for name in single]
+
+
+def test_the_command_of_the_grid_needs_no_option(tmp_path: Path) -> None:
+    done = run("experiment=amp_sweep", "hydra.launcher.dry_run=true", cwd=tmp_path)
+    assert (done.returncode, done.stdout.count("2 cores  start")) == (0, 18), done.stderr
+    one = ("model=mlp", "batch_size=64", "optimizer.lr=0.1")
+    with pytest.raises(ConfigError, match=r"use expt\.sweep"):
+        expt.run("experiment=amp_sweep", *one, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.fixture
+def few(tmp_path: Path, mnist: str) -> dict[str, str]:
+    """The folders of two real datasets of which only the first images are left, by name."""
+    if not FASHION_MNIST.is_dir():
+        pytest.skip("needs Debian's package dataset-fashion-mnist")
+    folders = {}
+    for name, root in (("mnist", mnist), ("fashion_mnist", str(FASHION_MNIST))):
+        folders[name] = str(tmp_path / name)
+        (tmp_path / name).mkdir()
+        arrays = [files.load(_dataset(name, root), split) for split in ("train", "test")]
+        size = 600 if name == "mnist" else 100
+        contents = [part[:size] for split in arrays for part in (split.images[:, 0], split.labels)]
+        for file, content in zip(NAMES, contents, strict=True):
+            (tmp_path / name / file).write_bytes(idx(np.ascontiguousarray(content, dtype=np.uint8)))
+    return folders
+
+
+def _dataset(name: Any, root: str) -> schema.Downloaded:
+    options: dict[str, Any] = {"val_fraction": 0.0, "train_limit": None, "mean": None, "std": None}
+    return schema.Downloaded(name=name, root=root, download=False, **options)
+
+
+FEW = {"d2l_resnet18": ("batch_size=16", "max_steps=2"), "amp_sweep": ("model=convnet", "batch_size=64,128")}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_each_experiment_trains_on_its_data(name: str, few: dict[str, str], trained: Trained, tmp_path: Path) -> None:
+    root = few[SOURCES[name]["dataset.name"]]
+    words = (f"experiment={name}", f"dataset.root='{root}'", "max_steps=4", *FEW.get(name, ()))
+    if name == "amp_sweep":
+        results = expt.sweep(*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+        assert len(results) == 2 * 3
+        return
+    done = trained(*words)
+    assert done.result["status"] == "completed"
+    assert 0 < done.result["metrics"]["loss/test"] < 10
+
+
+def test_the_parameters_that_paddle_mnist_saves_make_its_network(few: dict[str, str], trained: Trained) -> None:
+    done = trained("experiment=paddle_mnist", f"dataset.root='{few['mnist']}'", "world_size=2", "epochs=3")
+    saved = torch.load(done.folder / "checkpoints" / "best.pt", weights_only=True)["model"]
+    network = nn.Sequential(
+        nn.Conv2d(1, 20, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(20, 20, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Identity(), nn.Linear(980, 10),
+    )  # fmt: skip
+    network.load_state_dict(saved)
+    test = files.load(_dataset("mnist", few["mnist"]), "test")
+    with torch.no_grad():
+        classes = network(torch.from_numpy(np.array(test.images)).float() / 255).argmax(1)
+    accuracy = float((classes == torch.from_numpy(np.array(test.labels))).double().mean())
+    assert accuracy == pytest.approx(done.result["metrics"]["accuracy/test"], abs=1e-9)
+    assert accuracy > 0.5
+    assert sorted(path.name for path in (done.folder / "logs" / "0").iterdir()) == ["0", "1"], "a log for each worker"
+
+
+def test_ddp_mlp_has_the_loss_of_a_hand_written_loop(mnist: str, trained: Trained) -> None:
+    limit = 12_810  # 200 batches of 64, and a smaller one
+    options = (f"dataset.root='{mnist}'", f"dataset.train_limit={limit}", "epochs=1", "log_every=1")
+    done = trained("experiment=ddp_mlp", *options)
+
+    data = files.load(_dataset("mnist", mnist), "train")
+    images = (torch.from_numpy(np.array(data.images[:limit])).float() / 255 - 0.1307) / 0.3081
+    labels = torch.from_numpy(np.array(data.labels[:limit])).long()
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.001)
+    total, losses = 0.0, []
+    for batch in shard.permutation(limit, 0, epoch=1).split(64):
+        loss = functional.cross_entropy(network(images[batch]), labels[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        total += loss.item() * len(batch)
+
+    curve = [value for _, value in done.curve("loss/train")]
+    assert len(curve) == len(losses) == 201
+    assert curve[:-1] == pytest.approx(losses[:-1], abs=1e-4)
+    assert curve[-1] == pytest.approx(total / limit, abs=1e-4)  # at the epoch's end stands the epoch's average

@@ -1,0 +1,48 @@
+"""expt in a notebook: workers start from a running kernel, and the second run finds them warm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from tests.conftest import environment
+
+RUN = """
+import expt
+result = expt.run("world_size=2", "epochs=2")
+assert result.record["world_size"] == 2
+print(f"accuracy {result.metrics['accuracy/test']:.3f}")
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for the kernel to work in, with nothing of this machine's own settings of Jupyter."""
+    for variable in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
+    for variable, value in environment().items():
+        monkeypatch.setenv(variable, value)
+    return tmp_path
+
+
+def executed(folder: Path, *cells: str) -> list[str]:
+    """The printed text of each cell."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(folder)}}).execute()
+    return ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
+
+
+def test_runs_in_a_notebook(kernel: Path) -> None:
+    again = RUN.replace("epochs=2", "epochs=3")
+    mistake = "try: expt.run('epochs=0')\nexcept expt.errors.ConfigError as error: print(error)"
+    first, second, refused = executed(kernel, RUN, again, mistake)
+    assert "accuracy 0." in first
+    assert "accuracy 0." in second
+    assert "epochs=0: input should be greater than or equal to 1" in refused
+    assert len(list(kernel.glob("outputs/*/*/result.json"))) == 2
+    with pytest.raises(CellExecutionError, match="batch_size=63: is the global batch"):
+        executed(kernel, "import expt; expt.run('batch_size=63', 'world_size=2')")
