@@ -82,6 +82,7 @@ class Multirun:
             raise Interrupted(f"interrupted; to go on: {continue_command(self.folder)}") from None
         finally:
             self._tell(runs)
+            self._task.num_unseen += len(points) - sum(map(len, runs.values()))
         self._refuse_if_all_were(list(runs))
         started = sorted(itertools.chain(*runs.values()), key=lambda run: int(run.hydra_config.hydra.job.num))
         return [run.finish() for run in started]

@@ -59,8 +59,9 @@ def command(arguments: Sequence[str], *, started: float, may_sweep: bool = True)
         if task.sweep_folder is not None:
             report.conclude(report.wide_console(), task.sweep_folder)
     if task.failed:
-        num_runs = len(task.failed) + len(task.completed) + len(task.not_completed)
-        rest = f", {len(task.not_completed)} were stopped or not started" if task.not_completed else ""
+        left = len(task.not_completed) + task.num_unseen
+        num_runs = len(task.failed) + len(task.completed) + left
+        rest = f", {left} were stopped or not started" if left else ""
         raise RunFailed(f"{len(task.failed)} of {num_runs} runs failed{rest}")
     return task.completed
 
@@ -74,6 +75,8 @@ class Task:
         self.failed: list[RunPaths] = []
         self.not_completed: list[RunPaths] = []
         """Runs that were interrupted, or never started."""
+        self.num_unseen = 0
+        """Points of a sweep whose turn to be composed never came."""
         self.at_end = contextlib.ExitStack()
         self.sweep_folder: Path | None = None
 
