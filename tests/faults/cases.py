@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 RUN, RESUME = (f"tests/integration/test_{name}.py::test_" for name in ("run", "resume"))
-WORKERS, SIGNALS, SWEEPS, DISK, PORTS = (
-    f"tests/faults/test_{name}.py::test_" for name in ("workers", "signals", "sweeps", "disk", "folders_and_ports")
+WORKERS, WATCHDOGS, SIGNALS, SWEEPS, DISK, PORTS = (
+    f"tests/faults/test_{name}.py::test_"
+    for name in ("workers", "watchdogs", "signals", "sweeps", "disk", "folders_and_ports")
 )
 FILES, LOADING, CHECKPOINT, CONFIG = (
     f"tests/test_{name}.py::test_" for name in ("data_files", "data_loading", "checkpoint", "config")
@@ -33,13 +34,22 @@ CASES: dict[str, tuple[str, ...]] = {
     "a signal while a rank waits in a collective": (
         f"{SIGNALS}one_that_is_stuck_in_a_collective_is_ended_when_its_time_is_up",
     ),
-    "a rank hangs": (f"{WORKERS}a_rank_that_hangs_is_named",),
+    "a rank hangs": (
+        f"{WATCHDOGS}a_rank_that_hangs_is_named_with_its_stack",
+        f"{WATCHDOGS}a_worker_that_hangs_alone_ends",
+    ),
     "ranks with unequal data": (
         f"{LOADING}workers_together_see_what_one_sees",
         f"{LOADING}a_worker_without_a_sample_still_takes_part",
     ),
-    "a loss that is not finite, on one rank": (f"{WORKERS}a_loss_that_is_not_finite_stops_every_rank",),
-    "out of GPU memory": (f"{WORKERS}memory_that_does_not_suffice_is_told_with_the_batch_size",),
+    "a loss that is not finite, on one rank": (
+        f"{WATCHDOGS}a_loss_that_is_not_finite_stops_all_ranks_with_step_rank_and_images",
+        f"{WATCHDOGS}a_step_may_be_skipped_on_all_ranks",
+    ),
+    "out of GPU memory": (
+        f"{WATCHDOGS}a_gpu_without_room_names_the_batch_size",
+        f"{WATCHDOGS}a_gpu_without_room_names_the_batch_size_that_would_fit",
+    ),
     "a checkpoint that is empty, truncated or garbage": (
         f"{RESUME}a_damaged_checkpoint_is_set_aside_for_the_one_before",
         f"{RESUME}without_a_whole_checkpoint_nothing_starts_from_zero",

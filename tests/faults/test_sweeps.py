@@ -26,7 +26,7 @@ from tests.integration.test_resume import _assert_equal
 from tests.integration.test_sweep import SMALL, results, spans
 
 # scripts/stress_sweep asks for more
-SWEEP_RUNS = int(os.environ.get("EXPT_SWEEP_RUNS", "5"))
+SWEEP_RUNS = int(os.environ.get("EXPT_SWEEP_RUNS", "4"))
 
 FAULTY = """
 import os, signal, time, torch
@@ -110,25 +110,25 @@ def test_failures_stay_where_they_are(tmp_path: Path, faulty: tuple[str, ...]) -
 
 
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
-    process = start("-m", "seed=range(12)", *SMALL, cwd=tmp_path)
+    process = start("-m", "seed=range(7)", *SMALL, cwd=tmp_path)
 
     def completed() -> list[Path]:
         found = (tmp_path / "outputs" / "sweeps").glob("*/*/result.json")
         return [path.parent for path in found if '"completed"' in path.read_text()]
 
-    wait_until(lambda: len(completed()) >= 5, process)
+    wait_until(lambda: len(completed()) >= 2, process)
     children = descendants(process.pid)
     process.kill()
     process.communicate()
     left = completed()
-    assert 5 <= len(left) < 12
+    assert 2 <= len(left) < 7
     files = {path: path.stat().st_mtime_ns for folder in left for path in folder.rglob("*")}
-    again = run("-m", "seed=range(14)", *SMALL, "hydra.sweep.dir=latest", cwd=tmp_path)
+    again = run("-m", "seed=range(8)", *SMALL, "hydra.sweep.dir=latest", cwd=tmp_path)
     assert not alive(children), "no worker of the first command outlives it"
     assert again.returncode == 0, again.stderr
     assert files == {path: path.stat().st_mtime_ns for folder in left for path in folder.rglob("*")}
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
-    assert statuses(folder) == {f"seed={seed}": "completed" for seed in range(14)}
+    assert statuses(folder) == {f"seed={seed}": "completed" for seed in range(8)}
     assert again.stdout.count("] done before ") == len(left)
     assert all(len(list(path.glob("events.out.tfevents.*"))) == 1 for path in folder.glob("seed=*"))
     for name in statuses(folder):
@@ -141,9 +141,8 @@ def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(tmp_path: Path, faulty: tu
     process = start("-m", *faulty, *words, cwd=tmp_path)
     wait_until((tmp_path / "my sweep" / "seed=0" / "metrics.jsonl").exists, process)
     children = descendants(process.pid)
-    second = run("-m", *faulty, *words, cwd=tmp_path)
-    assert second.returncode == 2
-    assert second.stderr.startswith("error: hydra.sweep.dir=my sweep: another command is at work there")
+    with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir=.*my sweep: another command is at work there"):
+        expt.sweep(*faulty, *words[:-1], f"hydra.sweep.dir='{tmp_path / 'my sweep'}'")
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from expt import checkpoint
 from expt.fault import VARIABLE
 from tests.conftest import RunFolder, alive, run
 from tests.faults.conftest import Failing
@@ -73,30 +72,3 @@ def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     wait_until(lambda: not alive(children), timeout_s=2)
-
-
-@pytest.mark.parametrize("way", ["shared memory", "gloo"])
-def test_a_rank_that_hangs_is_named(way: str, tmp_path: Path, failing: Failing) -> None:
-    began = time.monotonic()
-    error = failing("1:30:hang", "timeout_s=1", "log_every=5", f"ddp.shared_memory={way == 'shared memory'}")
-    assert time.monotonic() - began < 15
-    assert error.exit_code == 1
-    assert "rank 1 of 2 did not arrive within 1 s (timeout_s)" in str(error)
-    assert "in _hang" in str(error)
-    assert "in _hang" in (tmp_path / "here/logs/0/1/stderr.log").read_text()
-    assert RunFolder(tmp_path / "here").result["status"] == "failed"
-
-
-def test_memory_that_does_not_suffice_is_told_with_the_batch_size(failing: Failing) -> None:
-    error = failing("1:5:oom", "batch_size=64")
-    assert "rank 1 of 2: out of GPU memory" in str(error)
-    assert "batch_size=64 is 32 images on each of 2 workers; try gradient_accumulation=2" in str(error)
-
-
-def test_a_loss_that_is_not_finite_stops_every_rank(tmp_path: Path, failing: Failing) -> None:
-    error = failing("1:30:nan", "log_every=5", "checkpoint.every_steps=8")
-    assert error.exit_code == 1
-    assert "the loss was nan at step 30 (epoch 2) on rank 1" in str(error)
-    left = RunFolder(tmp_path / "here")
-    assert left.result["status"] == "failed"
-    assert checkpoint.load(left.folder / "checkpoints" / "last.pt")["position"]["step"] == 24, "before it"

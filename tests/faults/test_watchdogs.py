@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import time
 from pathlib import Path
 
 import pytest
 
 from expt import checkpoint
 from expt.data.shard import permutation, split
-from tests.conftest import run
+from expt.fault import VARIABLE
+from tests.conftest import RunFolder, Trained, run
+from tests.faults.conftest import Failing
 
 FOLDER = "hydra.run.dir=here"
 
@@ -38,42 +40,39 @@ def _log(tmp_path: Path, rank: int) -> str:
 
 
 @pytest.mark.parametrize("way", ["shared memory", "gloo"])
-def test_a_rank_that_hangs_is_named_with_its_stack(way: str, tmp_path: Path) -> None:
-    model = _model(tmp_path, "time.sleep(1000)", rank=1)
-    done = run(*model, "timeout_s=2", f"ddp.shared_memory={way == 'shared memory'}", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "rank 1 of 2 did not arrive within 2 s (timeout_s)" in done.stderr
-    assert "in stuck" in done.stderr
-    assert f"log: {tmp_path / 'here'}/logs/0/1/stderr.log" in done.stderr
-    assert "in stuck" in _log(tmp_path, 1)
+def test_a_rank_that_hangs_is_named_with_its_stack(way: str, tmp_path: Path, failing: Failing) -> None:
+    began = time.monotonic()
+    error = failing("1:30:hang", "timeout_s=1", f"ddp.shared_memory={way == 'shared memory'}")
+    assert time.monotonic() - began < 15
+    assert error.exit_code == 1
+    assert "rank 1 of 2 did not arrive within 1 s (timeout_s)" in str(error)
+    assert "in _hang" in str(error)
+    assert f"log: {tmp_path / 'here'}/logs/0/1/stderr.log" in str(error)
+    assert "in _hang" in _log(tmp_path, 1)
     assert "Traceback" in _log(tmp_path, 0)
-    assert json.loads((tmp_path / "here" / "result.json").read_text())["status"] == "failed"
+    assert RunFolder(tmp_path / "here").result["status"] == "failed"
 
 
-def test_a_worker_that_hangs_alone_ends(tmp_path: Path) -> None:
-    done = run(*_model(tmp_path, "time.sleep(1000)", rank=0), "timeout_s=1", "world_size=1", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "rank 0 of 1: finished no step within 1 s (timeout_s); it was here" in done.stderr
-    assert "time.sleep(1000)" in done.stderr
-    assert "in stuck" in _log(tmp_path, 0)
+def test_a_worker_that_hangs_alone_ends(tmp_path: Path, failing: Failing) -> None:
+    error = failing("0:30:hang", "timeout_s=1", "world_size=1")
+    assert "rank 0 of 1: finished no step within 1 s (timeout_s); it was here" in str(error)
+    assert "time.sleep(0.1)" in str(error)
+    assert "in _hang" in _log(tmp_path, 0)
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
-def test_a_loss_that_is_not_finite_stops_all_ranks_with_step_rank_and_images(value: str, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_all_ranks_with_step_rank_and_images(tmp_path: Path, failing: Failing) -> None:
     # On rank 1 at step 30, the 10th of epoch 2; a checkpoint is due before the next log point.
-    model = _model(tmp_path, f"images * float('{value}')", rank=1)
-    done = run(*model, "log_every=20", "checkpoint.every_steps=8", "max_restarts=3", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "the loss was nan at step 30 (epoch 2) on rank 1" in done.stderr
-    listed = done.stderr.partition("training data: ")[2].splitlines()[0]
+    error = failing("1:30:nan", "log_every=20", "checkpoint.every_steps=8", "max_restarts=3")
+    assert error.exit_code == 1
+    assert "the loss was nan at step 30 (epoch 2) on rank 1" in str(error)
+    listed = str(error).partition("training data: ")[2].splitlines()[0]
     assert [int(index) for index in listed.split(", ")] == _indices(epoch=2, number=9, rank=1)
-    folder = tmp_path / "here"
-    assert checkpoint.load(folder / "checkpoints" / "last.pt")["position"]["step"] == 24
-    result = json.loads((folder / "result.json").read_text())
-    assert (result["status"], result["attempts"]) == ("failed", 1)
-    assert "step 30" in result["error"]
+    left = RunFolder(tmp_path / "here")
+    assert checkpoint.load(left.folder / "checkpoints" / "last.pt")["position"]["step"] == 24
+    assert (left.result["status"], left.result["attempts"]) == ("failed", 1)
+    assert "step 30" in left.result["error"]
     assert "at step 30 (epoch 2) on rank 1" in _log(tmp_path, 0)
-    assert "NaN" not in (folder / "metrics.jsonl").read_text()
+    assert "NaN" not in (left.folder / "metrics.jsonl").read_text()
 
 
 def _indices(*, epoch: int, number: int, rank: int) -> list[int]:
@@ -83,15 +82,18 @@ def _indices(*, epoch: int, number: int, rank: int) -> list[int]:
     return [int(index) for index in order[number * 64 + rank * 32 : number * 64 + (rank + 1) * 32]]
 
 
-def test_a_step_may_be_skipped_on_all_ranks(tmp_path: Path) -> None:
-    model = _model(tmp_path, "images * float('nan')", rank=1)
+def test_a_step_may_be_skipped_on_all_ranks(tmp_path: Path, trained: Trained) -> None:
     settings = ("epochs=2", "on_nan=skip", "optimizer.momentum=0.9", "log_every=10")
-    skipped = run(*model, *settings, cwd=tmp_path)
-    assert skipped.returncode == 0, skipped.stderr
-    result = json.loads((tmp_path / "here" / "result.json").read_text())
-    assert result["metrics"]["skipped_steps"] == 1
-    assert result["metrics"]["accuracy/test"] > 0.9
-    assert 0 < result["metrics"]["loss/train"] < 1
+    metrics = trained(*settings, f"+hydra.job.env_set.{VARIABLE}='1:30:nan'").result["metrics"]
+    assert metrics["skipped_steps"] == 1
+    assert metrics["accuracy/test"] > 0.9
+    assert 0 < metrics["loss/train"] < 1
+
+
+def test_a_gpu_without_room_names_the_batch_size(failing: Failing) -> None:
+    error = failing("1:5:oom")
+    assert "rank 1 of 2: CUDA out of memory. Tried to allocate 2.00 GiB" in str(error)
+    assert "batch_size=64 is 32 images on each of 2 workers" in str(error)
 
 
 def test_a_gpu_without_room_names_the_batch_size_that_would_fit(tmp_path: Path) -> None:
