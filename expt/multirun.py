@@ -19,7 +19,7 @@ from rich.table import Table
 from expt import forkserver, machine, paths, provenance, record, report
 from expt.errors import ConfigError, ExptError, Interrupted
 from expt.failed_events import add_failure
-from expt.grid import ComposedRun, Grid, results, save_hydra, use_config
+from expt.grid import ComposedRun, Grid, save_hydra, use_config
 from expt.identity import hyperparameters, identity
 from expt.overrides import hydra_quoted
 from expt.pool import Job, Options, Pool
@@ -101,7 +101,7 @@ class Multirun:
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, where a new sweep's folder holds nothing but refused runs."""
         refused = [job for job in jobs if job.refused]
-        if len(refused) < len(jobs) or {path.folder for path, _ in results(self.folder)} != {
+        if len(refused) < len(jobs) or {path.folder for path, _ in record.results(self.folder)} != {
             job.paths.folder for job in refused
         }:
             return
@@ -231,7 +231,7 @@ class _Composer:
 
 def _remove_if_empty(folder: Path) -> None:
     """Remove a sweep's folder that holds nothing but what Hydra and the lock put there."""
-    own = {folder / "multirun.yaml", paths.RunPaths(folder).lock}
+    own = {folder / paths.SWEEP_RECORD, paths.RunPaths(folder).lock}
     if folder.is_dir() and {*folder.iterdir()} <= own:
         for path in own:
             path.unlink(missing_ok=True)

@@ -167,6 +167,26 @@ def read_result(paths: RunPaths) -> dict[str, Any]:
     return content
 
 
+def results(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
+    """The runs of a sweep's folder by name, and what result.json says of each."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        paths = RunPaths(path)
+        if paths.result.is_file() and (found := read_result(paths)):
+            yield paths, found
+
+
+def results_below(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
+    """The runs anywhere below `folder`, itself included, and what result.json says of each."""
+    paths = RunPaths(folder)
+    if paths.result.is_file():
+        if found := read_result(paths):
+            yield paths, found
+        return  # what is inside a run is no other
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from results_below(path)
+
+
 def create_result(paths: RunPaths, *, again: bool = False, **fields: Any) -> None:
     """Make the folder this run's, by creating result.json.
 
