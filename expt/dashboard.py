@@ -24,7 +24,7 @@ SHARE = 0.01
 """Of the time of training: what pictures may take where they are not asked for."""
 FIRST_S = 0.1
 """What the first pictures, or the graph, are taken to cost until they have been seen [seconds]."""
-TRAIN_IMAGES, MISTAKES = 32, 16
+TRAIN_IMAGES, MISTAKES = 16, 16
 
 
 class Dashboard:
@@ -189,7 +189,7 @@ class Dashboard:
         if self._gradient_norms is not None:
             weights = norms.norms([[p.detach() for _, p in own] for own in self._layers.values()])
             both = torch.stack([self._gradient_norms, weights]).tolist()
-            for kind, values in zip(("gradient_norm", "weight_norm"), both, strict=True):
+            for kind, values in zip((tensorboard.GRADIENT_NORM, tensorboard.WEIGHT_NORM), both, strict=True):
                 tags = (f"{kind}/{layer}" for layer in self._layers)
                 events.write(step, dict(zip(tags, values, strict=True)))
             self._gradient_norms = None

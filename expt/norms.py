@@ -29,13 +29,15 @@ def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
 
 
 def parameter_table(module: nn.Module) -> str:
-    """Markdown: every parameter's name, shape, type and size, and the totals."""
+    """Markdown: every parameter's name, layer, shape, type and size, and the totals."""
+    layer = {name: type(part).__name__ for name, part in module.named_modules()}
     rows = [
-        f"| {name} | {' x '.join(map(str, parameter.shape)) or '1'} | {str(parameter.dtype).removeprefix('torch.')} "
+        f"| {name} | {layer[name.rpartition('.')[0]]} | {' x '.join(map(str, parameter.shape)) or '1'} "
+        f"| {str(parameter.dtype).removeprefix('torch.')} "
         f"| {parameter.numel():,}{'' if parameter.requires_grad else ' (not trained)'} |"
         for name, parameter in module.named_parameters()
     ]
     total = sum(parameter.numel() for parameter in module.parameters())
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    head = ["| parameter | shape | type | numbers |", "|---|---|---|--:|"]
-    return "\n".join([*head, *rows, f"| **{trained:,} trained** | | | **{total:,}** |"])
+    head = ["| parameter | layer | shape | type | numbers |", "|---|---|---|---|--:|"]
+    return "\n".join([*head, *rows, f"| **{trained:,} trained** | | | | **{total:,}** |"])

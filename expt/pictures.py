@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 
-_TILE = 84
-"""Side of an image in the grid [pixels], at least."""
-_LINE = 14
+WIDTH = 350
+"""Of TensorBoard's cards [pixels]: whatever is wider is shrunk there, and its text can't be read."""
+_COLUMNS, _TILE, _GAP, _LINE = 4, 84, 3, 13
+_NAME = 96
+"""The longest name of a class [pixels]."""
 _DARK = (12, 44, 92)
 """What a cell of 100 % is filled with, and what all text is written in."""
 MOST_CLASSES = 400
 """A confusion matrix of more would be a picture of its own pixels."""
-_NAMED, _NUMBERED = 100, 20
+_NAMED, _NUMBERED, _READABLE = 100, 20, 10
 
 
 class Picture(NamedTuple):
@@ -34,25 +36,26 @@ class Picture(NamedTuple):
     height: int
 
 
-def image_grid(images: Bytes, captions: Sequence[str], columns: int = 8) -> Picture:
-    """Images [N, H, W, C] of 1 or 3 channels, `columns` in a row, each above the lines of its caption."""
+def image_grid(images: Bytes, captions: Sequence[str]) -> Picture:
+    """Images [N, H, W, C] of 1 or 3 channels, each above the lines of its caption."""
     from PIL import Image, ImageDraw  # late: 0.1 s that a run without pictures need not wait for
 
     images = images if images.shape[3] in (1, 3) else images[..., :1]
-    height, width = (_fitted(size) for size in images.shape[1:3])
+    height, width = _fitted(*images.shape[1:3])
     lines = max(caption.count("\n") + 1 for caption in captions)
-    cell_width, cell_height = width + 8, height + lines * _LINE + 8
-    rows = -(-len(images) // columns)
+    cell_width, cell_height = _TILE + _GAP, height + lines * _LINE + 8
+    rows = -(-len(images) // _COLUMNS)
     mode = "L" if images.shape[3] == 1 else "RGB"
-    canvas = Image.new(mode, (min(columns, len(images)) * cell_width, rows * cell_height), "white")
+    resampling = Image.Resampling.NEAREST if height >= images.shape[1] else Image.Resampling.BOX
+    canvas = Image.new(mode, (min(_COLUMNS, len(images)) * cell_width, rows * cell_height), "white")
     draw = ImageDraw.Draw(canvas)
     for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
-        left, top = index % columns * cell_width + 4, index // columns * cell_height + 2
+        left, top = index % _COLUMNS * cell_width, index // _COLUMNS * cell_height
         tile = Image.fromarray(image[..., 0] if mode == "L" else image)
-        canvas.paste(tile.resize((width, height), Image.Resampling.NEAREST), (left, top))
+        canvas.paste(tile.resize((width, height), resampling), (left + (_TILE - width) // 2, top))
         for line, text in enumerate(caption.split("\n")):
-            fitted = _shortened(text, width + 6)
-            draw.text((left, top + height + 1 + line * _LINE), fitted, font=_font(11), fill="black")
+            fitted = _shortened(text, _TILE, 10)
+            draw.text((left, top + height + 1 + line * _LINE), fitted, font=_font(10), fill="black")
     return _encoded(canvas)
 
 
@@ -61,10 +64,10 @@ def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Pic
     from PIL import Image, ImageDraw
 
     classes = len(names)
-    cell = 44 if classes <= _NUMBERED else max(2, 1000 // classes)
     size = 11 if classes <= _NUMBERED else 8
-    longest = max(int(_font(size).getlength(_shortened(name, 110, size))) for name in names)
+    longest = max(int(_font(size).getlength(_shortened(name, _NAME, size))) for name in names)
     margin = max(18, longest + 8) if classes <= _NAMED else 2
+    cell = _cell(classes, margin)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     shades = (np.sqrt(shares) * 255).astype(np.uint8)  # the root: what is confused now and then is to be seen
     # Grey levels that a palette turns blue: text in the ramp's own colours stays smooth.
@@ -77,10 +80,11 @@ def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Pic
     if classes <= _NAMED:
         _write_names(canvas, names, cell=cell, margin=margin, size=size, turned=longest > cell - 4)
     if classes <= _NUMBERED:
+        font = _font(next((size for size in (12, 11, 10, 9) if _font(size).getlength(str(counts.max())) < cell), 8))
         for row, column in zip(*np.nonzero(counts), strict=True):
             middle = margin + column * cell + cell // 2, margin + row * cell + cell // 2
             fill = 0 if shades[row, column] > 110 else 255
-            draw.text(middle, str(counts[row, column]), font=_font(12), fill=fill, anchor="mm")
+            draw.text(middle, str(counts[row, column]), font=font, fill=fill, anchor="mm")
     ramp = np.linspace((255, 255, 255), _DARK, 256).astype(np.uint8)
     canvas.putpalette(ramp.tobytes())
     return _encoded(canvas)
@@ -91,7 +95,7 @@ def _write_names(canvas: Image, names: Sequence[str], *, cell: int, margin: int,
 
     draw, height = ImageDraw.Draw(canvas), size + 5
     for index, name in enumerate(names):
-        text, middle = _shortened(name, 110, size), margin + index * cell + cell // 2
+        text, middle = _shortened(name, _NAME, size), margin + index * cell + cell // 2
         draw.text((margin - 5, middle), text, font=_font(size), fill=255, anchor="rm")
         if not turned:
             draw.text((middle, margin - 5), text, font=_font(size), fill=255, anchor="ms")
@@ -102,9 +106,19 @@ def _write_names(canvas: Image, names: Sequence[str], *, cell: int, margin: int,
         canvas.paste(upwards, (middle - height // 2, 0), mask=upwards)  # the mask: neighbours may overlap
 
 
-def _fitted(size: int) -> int:
-    """The side of a tile: a whole multiple of a small image's, at most 128 of a large one's."""
-    return size * -(-_TILE // size) if size < _TILE else min(size, 128)
+def _cell(classes: int, margin: int) -> int:
+    """The side of a confusion matrix's cell: up to ten classes fit TensorBoard's card, more of them a screen."""
+    if classes <= _READABLE:
+        return min(44, (WIDTH - 2 - margin) // classes)
+    return 36 if classes <= _NUMBERED else max(2, 1000 // classes)
+
+
+def _fitted(height: int, width: int) -> tuple[int, int]:
+    """The size of a tile: a small image's by a whole number, a larger one's shrunk."""
+    side = max(height, width)
+    if side <= _TILE:
+        return height * (_TILE // side), width * (_TILE // side)
+    return max(1, height * _TILE // side), max(1, width * _TILE // side)
 
 
 @cache

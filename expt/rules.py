@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from expt.errors import did_you_mean
 from expt.machine import Machine
+from expt.model_schema import ConvNet
 
 if TYPE_CHECKING:
     from expt.schema import RunConfig
@@ -111,7 +112,7 @@ def _strategy(config: RunConfig) -> list[str]:
 
 
 def _model(config: RunConfig) -> list[str]:
-    if config.model.name != "convnet":
+    if not isinstance(config.model, ConvNet):
         return []
     model, lists = config.model, ("kernels", "strides", "paddings")
     others = [f"model.{key} has {len(getattr(model, key))}" for key in lists]

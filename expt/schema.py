@@ -184,7 +184,12 @@ def _group(**kinds: Any) -> Any:
 
 
 GROUPS: dict[str, dict[str, Any]] = {
-    "model": {"mlp": MLP, "convnet": ConvNet, "resnet18": ResNet18, "_target_": Target},
+    "model": {
+        "mlp": MLP,
+        **dict.fromkeys(("convnet", "paddle_convnet"), ConvNet),
+        "resnet18": ResNet18,
+        "_target_": Target,
+    },
     "init": {
         "default": DefaultInit,
         "normal": NormalInit,

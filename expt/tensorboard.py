@@ -25,6 +25,8 @@ DATA_WAIT_S = "speed/data_wait_s"
 SKIPPED_STEPS = "skipped_steps"
 """Steps left out so far, because a loss or gradient was not finite (`on_nan=skip`)."""
 
+GRADIENT_NORM, WEIGHT_NORM = "norm_gradients", "norm_weights"
+"""Before a layer's name. Late in the alphabet: HPARAMS shows the first five tags until others are chosen."""
 TRAIN_IMAGES = "images/train"
 PARAMETERS = "model/parameters"
 GRAPH_ERROR = "model/graph"
@@ -55,8 +57,12 @@ def mistakes(split: str) -> str:
     return f"mistakes/{split}"
 
 
-def layout(eval_split: str) -> dict[str, dict[str, list[str]]]:
+def layout(eval_split: str, world_size: int) -> dict[str, dict[str, list[str]]]:
     """The CUSTOM SCALARS tab: categories of charts, and the tags (as patterns) of each."""
+    of_ranks = {
+        "step time of the ranks, without waiting for one another [ms]": ["^ranks/step_ms_"],
+        "share of all-reduce": ["^ranks/all_reduce_share$"],
+    }
     return {
         "Is it learning?": {
             "loss": [f"^loss/train$|^loss/{eval_split}$"],
@@ -67,8 +73,7 @@ def layout(eval_split: str) -> dict[str, dict[str, list[str]]]:
             "images per second": ["^speed/samples_per_s$"],
             "seconds per epoch, and waiting for data": ["^speed/(epoch|data_wait)_s$"],
             "memory [MiB]": ["^memory/"],
-            "step time of the ranks, without waiting for one another [ms]": ["^ranks/step_ms_"],
-            "share of all-reduce": ["^ranks/all_reduce_share$"],
+            **(of_ranks if world_size > 1 else {}),
         },
     }
 

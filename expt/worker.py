@@ -73,7 +73,8 @@ class Run:
         saved = self._put_back(source) if source is not None else None
         if worker.rank == 0:
             settings, at = hyperparameters(shown(config)), self.position.step if saved else None
-            self.log = Log(paths, settings, tensorboard.layout(config.eval_split), continued_at=at)
+            charts = tensorboard.layout(config.eval_split, worker.world_size)
+            self.log = Log(paths, settings, charts, continued_at=at)
             self.log.last.update(saved["last"] if saved else {})
         self.profiler: StepProfiler | None = None
         if config.profile and worker.rank == 0:

@@ -20,6 +20,7 @@ from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
+from expt.hparams import Value, columns
 from expt.identity import hyperparameters
 from tests.conftest import Trained, run
 
@@ -52,7 +53,7 @@ def test_pictures_of_what_the_model_sees_and_gets_wrong(trained: Trained) -> Non
         "images/train", "confusion/val", "mistakes/val", "confusion/test", "mistakes/test"
     }  # fmt: skip
     assert [event.step for event in events.Images("confusion/val")] == [40], "in a short run at its end alone"
-    assert pixels(events, "images/train").shape[1] == 8 * (88 + 8)
+    assert pixels(events, "images/train").shape[1] == 4 * 87
     assert (pixels(events, "confusion/test") < 100).any()
     assert "model/parameters/text_summary" in events.Tags()["tensors"]
     layout = Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
@@ -77,7 +78,7 @@ def test_pictures_after_every_epoch_or_never(trained: Trained) -> None:
     never = trained("epochs=2", "dataset.train_limit=320", *off, name="never")
     tags = EventAccumulator(str(never.folder)).Reload().Tags()
     assert (tags["images"], tags["histograms"], tags["graph"]) == ([], [], False)
-    assert not any(tag.startswith(("ranks/", "memory/", "gradient_norm/")) for tag in tags["scalars"])
+    assert not any(tag.startswith(("ranks/", "memory/", "norm_")) for tag in tags["scalars"])
     normal = trained("epochs=2", "dataset.train_limit=320", name="normal")
     assert normal.curve("loss/train") == never.curve("loss/train"), "looking on changes nothing"
     assert normal.curve("loss/test") == never.curve("loss/test")
@@ -127,11 +128,13 @@ def test_the_hparams_tab_equals_the_records_of_a_sweep_with_a_failure(sweep_of_t
     assert len(rows) == 12
     assert sorted(result["status"] for result in results.values()) == ["completed"] * 11 + ["failed"]
     differing = [info.name for info in experiment.hparam_infos if info.differs]
-    assert {"model", "optimizer.lr"} <= set(differing[:5]), "shown first"
-    columns = {info.name for info in experiment.hparam_infos}
+    assert differing == ["model", "optimizer.lr"], "those that are shown first"
+    values_of_all = ["accuracy/test", "accuracy/train", "accuracy/val", "best/accuracy/val", "loss/test"]
+    assert [info.name.tag for info in experiment.metric_infos][:5] == values_of_all, "so are these"
+    shown = {info.name for info in experiment.hparam_infos}
     for name, result in results.items():
-        settings, row = hyperparameters(result["config"]), rows[name]
-        assert settings.keys() <= columns
+        settings, row = columns(hyperparameters(result["config"])), rows[name]
+        assert settings.keys() <= shown
         assert {key: getattr(value, str(value.WhichOneof("kind"))) for key, value in row.hparams.items()} == settings
         completed = result["status"] == "completed"
         assert row.sessions[0].status == (SUCCESS if completed else FAILURE)
@@ -142,9 +145,45 @@ def test_the_hparams_tab_equals_the_records_of_a_sweep_with_a_failure(sweep_of_t
             assert values[tag] == pytest.approx(value, rel=1e-6), (name, tag)
 
 
+def test_curves_end_at_the_records_of_a_sweep_with_a_failure(sweep_of_twelve: Path) -> None:
+    for path in sweep_of_twelve.glob("*/result.json"):
+        result, events = json.loads(path.read_text()), EventAccumulator(str(path.parent)).Reload()
+        last = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
+        if result["status"] == "failed":
+            assert not last, "it failed in its first step"
+            continue
+        recorded = {tag: event.value for tag, event in last.items() if not tag.startswith("norm_")}
+        assert recorded == pytest.approx(result["metrics"], rel=1e-6)
+        assert last["best/accuracy/val"].value == pytest.approx(result["best"]["value"], rel=1e-6)
+        assert last["loss/train"].step == result["steps"] == 5
+
+
+def test_a_models_own_settings_stand_under_its_name() -> None:
+    """TensorBoard shows first what differs, which would be what tells one model from another."""
+    own: dict[str, Value] = {
+        "model": "mlp",
+        "model.hidden": "[256]",
+        "dataset": "digits",
+        "dataset.augment.flip": True,
+        "epochs": 3,
+    }
+    assert columns(own) == {
+        "model": "mlp", "mlp.hidden": "[256]", "dataset": "digits", "digits.augment.flip": True, "epochs": 3
+    }  # fmt: skip
+    person: dict[str, Value] = {
+        "model": "_target_",
+        "model.target": "mine.Net",
+        "model.kwargs.width": 16,
+        "optimizer": "_target_",
+    }
+    assert columns({**person, "optimizer.target": "a.B", "optimizer.kwargs.lr": 0.1}) == {
+        "model": "mine.Net", "Net.width": 16, "optimizer": "a.B", "optimizer.lr": 0.1
+    }  # fmt: skip
+
+
 def test_a_single_run_has_its_row(trained: Trained) -> None:
     done = trained("epochs=1", "dataset.train_limit=320", name="outputs/run")
     experiment, rows = hparams_tab(done.folder.parent)
     assert rows.keys() == {"run"}
-    assert {info.name for info in experiment.hparam_infos} == hyperparameters(done.result["config"]).keys()
+    assert {info.name for info in experiment.hparam_infos} == columns(hyperparameters(done.result["config"])).keys()
     assert len(list(done.folder.parent.rglob("events.out.tfevents.*"))) == 1
