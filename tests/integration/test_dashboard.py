@@ -160,23 +160,12 @@ def test_curves_end_at_the_records_of_a_sweep_with_a_failure(sweep_of_twelve: Pa
 
 def test_a_models_own_settings_stand_under_its_name() -> None:
     """TensorBoard shows first what differs, which would be what tells one model from another."""
-    own: dict[str, Value] = {
-        "model": "mlp",
-        "model.hidden": "[256]",
-        "dataset": "digits",
-        "dataset.augment.flip": True,
-        "epochs": 3,
-    }
-    assert columns(own) == {
+    own: dict[str, Value] = {"model": "mlp", "model.hidden": "[256]", "dataset": "digits", "dataset.augment.flip": True}
+    assert columns({**own, "epochs": 3}) == {
         "model": "mlp", "mlp.hidden": "[256]", "dataset": "digits", "digits.augment.flip": True, "epochs": 3
     }  # fmt: skip
-    person: dict[str, Value] = {
-        "model": "_target_",
-        "model.target": "mine.Net",
-        "model.kwargs.width": 16,
-        "optimizer": "_target_",
-    }
-    assert columns({**person, "optimizer.target": "a.B", "optimizer.kwargs.lr": 0.1}) == {
+    person: dict[str, Value] = {"model": "_target_", "model.target": "mine.Net", "model.kwargs.width": 16}
+    assert columns({**person, "optimizer": "_target_", "optimizer.target": "a.B", "optimizer.kwargs.lr": 0.1}) == {
         "model": "mine.Net", "Net.width": 16, "optimizer": "a.B", "optimizer.lr": 0.1
     }  # fmt: skip
 
