@@ -34,6 +34,11 @@ def _run(arguments: Sequence[str]) -> None:
     if "--version" in arguments:
         print(f"expt {__version__}")
         return
+    if arguments[:1] == ["doctor"]:
+        forkserver.warm(forkserver.SWEEP_MODULES)
+        from expt.doctor import examine  # late: an option of few commands
+
+        sys.exit(examine(arguments[1:]))
     if machine.is_external_worker():
         if {"-m", "--multirun"} & {*arguments}:
             raise ConfigError("-m: a sweep cannot run inside torchrun; start it alone, as in python -m expt -m ...")

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from expt import record
-from expt.display import duration, shown_path
+from expt.display import WIDE, duration, shown_path
 from expt.errors import ConfigError, did_you_mean
 from expt.identity import hyperparameters
 
@@ -96,17 +96,17 @@ class Run:
     @property
     def values(self) -> dict[str, Any]:
         """All that a run can be chosen or sorted by: columns, settings and metrics."""
-        result = self.result
-        best, objective = result.get("best") or {}, result.get("objective") or {}
+        result, metrics = self.result, self.result.get("metrics") or {}
+        best = result.get("best") or {}
         return {
             "run": shown_path(self.folder),
-            "started": result.get("started", 0.0),
+            "started": result.get("started"),
             "status": result.get("status"),
             "workers": result.get("world_size"),
-            "best": best.get("value", objective.get("value")),
+            "best": best.get("value", metrics.get(f"best/{self.objective}", metrics.get(self.objective))),
             "time": sum(result.get("epoch_s") or [0.0]),
             **hyperparameters(result.get("config") or {}),
-            **(result.get("metrics") or {}),
+            **metrics,
         }
 
     @property
@@ -126,7 +126,7 @@ def report(console: Console, asked: Asked) -> None:
     if asked.csv == "-":
         sys.stdout.write(as_csv(runs))
         return
-    console.print(listing(runs))
+    console.print(listing(runs, console.width))
     if asked.csv:
         record.write_atomically(Path(asked.csv), as_csv(runs))
         console.print(f"table        {asked.csv}", highlight=False, soft_wrap=True)
@@ -157,10 +157,10 @@ def chosen(runs: Sequence[Run], asked: Asked) -> list[Run]:
     _check_key("--sort", key, known)
     objectives = {run.objective for run in left}
     falls = key == "started" or "accuracy" in (key if key != "best" else " ".join(objectives))
-    having = [run for run in left if run.values.get(key) is not None]
+    having = [run for run in left if run.values.get(key) not in (None, "") and run.values[key] == run.values[key]]
     mixed = len({isinstance(run.values[key], str) for run in having}) > 1
     having.sort(key=lambda run: str(run.values[key]) if mixed else run.values[key], reverse=falls != asked.reverse)
-    return [*having, *(run for run in left if run.values.get(key) is None)]
+    return [*having, *(run for run in left if run not in having)]  # without a value, or with nan: last, either way
 
 
 def _check_key(option: str, key: str, known: set[str]) -> None:
@@ -201,22 +201,28 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def listing(runs: Sequence[Run]) -> Table:
-    """A line for each run."""
-    objectives = {run.objective for run in runs}
+def listing(runs: Sequence[Run], width: int) -> Table:
+    """A line for each run; in a narrow terminal without what is the same for all of them."""
+    objectives = {run.objective for run in runs if run.objective}
     shared = objectives.pop() if len(objectives) == 1 else ""
     final = next((tag for tag in ("accuracy/test", "accuracy/val") if any(tag in run.values for run in runs)), "final")
+    about = ["model", "dataset", "workers"]
+    if width < WIDE:
+        about = [key for key in about if len({run.values.get(key) for run in runs}) > 1]
+    best, last = ("best", final.rpartition("/")[2]) if width < WIDE else (f"best {shared}".strip(), final)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("run", "status", "model", "dataset", "workers", f"best {shared}".strip(), final, "time"):
-        right = column not in ("run", "status", "model", "dataset")
-        table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column == "time")
+    table.add_column("run", overflow="fold")
+    for column in ("status", *about):
+        table.add_column(column, justify="right" if column == "workers" else "left", no_wrap=True)
+    for column in (best, last, "time"):
+        table.add_column(column, justify="right", no_wrap=True)
     for run in runs:
         values = run.values
-        best = _shown(values["best"]) + ("" if shared or values["best"] is None else f" {run.objective}")
-        cells = [str(values.get(key) or "") for key in ("run", "status", "model", "dataset", "workers")]
+        reached = _shown(values["best"]) + ("" if shared or values["best"] is None else f" {run.objective}")
+        cells = [str(values.get(key) or "") for key in ("run", "status", *about)]
         seconds = values["time"]
         took = f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
-        table.add_row(*cells, best, _shown(values.get(final)), took if seconds else "")
+        table.add_row(*cells, reached, _shown(values.get(final)), took if seconds else "")
     return table
 
 
@@ -227,8 +233,10 @@ def as_csv(runs: Sequence[Run]) -> str:
     writer = csv.DictWriter(text, keys, lineterminator="\n")
     writer.writeheader()
     for run in runs:
-        begun = datetime.fromtimestamp(run.values["started"]).isoformat(timespec="seconds")
-        writer.writerow({**run.values, "started": begun})
+        values = run.values
+        if values["started"] is not None:
+            values["started"] = datetime.fromtimestamp(values["started"]).isoformat(timespec="seconds")
+        writer.writerow(values)
     return text.getvalue()
 
 
@@ -236,7 +244,10 @@ def side_by_side(first: Run, second: Run) -> Table:
     """The settings in which two runs differ, then their results, with the difference of numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", shown_path(first.folder), shown_path(second.folder), "difference"):
-        table.add_column(column, overflow="fold", justify="right" if column == "difference" else "left")
+        name_or_number = column in ("", "difference")
+        table.add_column(
+            column, overflow="fold", justify="right" if column == "difference" else "left", no_wrap=name_or_number
+        )
     pairs = [(run.values, run.result) for run in (first, second)]
     metrics = dict.fromkeys(tag for _, result in pairs for tag in result.get("metrics") or {})
     results = ["status", "workers", "best", *metrics, "time"]

@@ -68,10 +68,13 @@ class Grid:
     def __init__(self, folder: Path, machine: Machine) -> None:
         self.folder, self._machine = folder, machine
         # A run that could not be made into a configuration is known by what was asked of it.
+        there = list(record.results(folder))
         self._known = {
-            found.get("identity") or _asked(found["arguments"]): path for path, found in record.results(folder)
+            found.get("identity") or _asked(found["arguments"]): path
+            for path, found in there
+            if found["status"] != record.DAMAGED
         }
-        self._names = {path.folder.name for path in self._known.values()}
+        self._names = {path.folder.name for path, _ in there}
         self._jobs: dict[str, Job] = {}
 
     def compose(

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import shlex
 import statistics
@@ -213,9 +214,13 @@ def main() -> None:
             conclude(wide_console(), folder)
         else:
             comparison.report(wide_console(), asked)
+        sys.stdout.flush()
     except ConfigError as error:
         Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        sys.exit(1)
 
 
 if __name__ == "__main__":

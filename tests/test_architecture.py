@@ -31,7 +31,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     4: ("launch", "failure", "pool", "display", "sweep_display", "report", "comparison", "plot"),
     5: (
         "__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "repeat", "rerun", "api",
-        "single_run",
+        "single_run", "doctor",
     ),
 }  # fmt: skip
 # What a module may import beside that, from its own layer. Those of layer 0 may import one another.
@@ -57,7 +57,8 @@ ALSO: dict[str, set[str]] = {
     "repeat": {"single_run"},
     "rerun": {"api"},
     "api": {"repeat", "session"},
-    "__main__": {"session", "explain", "usage"},
+    "doctor": {"api"},
+    "__main__": {"session", "explain", "usage", "doctor"},
 }
 # The highest layer that a module may import, where that is not the one below its own.
 AT_MOST = dict.fromkeys(("display", "sweep_display", "report", "comparison", "plot", "explain", "usage"), 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +14,12 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from expt import comparison, record, report
 from expt.errors import ConfigError
 from expt.paths import RunPaths
-from tests.conftest import Trained
+from tests.conftest import Trained, environment
 
 Told = Callable[..., list[str]]
 
@@ -84,6 +87,37 @@ def test_a_line_says_what_a_person_looks_for(outputs: Path, told: Told) -> None:
     lines = [line.split() for line in told()]
     assert lines[1] == ["outputs/sweeps/s/lr=1", "failed", "mlp", "digits", "2"]
     assert lines[2] == ["outputs/day/b", "completed", "convnet", "digits", "2", "0.8000", "0.7800", "01:10"]
+
+
+def test_a_narrow_terminal_leaves_out_what_is_the_same(outputs: Path) -> None:
+    out = io.StringIO()
+    comparison.report(Console(file=out, width=60), comparison.parse([]))
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert lines[0] == ["run", "status", "model", "best", "test", "time"]
+    assert ["completed", "convnet", "0.8000", "0.7800", "01:10"] in [line[1:] for line in lines]
+
+
+def test_what_is_no_record_of_a_run_hides_no_other(outputs: Path, told: Told) -> None:
+    for name, text in {"cut": '{"status": "comp', "other": "[1, 2]", "foreign": '{"accuracy": 1}'}.items():
+        (outputs / "day" / name).mkdir()
+        (outputs / "day" / name / "result.json").write_text(text)
+    lines = [line.split() for line in told()]
+    assert len(lines) == 1 + 4 + 1
+    assert lines[-1] == ["outputs/day/cut", "damaged"]
+    (outputs / "sweeps" / "s" / "multirun.yaml").touch()
+    (outputs / "sweeps" / "s" / "lr=1" / "result.json").write_text("{")
+    assert any("1 of 2 completed" in line for line in told("outputs/sweeps/s"))
+    assert len(told("--csv", "-", "--filter", "status=damaged")) == 1 + 2
+
+
+@pytest.mark.parametrize("words", [[], ["--csv", "-"]])
+def test_a_pipe_that_has_closed_is_no_traceback(outputs: Path, words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "expt.report", *words]
+    done = subprocess.run(command, cwd=outputs.parent, env=environment(), stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_csv_holds_every_setting_and_metric(outputs: Path, told: Told) -> None:
