@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 
 WIDTH = 350
-"""Of TensorBoard's cards [pixels]: whatever is wider is shrunk there, and its text can't be read."""
+"""Of TensorBoard's cards [pixels]: a picture of another width is stretched or shrunk there, with its text."""
 _COLUMNS, _TILE, _GAP, _LINE = 4, 84, 3, 13
 _NAME = 96
 """The longest name of a class [pixels]."""
@@ -47,7 +47,7 @@ def image_grid(images: Bytes, captions: Sequence[str]) -> Picture:
     rows = -(-len(images) // _COLUMNS)
     mode = "L" if images.shape[3] == 1 else "RGB"
     resampling = Image.Resampling.NEAREST if height >= images.shape[1] else Image.Resampling.BOX
-    canvas = Image.new(mode, (min(_COLUMNS, len(images)) * cell_width, rows * cell_height), "white")
+    canvas = Image.new(mode, (WIDTH, rows * cell_height), "white")
     draw = ImageDraw.Draw(canvas)
     for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
         left, top = index % _COLUMNS * cell_width, index // _COLUMNS * cell_height
@@ -71,7 +71,8 @@ def confusion_matrix(counts: npt.NDArray[np.int64], names: Sequence[str]) -> Pic
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     shades = (np.sqrt(shares) * 255).astype(np.uint8)  # the root: what is confused now and then is to be seen
     # Grey levels that a palette turns blue: text in the ramp's own colours stays smooth.
-    canvas = Image.new("L", (margin + classes * cell + 2, margin + classes * cell + 2 + _LINE), 0)
+    width = max(WIDTH, margin + classes * cell + 2)
+    canvas = Image.new("L", (width, margin + classes * cell + 2 + _LINE), 0)
     draw = ImageDraw.Draw(canvas)
     matrix = Image.fromarray(shades).resize((classes * cell, classes * cell), Image.Resampling.NEAREST)
     canvas.paste(matrix, (margin, margin))

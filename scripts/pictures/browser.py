@@ -19,7 +19,6 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 TIMEOUT_S = 60.0
-POLL_S = 0.05
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 _NODES = """
@@ -45,13 +44,13 @@ def missing() -> str | None:
     return None if shutil.which("chromedriver") else "needs Debian's package chromium-driver"
 
 
-def wait_for(what: str, found: Callable[[], Any]) -> Any:
+def wait_for(what: str, found: Callable[[], Any], *, timeout_s: float = TIMEOUT_S, poll_s: float = 0.05) -> Any:
     """What `found` gives, as soon as that is true; raises TimeoutError."""
-    until = time.monotonic() + TIMEOUT_S
+    until = time.monotonic() + timeout_s
     while not (result := found()):
         if time.monotonic() > until:
-            raise TimeoutError(f"no {what} after {TIMEOUT_S:.0f} s")
-        time.sleep(POLL_S)
+            raise TimeoutError(f"no {what} after {timeout_s:.0f} s")
+        time.sleep(poll_s)
     return result
 
 
@@ -76,9 +75,9 @@ class Server:
 
 @contextlib.contextmanager
 def tensorboard(folder: Path) -> Iterator[Server]:
-    """TensorBoard on `folder`."""
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    """TensorBoard on `folder`, of which its pages show the name alone."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder.name, "--host", "127.0.0.1", "--port", "0"]
+    process = subprocess.Popen(command, cwd=folder.parent, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         said = []

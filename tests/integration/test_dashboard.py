@@ -53,7 +53,7 @@ def test_pictures_of_what_the_model_sees_and_gets_wrong(trained: Trained) -> Non
         "images/train", "confusion/val", "mistakes/val", "confusion/test", "mistakes/test"
     }  # fmt: skip
     assert [event.step for event in events.Images("confusion/val")] == [40], "in a short run at its end alone"
-    assert pixels(events, "images/train").shape[1] == 4 * 87
+    assert pixels(events, "images/train").shape[1] == 350
     assert (pixels(events, "confusion/test") < 100).any()
     assert "model/parameters/text_summary" in events.Tags()["tensors"]
     layout = Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
