@@ -16,7 +16,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from scripts.pictures.browser import Browser, Server, chromium, missing, tensorboard, wait_for
+from scripts.pictures.browser import Browser, chromium, missing, tensorboard, wait_for
 
 FOLDER = Path(__file__).parent
 README = FOLDER.parents[1] / "README.md"
@@ -115,21 +115,11 @@ def pictures(work: Path) -> Iterator[tuple[str, bytes]]:
     with tensorboard(sweep) as server:
         server.wait_for_tag("accuracy/test", 12)
         with chromium(1760, 640) as browser:
-            open_hparams(browser, server)
+            browser.open(f"{server.address}#hparams")
+            browser.wait_for_texts("Trial ID", "optimizer.lr", "loss/test", inside="tf-hparams-table-view")
+            for alike in ("amp", "backend", "base_batch_size"):  # those that fill the table up to five columns
+                browser.click("paper-checkbox", alike)
             yield "hparams", at_rest(browser)
-        with chromium(1400, 620) as browser:
-            open_hparams(browser, server, without=("accuracy/train", "loss/test"))
-            browser.click("paper-tab", "PARALLEL COORDINATES VIEW")
-            browser.wait_for_texts("paddle_convnet", "accuracy/test", inside="tf-hparams-parallel-coords-plot")
-            yield "parallel_coordinates", at_rest(browser)
-
-
-def open_hparams(browser: Browser, server: Server, without: tuple[str, ...] = ()) -> None:
-    """The HPARAMS tab with the columns that differ, of which all but `without` are shown."""
-    browser.open(f"{server.address}#hparams")
-    browser.wait_for_texts("Trial ID", "optimizer.lr", "loss/test", inside="tf-hparams-table-view")
-    for column in ("amp", "backend", "base_batch_size", *without):  # the first three fill the table up to five columns
-        browser.click("paper-checkbox", column)
 
 
 def at_rest(browser: Browser) -> bytes:
