@@ -58,7 +58,14 @@ def fill_auto(node: dict[str, Any], machine: Machine) -> dict[str, Any]:
 
 def impossible(config: RunConfig, machine: Machine) -> list[str]:
     """Combinations that cannot run on `machine`, one line each, with the mend."""
-    return [*_hardware(config, machine), *_strategy(config), *_model(config), *_batch(config), *_objective(config)]
+    return [
+        *_hardware(config, machine),
+        *_strategy(config),
+        *_compile(config),
+        *_model(config),
+        *_batch(config),
+        *_objective(config),
+    ]
 
 
 def _hardware(config: RunConfig, machine: Machine) -> list[str]:
@@ -109,6 +116,12 @@ def _strategy(config: RunConfig) -> list[str]:
     if config.ddp.sync_batchnorm:
         problems.append(f"ddp.sync_batchnorm=true: strategy=dp can't share batch statistics; {DDP}")
     return problems
+
+
+def _compile(config: RunConfig) -> list[str]:
+    if config.compile and config.onednn:
+        return ["onednn=true: torch.compile can't take these layers; use onednn=auto"]
+    return []
 
 
 def _model(config: RunConfig) -> list[str]:
