@@ -20,7 +20,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     0: (
         "errors", "machine", "paths", "schema", "rules", "config", "record", "provenance", "forkserver", "target",
         "constraints", "model_schema", "schedule", "identity", "overrides", "signals", "device_locks", "watchdog",
-        "redaction", "process",
+        "redaction", "process", "malloc",
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
