@@ -96,6 +96,8 @@ class Dashboard:
 
     def end_epoch(self, sums: Tensor) -> Tensor:
         """The sums over all workers of an epoch's `sums`; one collective, which brings every rank's reading too."""
+        if self._worker.device.type == "cuda":
+            torch.cuda.synchronize(self._worker.device)  # its time is meant; the sums are waited for anyway
         now = time.perf_counter()
         steps, seconds = self._position.step - self._from_step, now - self._began
         self.trained_s, self._steps = self.trained_s + seconds, self._steps + steps

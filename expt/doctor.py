@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
+import multiprocessing
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +34,7 @@ _QUICK = (
     *("world_size=2", "epochs=1", "max_steps=2", "dataset.train_limit=256", "timeout_s=60"),
     *("tensorboard.images=false", "tensorboard.graph=false", "tensorboard.norms=false"),
 )
+_REINSTALL = "install both from one index, their builds must match: pip install --force-reinstall torch torchvision"
 _STYLES = {"pass": "green", "fail": "bold red", "note": "dim"}
 
 
@@ -74,25 +79,51 @@ def _findings(root: str | None) -> Iterator[Finding]:
     yield _memory()
     yield _shared_memory()
     yield _disk(Path("outputs") if Path("outputs").is_dir() else Path.cwd())
-    torch = _package("torch", versions)
+    told = _told_by_another_process()
+    torch = next(told)
     yield torch
     if torch.outcome == "fail":
         return  # all that follows needs it
-    yield _package("torchvision", versions)
-    yield from _gpus()
-    yield from _datasets(root)
-    yield two_workers("gpus=0")
+    trained = [two_workers("gpus=0")]  # while that process imports torchvision
     if len(machine.visible_gpus()) > 1:
-        yield two_workers("gpus=2")
+        trained.append(two_workers("gpus=2"))
+    yield from told
+    yield from _datasets(root)
+    yield from trained
 
 
-def _package(name: str, versions: dict[str, str]) -> Finding:
+def _told_by_another_process() -> Iterator[Finding]:
+    """What needs torch: found by a child of the forkserver, which has imported it, where this process need not."""
+    forkserver = multiprocessing.get_context("forkserver")
+    receiver, sender = forkserver.Pipe(duplex=False)
+    process = forkserver.Process(target=_tell, args=(sender,), daemon=True)
+    try:
+        process.start()
+    except (OSError, EOFError):  # the forkserver has died of the import: see what of
+        yield _package("torch")
+        return
+    sender.close()
+    with contextlib.suppress(EOFError):
+        while True:
+            yield receiver.recv()
+    process.join()
+    if process.exitcode:
+        yield Finding("fail", "torch", f"a process that used it ended with code {process.exitcode}", _REINSTALL)
+
+
+def _tell(sender: Connection) -> None:
+    for finding in itertools.chain([_package("torch")], _gpus(), [_package("torchvision")]):
+        sender.send(finding)
+        if finding.what == "torch" and finding.outcome == "fail":
+            return
+
+
+def _package(name: str) -> Finding:
     try:
         importlib.import_module(name)
     except Exception as error:  # whatever a broken installation raises
-        mend = "install both from one index, their builds must match: pip install --force-reinstall torch torchvision"
-        return Finding("fail", name, f"{type(error).__name__}: {error}", mend)
-    return Finding("pass", name, versions.get(name, ""))
+        return Finding("fail", name, f"{type(error).__name__}: {error}", _REINSTALL)
+    return Finding("pass", name, metadata.version(name))
 
 
 def _memory() -> Finding:

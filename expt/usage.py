@@ -20,7 +20,9 @@ EXAMPLES = (
 
 def print_help(console: Console, config_dir: str | None = None) -> None:
     """Print it; the options of a person's own `config_dir` are listed with expt's."""
-    console.print("expt trains what the command line describes.  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n")
+    console.print(
+        "expt trains what the command line describes.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n"
+    )
     console.print("[bold]Examples[/]")
     for command, meaning in EXAMPLES:
         console.print(f"  {command}\n      [dim]{meaning}[/]", highlight=False)

@@ -20,11 +20,12 @@ LAYERS: dict[int, tuple[str, ...]] = {
     0: (
         "errors", "machine", "paths", "schema", "rules", "config", "record", "provenance", "forkserver", "target",
         "constraints", "model_schema", "schedule", "identity", "overrides", "signals", "device_locks", "watchdog",
-        "redaction", "process",
+        "redaction", "process", "malloc",
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
         "failed_events", "profiling", "shared_memory", "fault", "hparams", "pictures", "review", "norms", "health",
+        "onednn",
     ),
     2: ("train", "agreement", "diagnosis"),
     3: ("entry", "worker", "build", "log", "snapshot", "resume", "divergence", "dashboard"),

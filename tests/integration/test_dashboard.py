@@ -20,9 +20,10 @@ from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
+from expt.errors import RunFailed
 from expt.hparams import Value, columns
 from expt.identity import hyperparameters
-from tests.conftest import Trained, run
+from tests.conftest import Trained
 
 SUCCESS, FAILURE = 1, 2
 ODD_ONE_OUT = """
@@ -84,29 +85,32 @@ def test_pictures_after_every_epoch_or_never(trained: Trained) -> None:
     assert normal.curve("loss/test") == never.curve("loss/test")
 
 
-def odd_one_out(folder: Path, how: str) -> tuple[str, ...]:
-    (folder / "odd.py").write_text(ODD_ONE_OUT)
-    return ("+model._target_=odd.Net", f"+model.how={how}", "~model.hidden", "~model.dropout",
-            "dataset.train_limit=640", "hydra.run.dir=run")  # fmt: skip
+@pytest.fixture
+def odd_one_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """A model of one's own, whose rank 1 behaves as `model.how` says."""
+    (tmp_path / "odd.py").write_text(ODD_ONE_OUT)
+    monkeypatch.syspath_prepend(tmp_path)
+    return ("+model._target_=odd.Net", "~model.hidden", "~model.dropout", "dataset.train_limit=640")
 
 
 @pytest.mark.parametrize("through", ["ddp.shared_memory=true", "ddp.shared_memory=false"])
-def test_a_rank_that_is_slow_shows(through: str, tmp_path: Path) -> None:
-    done = run(*odd_one_out(tmp_path, "slow"), "epochs=1", through, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    values = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
+def test_a_rank_that_is_slow_shows(through: str, odd_one_out: tuple[str, ...], trained: Trained) -> None:
+    values = trained(*odd_one_out, "+model.how=slow", "epochs=1", through).result["metrics"]
     assert values["ranks/step_ms_max"] >= 25
     assert values["ranks/step_ms_min"] < values["ranks/step_ms_max"] / 2, "the other one only waits for it"
     assert values["ranks/all_reduce_share"] > 0.3
 
 
-def test_a_rank_whose_weights_drift_ends_the_run(tmp_path: Path) -> None:
-    done = run(*odd_one_out(tmp_path, "drift"), "epochs=2", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "after epoch 1 the weights of rank 1 differ from those of rank 0" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_rank_whose_weights_drift_ends_the_run(
+    odd_one_out: tuple[str, ...], trained: Trained, tmp_path: Path
+) -> None:
+    with pytest.raises(RunFailed, match="after epoch 1 the weights of rank 1 differ from those of rank 0") as caught:
+        trained(*odd_one_out, "+model.how=drift", "epochs=2")
+    assert "Traceback" not in str(caught.value)
     events = EventAccumulator(str(tmp_path / "run")).Reload()
     assert [event.value for event in events.Scalars("ranks/unequal_weights")] == [1.0]
+    values = trained(*odd_one_out, "+model.how=drift", "epochs=1", "tensorboard.health=false", name="unchecked").result
+    assert values["status"] == "completed"
 
 
 def hparams_tab(folder: Path) -> tuple[Any, dict[str, Any]]:
