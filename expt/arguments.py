@@ -34,8 +34,8 @@ def with_earlier(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     if "hydra.run.dir" not in given and not {"-m", "--multirun"} & {*arguments}:
         raise ConfigError("resume=auto: goes on in the folder of a run; name it, as in hydra.run.dir=FOLDER")
-    if not run_paths.result.exists():
-        return list(arguments)
+    if not run_paths.result.exists():  # killed before it began, or new
+        return [*_earlier(run_paths, given), *arguments]
     # What Hydra wrote about the run when it was started stays.
     return [*_earlier(run_paths, given), *arguments, "hydra.output_subdir=null"]
 

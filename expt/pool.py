@@ -156,9 +156,12 @@ class Pool:
             if job.error:
                 raise job.error
             config = _config(job)
-            prepare(config.dataset)  # once for all its workers, before any could try the same
+            with signals.heeded_at_once():
+                prepare(config.dataset)  # once for all its workers, before any could try the same
             schedule, demand = self._demand(number, config)
             schedule.add([demand])
+        except KeyboardInterrupt:
+            return True  # the loop stops what runs, see signals.asked
         except ExptError as error:
             self._end(job, error)
         return True

@@ -104,6 +104,7 @@ class Task:
             _leave_no_trace(run_paths)
             raise
         except Interrupted as error:
+            _leave_no_trace(run_paths)
             if sweep:  # Hydra's own launchers take an exception for a failure, and go on with the next run
                 raise KeyboardInterrupt(str(error)) from None
             raise

@@ -103,6 +103,8 @@ def _run_workers(asked: Asked, console: Console) -> None:
         try:
             Pool(machine.detect(), Options(), _Watcher(display, asked.on_start)).run(iter([job]))
         except KeyboardInterrupt:
+            if not run_paths.result.exists():
+                raise Interrupted("interrupted before the run began; type the command again") from None
             go_on = shlex.quote(f"hydra.run.dir={run_paths.folder}")
             raise Interrupted(f"interrupted; to go on: {provenance.program()} {go_on} resume=auto") from None
     if job.error:
