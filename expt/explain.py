@@ -22,9 +22,8 @@ def as_config_error(
     text = str(error)
     if isinstance(error, YAMLError | UnicodeDecodeError):
         return ConfigError(_not_yaml(error, overrides))
-    if isinstance(error, OverrideParseException) or "" in (word.partition("=")[0] for word in overrides):
-        word = error.override if isinstance(error, OverrideParseException) else "="
-        return ConfigError(f"{word}: not of the form key=value; quote values with spaces or brackets")
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"{error.override}: not of the form key=value; quote values with spaces or brackets")
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return ConfigError(_unknown_option(error))
     if key := _first_match(r"Could not (?:override|append to config\. An item is already at) '([^']+)'", text):
@@ -33,7 +32,7 @@ def as_config_error(
         return ConfigError(f"{group}: there is no such group.{did_you_mean(group, groups())}")
     if override := _first_match(r"Ambiguous value for argument '([^']+)'", text):
         return ConfigError(f"{override}: several values make a sweep; add -m, as in python -m expt -m {override}")
-    if "primary config" in text.lower() or "config directory" in text:
+    if "Primary config" in text or "config directory" in text:
         return ConfigError(f"{text.splitlines()[0].strip()}; see --config-dir, --config-name and --config-path")
     if override := _first_match(r"Error merging override (.+)", text):
         return ConfigError(f"{override}: {str(error.__cause__ or text).splitlines()[0]}")
@@ -58,7 +57,8 @@ def _unknown_option(error: MissingConfigException) -> str:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     choices = sorted(set(error.options or ()))
     if not group:
-        return str(error)
+        first = str(error).splitlines()[0].rstrip(".")
+        return f"{first}; see --config-dir, --config-name and --config-path"
     if not choices and group in groups():  # a file of a person's own asks for it
         choices = [path.stem for path in options(group)]
     if not choices:

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from expt import machine, paths, record, report, signals
-from expt.arguments import options_first, refuse_null_group, refuse_used_folder, with_earlier, with_latest
+from expt.arguments import options_first, refuse_unnamed, refuse_used_folder, with_earlier, with_latest
 from expt.config import parse, plain
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.explain import as_config_error
@@ -48,7 +48,7 @@ def command(arguments: Sequence[str], *, started: float, may_sweep: bool = True)
     run_task.__wrapped__.task = task  # for the launcher, which Hydra makes
     paths.register_resolvers()
     refuse_used_folder(arguments)
-    refuse_null_group(arguments)
+    refuse_unnamed(arguments)
     try:
         with task.at_end, _hydra_called_with(options_first(_agreed(with_earlier(with_latest(arguments))))):
             run_task()
