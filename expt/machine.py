@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SIMULATED_GPUS = "EXPT_SIMULATED_GPUS"
 """Environment variable: pretend to have N GPUs, and compute on the CPU. For tests of scheduling."""
@@ -21,6 +22,8 @@ class Machine:
     cpus: int = 1
     cpu_fp16: bool = False
     """Whether the CPU computes in float16 (AVX-512 FP16 or AMX-FP16)."""
+    cpu_vendor: str = ""
+    """As the CPU names its maker: GenuineIntel, AuthenticAMD; "" where that is not known."""
     simulated: bool = False
 
 
@@ -28,7 +31,7 @@ def detect() -> Machine:
     """The machine that this process runs on, within its CPU affinity and CUDA_VISIBLE_DEVICES."""
     simulated = os.environ.get(SIMULATED_GPUS)
     gpus = tuple(map(str, range(int(simulated)))) if simulated else visible_gpus()
-    return Machine(gpus=gpus, cpus=usable_cpus(), cpu_fp16=_cpu_has_fp16(), simulated=bool(simulated))
+    return Machine(gpus=gpus, cpus=usable_cpus(), simulated=bool(simulated), **_cpu_facts())
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -94,9 +97,12 @@ def _nvml() -> Iterator[None]:
         pynvml.nvmlShutdown()
 
 
-def _cpu_has_fp16() -> bool:
+def _cpu_facts() -> dict[str, Any]:
+    """What Linux says of the first core."""
     try:
-        flags = Path("/proc/cpuinfo").read_text()
+        text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return False
-    return "avx512_fp16" in flags or "amx_fp16" in flags
+        return {}
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    flags = facts.get("flags", "").split()
+    return {"cpu_fp16": "avx512_fp16" in flags or "amx_fp16" in flags, "cpu_vendor": facts.get("vendor_id", "")}

@@ -25,6 +25,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
         "failed_events", "profiling", "shared_memory", "fault",
+        "onednn",
     ),
     2: ("train", "agreement", "diagnosis"),
     3: ("entry", "worker", "build", "log", "snapshot", "resume", "divergence"),
