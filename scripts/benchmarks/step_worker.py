@@ -107,7 +107,8 @@ class ExptEpoch:
         self._loop, self._config, self._worker = loop, config, worker
         self._folder = tempfile.TemporaryDirectory(prefix="expt-bench-")
         run_paths = paths.RunPaths(Path(self._folder.name))
-        self._log = Log(run_paths, {}, tensorboard.layout(config.eval_split)) if worker.rank == 0 else None
+        charts = tensorboard.layout(config.eval_split, worker.world_size)
+        self._log = Log(run_paths, {}, charts) if worker.rank == 0 else None
 
     def run(self, steps: int) -> None:
         """Without: `steps` steps, and the evaluation."""
