@@ -124,7 +124,7 @@ class Multirun:
 
     def _leave(self) -> None:
         """Let others into the sweep's folder; it goes if it holds nothing but what Hydra and the lock put there."""
-        own = {self.folder / "multirun.yaml", paths.RunPaths(self.folder).lock}
+        own = {self.folder / paths.SWEEP_RECORD, paths.RunPaths(self.folder).lock}
         with contextlib.suppress(Timeout, OSError):  # another command is at work there, or the disk is read-only
             if self.folder.is_dir() and {*self.folder.iterdir()} <= own:
                 self._lock.acquire()

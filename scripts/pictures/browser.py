@@ -115,10 +115,10 @@ class Browser:
         number: int = self.driver.execute_script(script, element)
         return number
 
-    def click(self, element: str, text: str) -> None:
-        """Click the first element of that name which holds `text`."""
-        script = f"{_NODES} inside(arguments[0]).find(node => node.textContent.includes(arguments[1])).click()"
-        self.driver.execute_script(script, element, text)
+    def click(self, element: str, condition: str) -> None:
+        """Click each element of that name of which the JavaScript `condition` on `node` is true."""
+        script = f"{_NODES} inside(arguments[0]).filter(node => {condition}).forEach(node => node.click())"
+        self.driver.execute_script(script, element)
 
     def wait_for_texts(self, *expected: str, inside: str = "body") -> list[str]:
         """The texts in elements of that name, once they hold all that is expected."""

@@ -29,6 +29,10 @@ SWEEP = (
     "dataset=fashion_mnist dataset.train_limit=6000 epochs=3 world_size=1"
 )
 WIDTHS = (80, 140)
+OTHER_COLUMN = (  # HPARAMS fills the table up to five settings
+    "node.classList.contains('hparam-checkbox') && node.checked"
+    " && !['model', 'optimizer.lr'].includes(node.textContent.trim())"
+)
 # Two runs under way, both of which have been evaluated, and some that are done.
 UNDER_WAY = re.compile(r"^\[[4-9]/12\] .*\n(?s:.*)^running .*\n(?:\S.* 0\.\d{4} +0\.\d{4} .*\n){2}.* running, ", re.M)
 
@@ -117,8 +121,7 @@ def pictures(work: Path) -> Iterator[tuple[str, bytes]]:
         with chromium(1760, 640) as browser:
             browser.open(f"{server.address}#hparams")
             browser.wait_for_texts("Trial ID", "optimizer.lr", "loss/test", inside="tf-hparams-table-view")
-            for alike in ("amp", "backend", "base_batch_size"):  # those that fill the table up to five columns
-                browser.click("paper-checkbox", alike)
+            browser.click("paper-checkbox", OTHER_COLUMN)
             yield "hparams", at_rest(browser)
 
 

@@ -60,7 +60,7 @@ def test_hparams(page: Page) -> None:
     columns = ("model", "optimizer.lr", *measured)
     shown = browser.wait_for_texts("Trial ID", *page.runs, *columns, inside="tf-hparams-table-view")
     assert {"mlp", "convnet", "once.Net"} <= set(shown)
-    browser.click("paper-tab", "PARALLEL COORDINATES VIEW")
+    browser.click("paper-tab", "node.textContent.includes('PARALLEL COORDINATES VIEW')")
     browser.wait_for_texts(*columns, "mlp", "convnet", "once.Net", inside="tf-hparams-parallel-coords-plot")
     # A run without a value on one of the axes has no line: the one that failed, and no other.
     line = "node.parentNode.getAttribute('class') === 'foreground' && node.getAttribute('d')"
