@@ -98,11 +98,13 @@ def _run_workers(asked: Asked, console: Console) -> None:
     config, run_paths = asked.config, asked.paths
     job = Job(run_paths.folder.name, run_paths, config, about=dict(asked.about), typed=asked.started)
     job.env = dict(asked.env)
-    job.attempt = run_paths.clear_for_next_attempt() if config.resume == "auto" else 0
+    job.attempt = run_paths.next_attempt() if config.resume == "auto" else 0
     with RunDisplay(run_paths, console, epochs=config.epochs, print_every=config.print_every) as display:
         try:
             Pool(machine.detect(), Options(), _Watcher(display, asked.on_start)).run(iter([job]))
         except KeyboardInterrupt:
+            if not run_paths.result.exists():
+                raise Interrupted("interrupted before the run began; type the command again") from None
             raise Interrupted(f"interrupted; to go on: {_go_on(run_paths)}") from None
     if job.error:
         if run_paths.last.exists() and isinstance(job.error, RunFailed) and not isinstance(job.error, Diverged):
