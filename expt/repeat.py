@@ -22,7 +22,7 @@ from expt.paths import RunPaths
 from expt.schema import RunConfig
 from expt.single_run import Asked, run
 
-NOT_REPEATED = ("speed/",)
+NOT_REPEATED = ("speed/", "memory/", "ranks/")
 """Tags that tell the time."""
 
 
