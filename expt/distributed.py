@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,21 +27,24 @@ class Worker:
     device: torch.device
 
 
-def worker_from(environment: Mapping[str, str], *, num_gpus: int) -> Worker:
-    """The worker that the launcher's variables describe; its device is one of the `num_gpus` it can see."""
+def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:
+    """The worker that the launcher's variables describe; its device is one of `gpus`, of those it can see."""
     local_rank = int(environment["LOCAL_RANK"])
     return Worker(
         rank=int(environment["RANK"]),
         world_size=int(environment["WORLD_SIZE"]),
         local_rank=local_rank,
         local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
-        device=torch.device("cuda", local_rank % num_gpus) if num_gpus else torch.device("cpu"),
+        device=torch.device("cuda", gpus[local_rank % len(gpus)]) if gpus else torch.device("cpu"),
     )
 
 
 @contextlib.contextmanager
-def process_group(worker: Worker, *, backend: str, timeout_s: float) -> Iterator[None]:
-    """The run's process group; a single worker needs none. Left without a word of its own when the body raises."""
+def process_group(worker: Worker, *, backend: str, timeout_s: float, store: dist.Store | None = None) -> Iterator[None]:
+    """The run's process group; a single worker needs none. Left without a word of its own when the body raises.
+
+    Its workers find each other in `store`, or else by MASTER_ADDR and MASTER_PORT.
+    """
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)
     if worker.world_size == 1:
@@ -50,6 +53,9 @@ def process_group(worker: Worker, *, backend: str, timeout_s: float) -> Iterator
     dist.init_process_group(
         backend,
         timeout=timedelta(seconds=timeout_s),
+        store=store,
+        rank=worker.rank if store else -1,
+        world_size=worker.world_size if store else -1,
         device_id=worker.device if backend == "nccl" else None,
     )
     try:
@@ -117,8 +123,16 @@ def _broadcast(tensors: Iterable[torch.Tensor]) -> None:
             tensor.copy_(part.view_as(tensor))
 
 
-@functools.cache
-def external_store() -> dist.Store:
-    """The store of whoever started this process as a worker, found by MASTER_ADDR and MASTER_PORT."""
-    store, _, _ = next(dist.rendezvous("env://"))
-    return dist.PrefixStore("expt", store)
+LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "timed out after")
+
+
+def lost_peers(error: BaseException, worker: Worker) -> str | None:
+    """What to tell a person where a collective failed because other workers are gone; else None.
+
+    torch raises a RuntimeError for it, whose text comes from gloo or nccl.
+    """
+    first = str(error).strip().splitlines()[:1]
+    if not isinstance(error, RuntimeError) or not first or not any(text in str(error) for text in LOST):
+        return None
+    who = f"rank {worker.rank} of {worker.world_size} on {socket.gethostname()}"
+    return f"{who} has lost the other workers: one has died, or the network is cut. ({first[0]})"

@@ -6,9 +6,8 @@ import contextlib
 import os
 import shlex
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -23,7 +22,7 @@ from rich.console import Console
 from expt import machine, paths, provenance, record, report
 from expt.arguments import options_first, refuse_null_group, refuse_used_folder, with_earlier, with_latest
 from expt.config import parse, plain
-from expt.display import REFRESH_S, RunDisplay, print_summary
+from expt.display import RunDisplay, print_summary
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.explain import as_config_error
 from expt.identity import describe as describe_config
@@ -34,14 +33,23 @@ from expt.schema import RunConfig
 if TYPE_CHECKING:
     from expt.pool import Job
 
-FOLDER_KEY, SOURCE_KEY = "expt/run_folder", "expt/resume_from"
-
 
 def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
     """Do what `python -m expt ARGUMENTS` does; returns the folders of the runs that have completed.
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """
+    if not machine.is_external_worker():
+        return _command(arguments, started)
+    from expt import external
+
+    if os.environ["RANK"] != "0":
+        return [external.follow(started)]
+    with external.refusal_told():
+        return _command(arguments, started)
+
+
+def _command(arguments: Sequence[str], started: float) -> list[RunPaths]:
     task = Task(started)
 
     @hydra.main(config_path=str(paths.conf_dir()), config_name="config", version_base="1.3")
@@ -53,7 +61,7 @@ def command(arguments: Sequence[str], *, started: float) -> list[RunPaths]:
     refuse_used_folder(arguments)
     refuse_null_group(arguments)
     try:
-        with task.at_end, _hydra_called_with(options_first(_agreed(with_earlier(with_latest(arguments))))):
+        with task.at_end, _hydra_called_with(options_first(_again(with_earlier(with_latest(arguments))))):
             run_task()
     except (HydraException, OmegaConfBaseException) as error:
         raise as_config_error(error, arguments) from error
@@ -89,12 +97,13 @@ class Task:
         if sweep:
             self.sweep_folder = Path(hydra_config.sweep.dir)
         try:
-            config = parse(plain(composed, sweep=sweep), machine.detect())
+            settings = plain(composed, sweep=sweep)
+            config = parse(settings, machine.detect())
         except (ConfigError, OmegaConfBaseException):
             _leave_no_trace(run_paths)
             raise
         try:
-            run(config, run_paths, started=time.time() if sweep else self._started)
+            run(config, run_paths, started=time.time() if sweep else self._started, settings=settings)
         except Interrupted as error:
             if sweep:  # Hydra's own launchers take an exception for a failure, and go on with the next run
                 raise KeyboardInterrupt(str(error)) from None
@@ -104,17 +113,22 @@ class Task:
         return value
 
 
-def run(config: RunConfig, run_paths: RunPaths, *, started: float) -> None:
-    """Train what `config` describes in its folder. Raises ConfigError, RunFailed or Interrupted."""
+def run(config: RunConfig, run_paths: RunPaths, *, started: float, settings: Mapping[str, Any]) -> None:
+    """Train what `config`, parsed from `settings`, describes in its folder.
+
+    Raises ConfigError, RunFailed or Interrupted.
+    """
     console = Console()
     if machine.is_external_worker():
-        _run_as_external_worker(config, run_paths, console, started)
+        from expt import external
+
+        env = {str(key): str(value) for key, value in HydraConfig.get().job.env_set.items()}
+        external.lead(config, settings, run_paths, started=started, about=_about(config, run_paths), env=env)
     elif config.debug:
         _run_in_process(config, run_paths, started)
     else:
         _run_workers(config, run_paths, console, started)
-    if _is_first():
-        print_summary(console, run_paths)
+    print_summary(console, run_paths)
 
 
 class _Watcher:
@@ -164,48 +178,20 @@ def _run_in_process(config: RunConfig, run_paths: RunPaths, started: float) -> N
 
     prepare(config.dataset)
     alone = distributed.worker_from(
-        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, num_gpus=config.num_gpus
+        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=config.gpu_indices
     )
     with _recorded(config, run_paths, started) as source:
         worker.run_as(alone, config, run_paths, started, source)
 
 
-def _run_as_external_worker(config: RunConfig, run_paths: RunPaths, console: Console, started: float) -> None:
-    """One of the workers that torchrun has started: rank 0 says where the run folder is, and keeps its record."""
-    from expt import distributed, worker
-    from expt.data.files import prepare
-
-    prepare(config.dataset)  # under a file lock, so that one worker of each machine does it
-    if not _is_first():
-        told = distributed.external_store().get(SOURCE_KEY).decode()
-        _interrupted_if(worker.main(config, run_paths, started, Path(told) if told else None), run_paths)
-        return
-    display = RunDisplay(run_paths, console, epochs=config.epochs)
-    with _recorded(config, run_paths, started) as source, _watched(display):
-        distributed.external_store().set(FOLDER_KEY, str(run_paths.folder.resolve()))
-        distributed.external_store().set(SOURCE_KEY, str(source or ""))
-        _interrupted_if(worker.main(config, run_paths, started, source), run_paths)
-
-
-def _interrupted_if(status: str, run_paths: RunPaths) -> None:
-    if status == record.INTERRUPTED:
-        go_on = shlex.quote(f"hydra.run.dir={run_paths.folder}")
-        raise Interrupted(f"interrupted; to go on: the same command with {go_on} resume=auto")
-
-
-def _is_first() -> bool:
-    """Whether this process speaks for the run: the driver, or rank 0 where there is none."""
-    return not machine.is_external_worker() or os.environ["RANK"] == "0"
-
-
-def _agreed(arguments: Sequence[str]) -> list[str]:
-    """The command's arguments; for a worker that torchrun started, with rank 0's run folder."""
-    if _is_first():
+def _again(arguments: Sequence[str]) -> list[str]:
+    """The command's arguments; where torchrun has started the workers again, with the folder of before."""
+    if not machine.is_external_worker():
         return list(arguments)
-    from expt import distributed
+    from expt import external
 
-    folder = distributed.external_store().get(FOLDER_KEY).decode()
-    return [*arguments, f"hydra.run.dir='{folder}'", "hydra.output_subdir=null"]
+    folder = external.earlier_folder()
+    return [*arguments, f"hydra.run.dir='{folder}'", "hydra.output_subdir=null"] if folder else list(arguments)
 
 
 @contextlib.contextmanager
@@ -237,25 +223,6 @@ def _without_echo() -> Iterator[None]:
     real = sys.stderr
     with contextlib.redirect_stderr(cast(TextIO, Filter())):
         yield
-
-
-@contextlib.contextmanager
-def _watched(display: RunDisplay) -> Iterator[None]:
-    """Keep the display up to date from a thread, where this process is busy training."""
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(REFRESH_S):
-            display.update()
-
-    thread = threading.Thread(target=watch, name="display", daemon=True)
-    with display:
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import Store
 
 from expt import build, checkpoint, distributed, metrics, record, signals, snapshot, tensorboard, train
 from expt.agreement import Agreement
@@ -39,7 +40,7 @@ def main(config: RunConfig, paths: RunPaths, started: float, source: Path | None
         return run_as(worker_of_environment(config), config, paths, started, source)
     except Exception as error:
         # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
-        _record_error(error)
+        record_error(error)
         traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -49,14 +50,18 @@ def main(config: RunConfig, paths: RunPaths, started: float, source: Path | None
 def worker_of_environment(config: RunConfig) -> Worker:
     """The worker that RANK and its companions in the environment describe."""
     simulated = config.num_gpus and not torch.cuda.is_available()  # see expt.machine.SIMULATED_GPUS
-    return distributed.worker_from(os.environ, num_gpus=0 if simulated else config.num_gpus)
+    # expt's driver has named the run's GPUs in CUDA_VISIBLE_DEVICES; another launcher shows all of the machine's.
+    gpus = range(config.num_gpus) if multiprocessing.parent_process() is not None else config.gpu_indices
+    return distributed.worker_from(os.environ, gpus=() if simulated else gpus)
 
 
-def run_as(worker: Worker, config: RunConfig, paths: RunPaths, started: float, source: Path | None = None) -> str:
+def run_as(
+    worker: Worker, config: RunConfig, paths: RunPaths, started: float, source: Path | None, store: Store | None = None
+) -> str:
     """Train as `worker`, in this process; returns what became of it."""
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)
-    with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s):
+    with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s, store=store):
         return Run(config, paths, worker, started, source).train()
 
 
@@ -283,7 +288,8 @@ def _better(value: float, than: float, objective: str) -> bool:
     return value < than if objective.startswith("loss") else value > than
 
 
-def _record_error(error: Exception) -> None:
+def record_error(error: Exception) -> None:
+    """Leave the exception where torch elastic looks for it."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         record.write_error(Path(path), error, getattr(error, "exit_code", 1))

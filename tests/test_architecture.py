@@ -23,12 +23,12 @@ LAYERS: dict[int, tuple[str, ...]] = {
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
-        "failed_events", "profiling", "shared_memory",
+        "failed_events", "profiling", "shared_memory", "rendezvous",
     ),
     2: ("train", "agreement"),
     3: ("worker", "build", "log", "snapshot", "resume"),
     4: ("launch", "pool", "display", "sweep_display", "report"),
-    5: ("__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "api"),
+    5: ("__main__", "session", "external", "arguments", "explain", "usage", "grid", "multirun", "api"),
 }  # fmt: skip
 # What a module may import beside that, from its own layer. Those of layer 0 may import one another.
 ALSO: dict[str, set[str]] = {
@@ -39,7 +39,7 @@ ALSO: dict[str, set[str]] = {
     "report": {"display"},
     "grid": {"explain"},
     "multirun": {"grid", "session"},
-    "session": {"arguments", "explain"},
+    "session": {"arguments", "explain", "external"},
     "arguments": {"explain"},
     "api": {"session"},
     "__main__": {"session", "explain", "usage"},
