@@ -243,6 +243,9 @@ class Run:
         """Go on from the checkpoint `source`, which rank 0 reads."""
         read = checkpoint.load(source) if self.worker.rank == 0 else None
         saved: dict[str, Any] = distributed.from_rank_0(read, self.worker.device)
+        if self.worker.world_size > 1:
+            image_shape = (self.data.info.channels, *self.data.info.image_size)
+            train.rehearse(self.learner, image_shape, self.config.batch_size, self.worker.device)
         snapshot.put_back(saved, self.learner, self.position, self.sums, self.worker)
         self.best, self.epoch_s, self.elapsed_s = saved["best"], saved["epoch_s"], saved["elapsed_s"]
         return saved

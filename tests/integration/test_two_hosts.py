@@ -158,7 +158,8 @@ def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, whole: RunF
 
 def test_a_cut_cable_ends_both_sides(hosts: Hosts) -> None:
     long = ("epochs=100000", "log_every=1", "threads=1", "timeout_s=3", "hydra.run.dir=cut")
-    processes = {name: hosts.torchrun(name, *long) for name in hosts.names}
+    impatient = ("--rdzv-conf", "read_timeout=3")  # of torchrun itself; its default is 60 s
+    processes = {name: hosts.torchrun(name, *long, options=impatient) for name in hosts.names}
     metrics = hosts.folder / "cut/metrics.jsonl"
     _wait_until(lambda: metrics.exists() and '"step": 20,' in metrics.read_text())
     started = {pid for process in processes.values() for pid in descendants(process.pid)}
@@ -168,6 +169,6 @@ def test_a_cut_cable_ends_both_sides(hosts: Hosts) -> None:
         done = _ended(process)
         assert done.returncode == 1
         assert "has lost the other workers: one has died, or the network is cut" in done.stderr
-        print(time.monotonic() - since, done.stderr)
+        print(time.monotonic() - since)
     assert not alive(started)
     assert RunFolder(hosts.folder / "cut").result["status"] == "failed"
