@@ -20,7 +20,14 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from expt import machine, paths, provenance, record, report
-from expt.arguments import options_first, refuse_null_group, refuse_used_folder, with_earlier, with_latest
+from expt.arguments import (
+    options_first,
+    prefer_own_launchers,
+    refuse_null_group,
+    refuse_used_folder,
+    with_earlier,
+    with_latest,
+)
 from expt.config import parse, plain
 from expt.display import RunDisplay, print_summary
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
@@ -60,6 +67,7 @@ def _command(arguments: Sequence[str], started: float) -> list[RunPaths]:
     paths.register_resolvers()
     refuse_used_folder(arguments)
     refuse_null_group(arguments)
+    prefer_own_launchers(arguments)
     try:
         with task.at_end, _hydra_called_with(options_first(_again(with_earlier(with_latest(arguments))))):
             run_task()
@@ -127,7 +135,9 @@ def run(config: RunConfig, run_paths: RunPaths, *, started: float, settings: Map
     elif config.debug:
         _run_in_process(config, run_paths, started)
     else:
-        _run_workers(config, run_paths, console, started)
+        attempt = run_paths.clear_for_next_attempt() if config.resume == "auto" else 0
+        about = _about(config, run_paths)
+        run_workers(config, run_paths, console, started=started, about=about, attempt=attempt, env={})
     print_summary(console, run_paths)
 
 
@@ -150,12 +160,23 @@ class _Watcher:
         self._display.update()
 
 
-def _run_workers(config: RunConfig, run_paths: RunPaths, console: Console, started: float) -> None:
+def run_workers(
+    config: RunConfig,
+    run_paths: RunPaths,
+    console: Console,
+    *,
+    started: float,
+    about: Mapping[str, Any],
+    attempt: int,
+    env: Mapping[str, str],
+) -> None:
+    """Train on workers of this machine. Raises ConfigError, RunFailed or Interrupted."""
     # late: it imports torch, which the forkserver is importing meanwhile
     from expt.pool import Job, Options, Pool
 
-    job = Job(run_paths.folder.name, run_paths, config, about=_about(config, run_paths), typed=started)
-    job.attempt = run_paths.clear_for_next_attempt() if config.resume == "auto" else 0
+    job = Job(
+        run_paths.folder.name, run_paths, config, about=dict(about), typed=started, attempt=attempt, env=dict(env)
+    )
     with RunDisplay(run_paths, console, epochs=config.epochs) as display:
         try:
             Pool(machine.detect(), Options(), _Watcher(display)).run(iter([job]))

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""What asks the driver; Slurm sends SIGUSR1 before it takes a node."""
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What asks the driver; Slurm sends SIGUSR1, or as submitit asks it SIGUSR2, before it takes a node."""
 ASK_WORKER = signal.SIGUSR1
 GRACE_S, IMPATIENT_S = 30.0, 8.0
 """How long workers that were asked get to finish their step and to save: by a scheduler, and by a person's Ctrl-C."""
@@ -23,6 +23,11 @@ _received: list[signal.Signals] = []
 def asked() -> bool:
     """Whether this process has been asked to stop."""
     return bool(_received)
+
+
+def asked_by(number: signal.Signals) -> bool:
+    """Whether this process has been asked to stop by this signal."""
+    return number in _received
 
 
 def exit_code() -> int:
@@ -36,10 +41,13 @@ def grace_s() -> float:
 
 
 def heed_in_worker() -> None:
-    """Let this worker be asked to stop: by the driver, or by SIGTERM where another launcher has started it."""
+    """Let this worker be asked to stop: by the driver, or by whoever else has started it.
+
+    Slurm sends its signals to all processes of a job at once.
+    """
     _received.clear()
-    alone = multiprocessing.parent_process() is None
-    for number in (ASK_WORKER, signal.SIGTERM) if alone else (ASK_WORKER,):
+    by_others = multiprocessing.parent_process() is None or "SLURM_JOB_ID" in os.environ
+    for number in (ASK_WORKER, signal.SIGUSR2, signal.SIGTERM) if by_others else (ASK_WORKER,):
         signal.signal(number, lambda number, _: _received.append(signal.Signals(number)))
 
 

@@ -19,7 +19,7 @@ import expt
 LAYERS: dict[int, tuple[str, ...]] = {
     0: (
         "errors", "machine", "paths", "schema", "rules", "config", "record", "provenance", "forkserver", "target",
-        "schedule", "identity", "overrides", "signals", "device_locks",
+        "schedule", "identity", "overrides", "signals", "device_locks", "scheduler",
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
@@ -28,7 +28,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     2: ("train", "agreement"),
     3: ("worker", "build", "log", "snapshot", "resume"),
     4: ("launch", "pool", "display", "sweep_display", "report"),
-    5: ("__main__", "session", "external", "arguments", "explain", "usage", "grid", "multirun", "api"),
+    5: ("__main__", "session", "external", "arguments", "explain", "usage", "grid", "multirun", "cluster", "api"),
 }  # fmt: skip
 # What a module may import beside that, from its own layer. Those of layer 0 may import one another.
 ALSO: dict[str, set[str]] = {
@@ -39,6 +39,7 @@ ALSO: dict[str, set[str]] = {
     "report": {"display"},
     "grid": {"explain"},
     "multirun": {"grid", "session"},
+    "cluster": {"external", "multirun", "session"},
     "session": {"arguments", "explain", "external"},
     "arguments": {"explain"},
     "api": {"session"},
