@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra.types import HydraContext, TaskFunction
@@ -19,7 +20,7 @@ from expt.config import parse
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.identity import describe
 from expt.machine import Machine
-from expt.multirun import Multirun
+from expt.multirun import Multirun, remove_if_empty
 from expt.paths import RunPaths
 from expt.pool import Job, Observer
 
@@ -33,7 +34,11 @@ def cluster_sweep(
     context: HydraContext, task_function: TaskFunction, config: DictConfig, options: Mapping[str, Any]
 ) -> Multirun:
     """The sweep of one command, as jobs that `options` (see conf/hydra/launcher) describe."""
-    tasks = _tasks_per_node(options)
+    try:
+        tasks = _tasks_per_node(options)
+    except ConfigError:
+        remove_if_empty(Path(str(config.hydra.sweep.dir)))
+        raise
 
     def runner(observer: Observer) -> Queue:
         return Queue(_executor(options, tasks), observer)

@@ -90,7 +90,10 @@ def follow(started: float) -> RunPaths:
     source = Path(told["source"]) if told["source"] else None
     begun = launch.Launch(config=config, paths=run_paths, started=started, attempt=told["attempt"])
     with _logged(run_paths, begun.attempt, int(os.environ["RANK"])) as terminal:
-        _train(config, run_paths, begun, source, meeting, terminal)
+        try:
+            _train(config, run_paths, begun, source, meeting, terminal)
+        except Interrupted:  # rank 0 says so
+            sys.exit(signals.exit_code())
     return run_paths
 
 

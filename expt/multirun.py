@@ -74,7 +74,7 @@ class Multirun:
             returned = _show(list(composed))
             self._grid = None
             self._lock.release()
-            _remove_if_empty(self.folder)
+            remove_if_empty(self.folder)
             return returned
         runs: dict[Job, list[ComposedRun]] = {}
         display = SweepDisplay(Console(), total=len(points), folder=self.folder)
@@ -123,7 +123,7 @@ class Multirun:
                 path.unlink()
             job.paths.folder.rmdir()
         self._lock.release()
-        _remove_if_empty(self.folder)
+        remove_if_empty(self.folder)
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
     def _open(self) -> None:
@@ -223,7 +223,7 @@ def _compose_once(context: HydraContext) -> None:
     loader.load_sweep_config = load_sweep_config  # type: ignore[method-assign]
 
 
-def _remove_if_empty(folder: Path) -> None:
+def remove_if_empty(folder: Path) -> None:
     """Remove a sweep's folder that holds nothing but what Hydra and the lock put there."""
     own = {folder / "multirun.yaml", paths.RunPaths(folder).lock}
     if folder.is_dir() and {*folder.iterdir()} <= own:
