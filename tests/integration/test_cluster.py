@@ -82,8 +82,12 @@ class Slurm:
     def preempt(self, job: str, signal_name: str) -> None:
         """Ask `job` to go, and do not leave it waiting for the two minutes that Slurm gives a requeued one."""
         self.ask("scancel", f"--signal={signal_name}", job)
-        _wait_until(lambda: self.ask("squeue", "-h", "-j", job, "-o", "%T") == "PENDING")
-        self.ask("scontrol", "update", f"job={job}", "StartTime=now")
+        _wait_until(lambda: self._state(job) != "RUNNING")
+        start_now = ("scontrol", "update", f"job={job}", "StartTime=now")  # refused until the old processes are gone
+        _wait_until(lambda: self._state(job) == "RUNNING" or self.ask(*start_now), pause_s=1.5)
+
+    def _state(self, job: str) -> str:
+        return self.ask("squeue", "-h", "-j", job, "-o", "%T")
 
 
 @pytest.fixture
@@ -98,11 +102,11 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         cluster.stop()
 
 
-def _wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+def _wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S, pause_s: float = 0.05) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
+        time.sleep(pause_s)
 
 
 def _has_come_to(folder: Path, step: int) -> bool:
@@ -141,7 +145,7 @@ def test_a_wrong_key_is_refused_before_anything_is_submitted(tmp_path: Path) -> 
 
 def test_a_preempted_job_of_a_sweep_goes_on(slurm: Slurm, tmp_path: Path, trained: Trained) -> None:
     pytest.importorskip("submitit", reason="needs expt[slurm]")
-    long = ("epochs=300", "model.dropout=0.3", "threads=1", "log_every=20")
+    long = ("epochs=100", "model.dropout=0.3", "threads=1", "log_every=20")
     process = start("-m", "hydra/launcher=submitit_slurm", *long, "seed=1", cwd=tmp_path, **slurm.env)
     _wait_until(lambda: _has_come_to(tmp_path, 100))
     (job,) = slurm.jobs()
