@@ -20,18 +20,18 @@ LAYERS: dict[int, tuple[str, ...]] = {
     0: (
         "errors", "machine", "paths", "schema", "rules", "config", "record", "provenance", "forkserver", "target",
         "constraints", "model_schema", "schedule", "identity", "overrides", "signals", "device_locks", "watchdog",
-        "redaction", "process",
+        "redaction", "process", "scheduler",
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
-        "failed_events", "profiling", "shared_memory", "fault",
+        "failed_events", "profiling", "shared_memory", "fault", "rendezvous",
     ),
     2: ("train", "agreement", "diagnosis"),
     3: ("entry", "worker", "build", "log", "snapshot", "resume", "divergence"),
     4: ("launch", "failure", "pool", "display", "sweep_display", "report"),
     5: (
         "__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "repeat", "rerun", "api",
-        "single_run",
+        "single_run", "external", "cluster",
     ),
 }  # fmt: skip
 # What a module may import beside that, from its own layer. Those of layer 0 may import one another.
@@ -45,7 +45,10 @@ ALSO: dict[str, set[str]] = {
     "report": {"display"},
     "grid": {"explain"},
     "multirun": {"grid", "session"},
-    "session": {"arguments", "explain", "single_run"},
+    "cluster": {"multirun", "single_run", "external"},
+    "external": {"single_run"},
+    "single_run": {"external"},
+    "session": {"arguments", "explain", "single_run", "external"},
     "arguments": {"explain"},
     "repeat": {"single_run"},
     "rerun": {"api"},
