@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console
 
@@ -25,6 +25,13 @@ from expt.single_run import Asked
 
 # What rank 0 decides for all; gpus and threads are each machine's own.
 AGREED = ("world_size", "backend", "channels_last")
+
+
+class Terminal(NamedTuple):
+    """What torchrun has given this process to print to."""
+
+    out: TextIO
+    err: TextIO
 
 
 def earlier_folder() -> Path | None:
@@ -61,9 +68,8 @@ def lead(asked: Asked) -> None:
         }
         meeting.tell(arrivals, redaction.hidden(told))  # whoever reaches the store could read it
         with _logged(run_paths, begun.attempt, 0) as terminal:
-            display = RunDisplay(
-                run_paths, Console(file=terminal), epochs=config.epochs, print_every=config.print_every
-            )
+            console = Console(file=terminal.out)
+            display = RunDisplay(run_paths, console, epochs=config.epochs, print_every=config.print_every)
             try:
                 with watched(display):
                     _train(begun, source, meeting, terminal)
@@ -118,7 +124,7 @@ def _where(arrivals: list[Arrival]) -> dict[str, Any]:
     }
 
 
-def _train(begun: launch.Launch, source: Path | None, meeting: Rendezvous, terminal: TextIO) -> None:
+def _train(begun: launch.Launch, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     config, run_paths = begun.config, begun.paths
     prepare(config.dataset)  # under a file lock, so that one worker of each machine does it
     status = entry.main(
@@ -134,13 +140,13 @@ def _train(begun: launch.Launch, source: Path | None, meeting: Rendezvous, termi
         raise Interrupted(f"interrupted; to go on: the same command with {go_on} resume=auto")
 
 
-def _report(error: Exception, begun: launch.Launch, terminal: TextIO) -> None:
+def _report(error: Exception, begun: launch.Launch, terminal: Terminal) -> None:
     """Say what ends this worker: in a line to the person, and in the run's folder."""
     me, run_paths = entry.worker_of_environment(begun.config), begun.paths
     raised = str(error) if isinstance(error, ExptError) else f"{type(error).__name__}: {error}"
     text = distributed.lost_peers(error, me) or f"rank {me.rank} of {me.world_size}: {raised}"
     text = f"{redaction.hidden(text)}\n{record.LOG}{run_paths.stderr(begun.attempt, me.rank)}"
-    print(f"error: {text}", file=terminal, flush=True)
+    print(f"error: {text}", file=terminal.err, flush=True)
     with contextlib.suppress(OSError):
         record.write_error(run_paths.error(begun.attempt, me.rank), error, getattr(error, "exit_code", 1))
     if me.rank == 0:
@@ -148,7 +154,7 @@ def _report(error: Exception, begun: launch.Launch, terminal: TextIO) -> None:
 
 
 @contextlib.contextmanager
-def _logged(run_paths: RunPaths, attempt: int, rank: int) -> Iterator[TextIO]:
+def _logged(run_paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
     """Let what this process prints go to its log files, those of its node; gives the terminal."""
     out, err = run_paths.stdout(attempt, rank), run_paths.stderr(attempt, rank)
     try:
@@ -156,7 +162,7 @@ def _logged(run_paths: RunPaths, attempt: int, rank: int) -> Iterator[TextIO]:
         files = {1: out.open("ab"), 2: err.open("ab")}
     except OSError as error:
         warn(f"{out.parent}: cannot hold this worker's logs here ({error.strerror}); they follow")
-        yield sys.stderr
+        yield Terminal(sys.stdout, sys.stderr)
         return
     sys.stdout.flush()
     sys.stderr.flush()
@@ -165,8 +171,8 @@ def _logged(run_paths: RunPaths, attempt: int, rank: int) -> Iterator[TextIO]:
         os.dup2(file.fileno(), number)
         file.close()
     try:
-        with os.fdopen(os.dup(kept[1 if rank == 0 else 2]), "w") as terminal:
-            yield terminal
+        with os.fdopen(os.dup(kept[1]), "w") as out_there, os.fdopen(os.dup(kept[2]), "w") as err_there:
+            yield Terminal(out_there, err_there)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

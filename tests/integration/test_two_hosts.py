@@ -26,6 +26,7 @@ class Hosts:
     def __init__(self, tag: str, folder: Path) -> None:
         self.names = {name: f"expt{tag}{name}" for name in "ab"}
         self.folder = folder
+        (folder / "own").mkdir()
         self.started: list[subprocess.Popen[str]] = []
 
     def connect(self) -> None:
@@ -56,13 +57,16 @@ class Hosts:
     def cut(self) -> None:
         _ip("-n", self.names["a"], "link", "set", "cable", "down")
 
-    def torchrun(self, name: str, *arguments: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-        """torchrun's part on host `name`, in a folder that both see."""
+    def torchrun(
+        self, name: str, *arguments: str, workers: int = 2, options: tuple[str, ...] = ()
+    ) -> subprocess.Popen[str]:
+        """torchrun's part on host `name`, in a folder that both see; but what is in `own`, b has for itself."""
         space = self.names[name]
         rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.names['a']}:{PORT}")
         nodes = () if "--nnodes" in options else ("--nnodes", "2")
-        torchrun = ("-m", "torch.distributed.run", *nodes, "--nproc-per-node", "2", *rendezvous, *options)
-        renamed = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', space)
+        torchrun = ("-m", "torch.distributed.run", *nodes, "--nproc-per-node", str(workers), *rendezvous, *options)
+        own_disk = "mount -t tmpfs none own && " if name == "b" else ""
+        renamed = ("unshare", "--uts", "--mount", "sh", "-c", f'{own_disk}hostname "$0" && exec "$@"', space)
         process = subprocess.Popen(
             ["ip", "netns", "exec", space, *renamed, sys.executable, *torchrun, "-m", "expt", *arguments],
             cwd=self.folder,
@@ -137,6 +141,7 @@ def test_two_hosts_train_one_run(hosts: Hosts, whole: RunFolder, trained: Traine
 
 
 def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, whole: RunFolder) -> None:
+    # On disks of their own: the checkpoint is on a's, and host b never sees it.
     (hosts.folder / "mortal.py").write_text(
         "import os, pathlib, signal\n"
         "from expt.models.mlp import MLP\n"
@@ -150,29 +155,48 @@ def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, whole: RunF
         "            os.kill(os.getpid(), signal.SIGKILL)\n"
         "        return super().forward(images)\n"
     )
-    own = ("+model._target_=mortal.Net", "~model.hidden", *SETTINGS, "hydra.run.dir=killed_run")
+    own = ("+model._target_=mortal.Net", "~model.hidden", *SETTINGS, "hydra.run.dir=own/run")
     for done in hosts.run(*own, options=("--max-restarts", "2")).values():
         assert done.returncode == 0, done.stderr
-    restarted = RunFolder(hosts.folder / "killed_run")
+    restarted = RunFolder(hosts.folder / "own/run")
     assert (restarted.result["status"], restarted.result["attempts"]) == ("completed", 2)
     assert restarted.result["resumed_from"]["step"] in (35, 40, 42, 49)
-    assert {path.name for path in (restarted.folder / "logs").iterdir()} == {"0", "1"}
+    for attempt in "01":
+        assert {path.name for path in (restarted.folder / "logs" / attempt).iterdir()} == {"0", "1"}
     _assert_equal(restarted, whole)
+
+
+def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(hosts: Hosts, trained: Trained) -> None:
+    settings = ("epochs=40", "threads=1", "log_every=20", "checkpoint.every_steps=20", "timeout_s=5")
+    elastic = ("--nnodes", "1:2", "--max-restarts", "2", "--rdzv-conf", "last_call_timeout=3")
+    arguments = (*settings, "hydra.run.dir=elastic")
+    # The first to come waits for a second, and goes on alone if there is none.
+    processes = {name: hosts.torchrun(name, *arguments, workers=1, options=elastic) for name in hosts.names}
+    metrics = hosts.folder / "elastic/metrics.jsonl"
+    _wait_until(lambda: metrics.exists() and '"step": 100,' in metrics.read_text())
+    b = processes["b"]
+    for pid in alive(descendants(b.pid) | {b.pid}):
+        os.kill(pid, 9)
+    done = _ended(processes["a"])
+    assert done.returncode == 0, done.stderr
+    elastic_run, local = RunFolder(hosts.folder / "elastic"), trained(*settings)
+    assert (elastic_run.result["world_size"], elastic_run.result["attempts"]) == (1, 2)
+    assert elastic_run.result["steps"] == local.result["steps"]
+    for mine, other in zip(elastic_run.curve("loss/train"), local.curve("loss/train"), strict=True):
+        assert mine == pytest.approx(other, abs=1e-4)
 
 
 def test_a_cut_cable_ends_both_sides(hosts: Hosts) -> None:
     long = ("epochs=100000", "log_every=1", "threads=1", "timeout_s=3", "hydra.run.dir=cut")
     impatient = ("--rdzv-conf", "read_timeout=3")  # of torchrun itself; its default is 60 s
-    processes = {name: hosts.torchrun(name, *long, options=impatient) for name in hosts.names}
+    processes = {name: hosts.torchrun(name, *long, workers=1, options=impatient) for name in hosts.names}
     metrics = hosts.folder / "cut/metrics.jsonl"
     _wait_until(lambda: metrics.exists() and '"step": 20,' in metrics.read_text())
     started = {pid for process in processes.values() for pid in descendants(process.pid)}
     hosts.cut()
-    since = time.monotonic()
     for process in processes.values():
         done = _ended(process)
         assert done.returncode == 1
         assert "has lost the other workers: one has died, or the network is cut" in done.stderr
-        print(time.monotonic() - since)
     assert not alive(started)
     assert RunFolder(hosts.folder / "cut").result["status"] == "failed"
