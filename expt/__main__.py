@@ -44,7 +44,7 @@ def _run(arguments: Sequence[str]) -> None:
             raise ConfigError(
                 f"{several[0]}: a sweep cannot run inside torchrun or srun; start it alone, as in python -m expt -m ..."
             )
-    elif not {*PRINTING, "debug=true"} & {*arguments}:
+    elif not {*PRINTING, "debug=true"} & {*arguments} and "hydra/launcher=submitit" not in " ".join(arguments):
         # At once: it imports torch on another core while this process composes the configuration.
         forkserver.warm(forkserver.SWEEP_MODULES if several else ())
     from expt import session  # late: it imports Hydra

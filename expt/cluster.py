@@ -14,7 +14,7 @@ from typing import Any
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from expt import external, forkserver, machine, record, redaction, scheduler, signals, single_run
+from expt import forkserver, machine, record, redaction, scheduler, signals, single_run
 from expt.config import parse_elsewhere
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.identity import describe
@@ -194,7 +194,11 @@ class ClusterRun:
     def _train(self) -> None:
         started = time.time()
         together = machine.is_external_worker()
-        if together and os.environ["RANK"] != "0":
+        if not together:
+            forkserver.warm()
+        elif os.environ["RANK"] != "0":
+            from expt import external  # late: it imports torch
+
             external.follow(started)
             return
         config = parse_elsewhere(self.settings, machine.detect())
@@ -208,7 +212,8 @@ class ClusterRun:
             begun=self.paths.result.exists(),  # before this job had to make room; or by an earlier command
         )
         if together:
+            from expt import external
+
             external.lead(asked)
         else:
-            forkserver.warm()
             single_run.run(asked)

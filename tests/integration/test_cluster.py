@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import expt
-from tests.conftest import RunFolder, Trained, environment, run, start
+from tests.conftest import RunFolder, Trained, environment, run, slow_cluster, start
 
 SBATCH = Path(__file__).parents[2] / "scripts/slurm.sbatch"
-LIMIT_S = 60
+LIMIT_S = 45
 CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -33,6 +33,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 ReturnToService=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=1
 KillWait=10
 SlurmctldPort={ports[0]}
 SlurmctldPidFile={folder}/ctld.pid
@@ -77,20 +78,21 @@ class Slurm:
         return done.stdout.strip()
 
     def jobs(self) -> list[str]:
-        return self.ask("squeue", "-h", "-o", "%A").split()
+        return sorted(self.ask("squeue", "-h", "-r", "-o", "%i").split())
 
     def preempt(self, job: str, signal_name: str) -> None:
         """Ask `job` to go, and do not leave it waiting for the two minutes that Slurm gives a requeued one."""
         self.ask("scancel", f"--signal={signal_name}", job)
-        _wait_until(lambda: self._state(job) != "RUNNING")
-        start_now = ("scontrol", "update", f"job={job}", "StartTime=now")  # refused until the old processes are gone
-        _wait_until(lambda: self._state(job) == "RUNNING" or self.ask(*start_now), pause_s=1.5)
+        _wait_until(lambda: self._state(job) == "PENDING")
+        # Slurm kills what it starts within the second in which it took the job from its nodes.
+        self.ask("scontrol", "update", f"job={job}", "StartTime=now+2")
+        _wait_until(lambda: self._state(job) == "RUNNING")
 
     def _state(self, job: str) -> str:
         return self.ask("squeue", "-h", "-j", job, "-o", "%T")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if os.geteuid() != 0 or not shutil.which("slurmctld") or not shutil.which("slurmd"):
         pytest.skip("needs root, and Debian's packages slurmctld, slurmd and slurm-client")
@@ -102,11 +104,11 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         cluster.stop()
 
 
-def _wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S, pause_s: float = 0.05) -> None:
+def _wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(pause_s)
+        time.sleep(0.05)
 
 
 def _has_come_to(folder: Path, step: int) -> bool:
@@ -131,8 +133,6 @@ def test_jobs_of_submitit_give_the_numbers_of_the_pool(tmp_path: Path) -> None:
     for result in results:
         assert _numbers(jobs / result.folder.name) == _numbers(result.folder)
         assert RunFolder(jobs / result.folder.name).result["identity"] == result.record["identity"]
-    again = run(*command, cwd=tmp_path)
-    assert again.stdout.count("done before") == 2, again.stderr
 
 
 def test_a_wrong_key_is_refused_before_anything_is_submitted(tmp_path: Path) -> None:
@@ -143,26 +143,30 @@ def test_a_wrong_key_is_refused_before_anything_is_submitted(tmp_path: Path) -> 
     assert not list((tmp_path / "outputs/sweeps").glob("*"))
 
 
+@slow_cluster
 def test_a_preempted_job_of_a_sweep_goes_on(slurm: Slurm, tmp_path: Path, trained: Trained) -> None:
     pytest.importorskip("submitit", reason="needs expt[slurm]")
-    long = ("epochs=100", "model.dropout=0.3", "threads=1", "log_every=20")
-    process = start("-m", "hydra/launcher=submitit_slurm", *long, "seed=1", cwd=tmp_path, **slurm.env)
-    _wait_until(lambda: _has_come_to(tmp_path, 100))
-    (job,) = slurm.jobs()
+    settings = ("model.dropout=0.3", "threads=1", "log_every=20", "world_size=1")
+    grid = (*settings, "epochs=300,2", f"hydra.sweep.dir={tmp_path}/jobs")
+    process = start("-m", "hydra/launcher=submitit_slurm", *grid, cwd=tmp_path, **slurm.env)
+    long, short = (RunFolder(tmp_path / "jobs" / f"epochs={epochs}") for epochs in (300, 2))
+    _wait_until(lambda: _has_come_to(long.folder, 100))
+    job = slurm.jobs()[0]
+    assert job.endswith("_0")  # of an array
     slurm.preempt(job, "USR2")
     out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, out + err
-    (folder,) = (path.parent for path in tmp_path.rglob("result.json"))
-    result = RunFolder(folder).result
-    assert (result["status"], result["attempts"]) == ("completed", 2)
-    assert result["resumed_from"]["step"] >= 100
-    assert _numbers(folder) == _numbers(trained(*long, "seed=1").folder)
+    assert (long.result["status"], long.result["attempts"]) == ("completed", 2)
+    assert (short.result["status"], short.result["attempts"]) == ("completed", 1)
+    assert long.result["resumed_from"]["step"] >= 100
+    assert _numbers(long.folder) == _numbers(trained(*settings, "epochs=300").folder)
 
 
+@slow_cluster
 def test_the_template_trains_on_two_nodes_and_goes_on(slurm: Slurm, tmp_path: Path, trained: Trained) -> None:
-    settings = ("epochs=60", "threads=1", "log_every=20")
+    settings = ("epochs=100", "threads=1", "log_every=20")
     (tmp_path / "job").write_text(SBATCH.read_text().replace("#SBATCH --gpus-per-node=4\n", ""))
-    size = ("--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1")
+    size = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
     slurm.ask("sbatch", *size, "job", *settings, cwd=tmp_path)
     _wait_until(lambda: _has_come_to(tmp_path, 60))
     (job,) = slurm.jobs()
@@ -172,9 +176,9 @@ def test_the_template_trains_on_two_nodes_and_goes_on(slurm: Slurm, tmp_path: Pa
     log = (tmp_path / f"slurm-{job}.out").read_text()
     result = RunFolder(folder).result
     assert (result["status"], result["attempts"]) == ("completed", 2), log
-    assert [host["ranks"] for host in result["hosts"]] == [[0, 1], [2, 3]]
+    assert [host["ranks"] for host in result["hosts"]] == [[0], [1]]
     assert "interrupted; to go on" in log
-    local = trained(*settings, "world_size=4")
+    local = trained(*settings, "world_size=2")
     assert RunFolder(folder).result["metrics"]["loss/test"] == pytest.approx(
-        local.result["metrics"]["loss/test"], abs=1e-3
+        local.result["metrics"]["loss/test"], abs=1e-5
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunFolder, Trained, alive, descendants, environment
+from tests.conftest import RunFolder, Trained, alive, descendants, environment, slow_cluster
 from tests.integration.test_resume import _assert_equal
 
 PORT = 29400
@@ -166,11 +166,12 @@ def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, whole: RunF
     _assert_equal(restarted, whole)
 
 
+@slow_cluster
 def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(hosts: Hosts, trained: Trained) -> None:
     settings = ("epochs=40", "threads=1", "log_every=20", "checkpoint.every_steps=20", "timeout_s=5")
-    elastic = ("--nnodes", "1:2", "--max-restarts", "2", "--rdzv-conf", "last_call_timeout=3")
+    soon = "last_call_timeout=3,keep_alive_interval=1"  # else torchrun waits for half a minute for more hosts
+    elastic = ("--nnodes", "1:2", "--max-restarts", "2", "--rdzv-conf", soon)
     arguments = (*settings, "hydra.run.dir=elastic")
-    # The first to come waits for a second, and goes on alone if there is none.
     processes = {name: hosts.torchrun(name, *arguments, workers=1, options=elastic) for name in hosts.names}
     metrics = hosts.folder / "elastic/metrics.jsonl"
     _wait_until(lambda: metrics.exists() and '"step": 100,' in metrics.read_text())
