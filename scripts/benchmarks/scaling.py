@@ -30,12 +30,19 @@ def main() -> None:
     )
     for model in args.models.split(","):
         alone = _measure(model, 1, args.batch)
-        compute_s = given.get(model, alone["alone_s"])
         if not args.no_check:
             _check(model, args.batch)
-        _expect(model, compute_s, alone["gradient_bytes"], cluster, "given" if model in given else "measured here")
+        if model in given:
+            compute_s, origin = given[model], "given"
+        elif alone["on_gpu"]:
+            compute_s, origin = alone["alone_s"], "measured here"
+        else:
+            compute_s = args.overhead_ms / 1e3 + alone["flop"] / (args.tflop_per_s * 1e12)
+            origin = f"assumed: {alone['flop'] / 1e9:.1f} GFLOP"
+        _expect(model, compute_s, alone["gradient_bytes"], cluster, origin)
     print(
-        f"Assumed: {args.batch} images for each GPU (the global batch grows); nodes of {args.per_node} GPUs, inside "
+        f"Assumed: GPUs of {args.tflop_per_s:g} TFLOP/s in use and {args.overhead_ms:g} ms a step besides, where none is "
+        f"here to be measured and --step-ms does not say; {args.batch} images for each GPU (the global batch grows); nodes of {args.per_node} GPUs, inside "
         f"{args.inside_gb_per_s:g} GB/s and {args.inside_latency_us:g} us a message, between nodes "
         f"{args.network_gbit_per_s:g} Gbit/s for each GPU and {args.latency_us:g} us; float32 gradients in buckets of "
         f"{BUCKET_MIB} MiB; all but the last bucket may hide behind two thirds of the computation; data always ready; "
@@ -48,6 +55,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--models", default="mlp,convnet,resnet18")
     parser.add_argument("--batch", type=int, default=64, help="images for each GPU")
     parser.add_argument("--step-ms", nargs="*", default=[], metavar="MODEL=MS", help="of a step on one GPU")
+    parser.add_argument("--tflop-per-s", type=float, default=50.0, help="of a GPU in use; a third of an A100's TF32")
+    parser.add_argument("--overhead-ms", type=float, default=0.5, help="of a GPU's step: launches, the optimiser")
     parser.add_argument("--per-node", type=int, default=8, help="GPUs of a node")
     parser.add_argument("--inside-gb-per-s", type=float, default=200.0, help="bus bandwidth within a node [GB/s]")
     parser.add_argument("--inside-latency-us", type=float, default=3.0)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.flop_counter import FlopCounterMode
 
 from scripts.benchmarks.scaling import BUCKET_MIB, IMAGE, SIZES
 
@@ -52,6 +53,8 @@ def main() -> None:
     found = {
         "together_s": _seconds(lambda: step(together=True), args.steps, device),
         "alone_s": _seconds(lambda: step(together=False), args.steps, device),
+        "flop": _flop(parallel, images, labels),
+        "on_gpu": cuda,
         "gradient_bytes": sum(4 * p.numel() for p in module.parameters()),
     }
     for size in SIZES:
@@ -60,6 +63,13 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.destroy_process_group()
+
+
+def _flop(parallel: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> int:
+    """Floating-point operations of forward and backward."""
+    with FlopCounterMode(display=False) as counter:
+        functional.cross_entropy(parallel(images), labels).backward()
+    return counter.get_total_flops()
 
 
 def _model(name: str) -> nn.Module:
