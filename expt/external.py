@@ -47,8 +47,8 @@ def lead(asked: Asked) -> None:
     arrivals = meeting.gather()
     with record.at_work(run_paths):
         asked = dataclasses.replace(asked, begun=asked.begun or _started_again(meeting))
-        if asked.begun and run_paths.metrics.exists() and not run_paths.checkpoints.exists():
-            warn(f"{run_paths.folder}: has no checkpoint yet, the run starts from the beginning")
+        if asked.begun and not run_paths.checkpoints.exists():
+            warn(f"{run_paths.folder}: has no checkpoint on this machine, the run starts from the beginning")
         begun = launch.Launch(
             config=config,
             paths=run_paths,

@@ -40,13 +40,17 @@ def main() -> None:
             compute_s = args.overhead_ms / 1e3 + alone["flop"] / (args.tflop_per_s * 1e12)
             origin = f"assumed: {alone['flop'] / 1e9:.1f} GFLOP"
         _expect(model, compute_s, alone["gradient_bytes"], cluster, origin)
+    _say_what_is_assumed(args)
+
+
+def _say_what_is_assumed(args: argparse.Namespace) -> None:
     print(
-        f"Assumed: GPUs of {args.tflop_per_s:g} TFLOP/s in use and {args.overhead_ms:g} ms a step besides, where none is "
-        f"here to be measured and --step-ms does not say; {args.batch} images for each GPU (the global batch grows); nodes of {args.per_node} GPUs, inside "
-        f"{args.inside_gb_per_s:g} GB/s and {args.inside_latency_us:g} us a message, between nodes "
-        f"{args.network_gbit_per_s:g} Gbit/s for each GPU and {args.latency_us:g} us; float32 gradients in buckets of "
-        f"{BUCKET_MIB} MiB; all but the last bucket may hide behind two thirds of the computation; data always ready; "
-        "no GPU slower than the others."
+        f"Assumed: GPUs of {args.tflop_per_s:g} TFLOP/s in use and {args.overhead_ms:g} ms a step besides, where none "
+        f"can be measured here and --step-ms does not say; {args.batch} images for each GPU (the global batch grows); "
+        f"nodes of {args.per_node} GPUs, inside {args.inside_gb_per_s:g} GB/s and {args.inside_latency_us:g} us a "
+        f"message, between nodes {args.network_gbit_per_s:g} Gbit/s for each GPU and {args.latency_us:g} us; float32 "
+        f"gradients in buckets of {BUCKET_MIB} MiB; all but the last bucket may hide behind two thirds of the "
+        "computation; data always ready; no GPU slower than the others."
     )
 
 

@@ -69,7 +69,7 @@ def _flop(parallel: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> in
     """Floating-point operations of forward and backward."""
     with FlopCounterMode(display=False) as counter:
         functional.cross_entropy(parallel(images), labels).backward()
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def _model(name: str) -> nn.Module:
