@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,8 +35,8 @@ def with_earlier(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     if "hydra.run.dir" not in given and not {"-m", "--multirun"} & {*arguments}:
         raise ConfigError("resume=auto: goes on in the folder of a run; name it, as in hydra.run.dir=FOLDER")
-    if not run_paths.result.exists():
-        return list(arguments)
+    if not run_paths.result.exists():  # killed before it began, or new
+        return [*_earlier(run_paths, given), *arguments]
     # What Hydra wrote about the run when it was started stays.
     return [*_earlier(run_paths, given), *arguments, "hydra.output_subdir=null"]
 
@@ -58,11 +59,13 @@ def with_latest(arguments: Sequence[str]) -> list[str]:
     return [f"hydra.sweep.dir='{newest}'" if word == "hydra.sweep.dir=latest" else word for word in arguments]
 
 
-def refuse_null_group(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for `model=null`, which Hydra takes for a mistake in the YAML."""
+def refuse_unnamed(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for `=3` and for groups such as `model=null` and `model=3`: Hydra's own errors are no help."""
     for argument in arguments:
         group, _, value = argument.partition("=")
-        if value == "null" and group in groups():
+        if not group:
+            raise ConfigError(f"{argument}: not of the form key=value; quote values with spaces or brackets")
+        if group in groups() and re.fullmatch(r"null|true|false|[-+.\d]+|\{.*\}", value, re.IGNORECASE):
             raise ConfigError(f"{argument}: not one of {', '.join(path.stem for path in options_of(group))}.")
 
 

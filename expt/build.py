@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from expt import optim, shared_memory
+from expt import onednn, optim, shared_memory
 from expt.data import build as data_build
 from expt.data.build import Data
 from expt.data.loading import Shard
@@ -47,6 +47,8 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
     if config.ddp.sync_batchnorm:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    if config.onednn and worker.device.type == "cpu":
+        onednn.use_for_linear(module)
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
     optimizer = optim.build_optimizer(config.optimizer, module.parameters())

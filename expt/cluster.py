@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hydra.types import HydraContext, TaskFunction
@@ -19,7 +19,7 @@ from expt.config import parse_elsewhere
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.identity import describe
 from expt.machine import Machine
-from expt.multirun import Multirun, remove_if_empty
+from expt.multirun import Multirun
 from expt.paths import RunPaths
 from expt.pool import Job, Observer
 from expt.single_run import Asked
@@ -34,16 +34,14 @@ def cluster_sweep(
     context: HydraContext, task_function: TaskFunction, config: DictConfig, options: Mapping[str, Any]
 ) -> Multirun:
     """The sweep of one command, as jobs that `options` (see conf/hydra/launcher) describe."""
-    try:
-        tasks = _tasks_per_node(options)
-    except ConfigError:
-        remove_if_empty(Path(str(config.hydra.sweep.dir)))
-        raise
+
+    def machine() -> Machine:
+        return _node(options, _tasks_per_node(options))
 
     def runner(observer: Observer) -> Queue:
-        return Queue(_executor(options, tasks), observer)
+        return Queue(_executor(options, _tasks_per_node(options)), observer)
 
-    return Multirun(context, task_function, config, options, machine=_node(options, tasks), runner=runner)
+    return Multirun(context, task_function, config, options, machine=machine, runner=runner)
 
 
 def _tasks_per_node(options: Mapping[str, Any]) -> int:
@@ -58,10 +56,10 @@ def _node(options: Mapping[str, Any], tasks: int) -> Machine:
     """What a job will find, so that a wrong configuration is refused before it waits in the queue."""
     here = machine.detect()
     workers = tasks * options["nodes"]
-    return Machine(
+    return dataclasses.replace(
+        here,
         gpus=tuple(map(str, range(options["gpus_per_node"] or 0))),
         cpus=options.get("cpus_per_task") or here.cpus,
-        cpu_fp16=here.cpu_fp16,
         workers=workers if workers > 1 else None,
         local_workers=tasks if workers > 1 else None,
     )

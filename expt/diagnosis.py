@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import traceback
+from pathlib import Path
 
 import torch
 from torch import distributed as dist
 
-from expt.errors import ExptError, OutOfMemory, TimedOut
+from expt.errors import ExptError, OutOfMemory, RunFailed, TimedOut
 from expt.schema import RunConfig
 
 _CPU_MEMORY = re.compile(r"(?:can't allocate memory|not enough memory): you tried to allocate (\d+)")
@@ -30,7 +32,28 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
         return _explained(
             error, TimedOut(f"waited for another worker, in vain, for {config.timeout_s:g} s (timeout_s)")
         )
+    if _is_lack_of_shared_memory(error):
+        mend = "mount it, or make it larger (as docker run --shm-size does), or use dataset.num_workers=0"
+        return _explained(
+            error, RunFailed(f"/dev/shm: {_reason(error)}; the processes that read images need it; {mend}")
+        )
+    if isinstance(error, RuntimeError) and "Address already in use" in text:
+        return _explained(
+            error, RunFailed("no port is free for the workers to meet at; end other runs, or start fewer")
+        )
     return error
+
+
+def _is_lack_of_shared_memory(error: Exception) -> bool:
+    """Whether torch's loader processes, or their locks, found no room in /dev/shm."""
+    if isinstance(error, OSError):
+        frames = traceback.extract_tb(error.__traceback__)
+        return bool(frames) and Path(frames[-1].filename).match("multiprocessing/synchronize.py")
+    return isinstance(error, RuntimeError) and re.search(r"shared memory|\bshm\b", str(error)) is not None
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0][:200]
 
 
 def _is_store_timeout(error: RuntimeError) -> bool:

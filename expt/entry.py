@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 from torch.distributed import Store
 
-from expt import diagnosis, distributed, record, redaction, signals, watchdog
+from expt import diagnosis, distributed, malloc, record, redaction, signals, watchdog
 from expt.distributed import Worker
 from expt.errors import TimedOut
 from expt.paths import RunPaths
@@ -98,6 +98,8 @@ def run_as(
     beat: Callable[[], None] = lambda: None,
 ) -> str:
     """Train as `worker`, in this process; returns what became of it. Calls `beat` after each batch."""
+    if worker.device.type == "cpu":
+        malloc.keep_freed()
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)
     with distributed.process_group(worker, backend=config.backend, timeout_s=config.timeout_s, meeting=meeting):

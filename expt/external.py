@@ -24,7 +24,7 @@ from expt.resume import warn
 from expt.single_run import Asked
 
 # What rank 0 decides for all; gpus and threads are each machine's own.
-AGREED = ("world_size", "backend", "channels_last")
+AGREED = ("world_size", "backend", "channels_last", "onednn")
 
 
 class Terminal(NamedTuple):
@@ -54,6 +54,7 @@ def lead(asked: Asked) -> None:
             paths=run_paths,
             started=asked.started,
             attempt=asked.next_attempt(),
+            again=asked.begun,
             about={**asked.about, **_where(arrivals)},
         )
         source = launch.begin_record(begun)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -35,6 +36,8 @@ class Launch:
     started: float
     """When the command was typed, or the run's turn came [seconds since the epoch]."""
     attempt: int = 0
+    again: bool = False
+    """Whether the folder may hold this run's record already, of an earlier attempt or of when it was refused."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """More for result.json: the run's name, identity and overrides."""
 
@@ -108,7 +111,11 @@ def start(launch: Launch, env: Mapping[str, str]) -> Workers:
 
 
 def _held_port() -> socket.socket:
-    return socket.create_server((LOOPBACK, 0))
+    try:
+        return socket.create_server((LOOPBACK, 0))
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise RunFailed(f"no port is free on {LOOPBACK} ({why}); end other runs, or start fewer") from error
 
 
 def _start_worker(rank: int, arguments: Sequence[Any], launch: Launch, env: Mapping[str, str]) -> BaseProcess:
@@ -123,7 +130,7 @@ def begin_record(launch: Launch, port: int | None = None) -> Path | None:
     Raises ConfigError if its folder holds another run, or the checkpoint is another's.
     """
     config = launch.config
-    again = launch.attempt > 0 or config.resume == "auto"
+    again = launch.again or launch.attempt > 0 or config.resume == "auto"
     source = _found(config, launch.paths, again=again)
     fields = {
         "started": launch.started,
@@ -139,7 +146,7 @@ def begin_record(launch: Launch, port: int | None = None) -> Path | None:
         **provenance.describe(),
     }
     if again and source is None:
-        launch.paths.clear_for_next_attempt()
+        launch.paths.clear_records()
     try:
         record.create_result(launch.paths, again=again, **fields)
     except FileExistsError:
@@ -152,7 +159,8 @@ def begin_record(launch: Launch, port: int | None = None) -> Path | None:
 
 
 def _found(config: RunConfig, paths: RunPaths, *, again: bool) -> Path | None:
-    if not again and config.resume is None:
+    ran = again and (paths.checkpoints.exists() or paths.metrics.exists())
+    if not ran and config.resume in (None, "auto"):
         return None
     from expt import resume  # late: it imports torch, which a new run's driver has no need of
 

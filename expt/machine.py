@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SIMULATED_GPUS = "EXPT_SIMULATED_GPUS"
 """Environment variable: pretend to have N GPUs, and compute on the CPU. For tests of scheduling."""
@@ -24,6 +25,8 @@ class Machine:
     cpus: int = 1
     cpu_fp16: bool = False
     """Whether the CPU computes in float16 (AVX-512 FP16 or AMX-FP16)."""
+    cpu_vendor: str = ""
+    """As the CPU names its maker: GenuineIntel, AuthenticAMD; "" where that is not known."""
     simulated: bool = False
     workers: int | None = None
     """How many torchrun or Slurm has started in all, and on this machine; None where expt is to start them."""
@@ -40,10 +43,10 @@ def detect() -> Machine:
     return Machine(
         gpus=gpus,
         cpus=usable_cpus(),
-        cpu_fp16=_cpu_has_fp16(),
         simulated=bool(simulated),
         workers=workers,
         local_workers=local_workers,
+        **_cpu_facts(),
     )
 
 
@@ -132,9 +135,12 @@ def _nvml() -> Iterator[None]:
         pynvml.nvmlShutdown()
 
 
-def _cpu_has_fp16() -> bool:
+def _cpu_facts() -> dict[str, Any]:
+    """What Linux says of the first core."""
     try:
-        flags = Path("/proc/cpuinfo").read_text()
+        text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return False
-    return "avx512_fp16" in flags or "amx_fp16" in flags
+        return {}
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    flags = facts.get("flags", "").split()
+    return {"cpu_fp16": "avx512_fp16" in flags or "amx_fp16" in flags, "cpu_vendor": facts.get("vendor_id", "")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
 import sys
@@ -47,7 +48,7 @@ class Multirun:
         config: DictConfig,
         options: Mapping[str, Any],
         *,
-        machine: Machine | None = None,
+        machine: Callable[[], Machine] = detect,
         runner: Callable[[Observer], Runner] | None = None,
     ) -> None:
         self._context, self._task_function, self._config = context, task_function, config
@@ -55,9 +56,10 @@ class Multirun:
         self._task: Task = task_function.task  # type: ignore[attr-defined]  # see expt.session
         self._dry_run = bool(options.get("dry_run"))
         self.folder = Path(str(config.hydra.sweep.dir))
-        self._machine = machine or detect()
-        self._runner = runner or self._pool(options)
         self._lock = FileLock(paths.RunPaths(self.folder).lock, timeout=0)
+        self._task.at_end.callback(self._leave)
+        self._machine = machine()
+        self._runner = runner or self._pool(options)
         self._grid: Grid | None = None
 
     def launch(self, points: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
@@ -66,7 +68,6 @@ class Multirun:
         Raises ConfigError where another command is at work in the folder, Interrupted on Ctrl-C.
         """
         if not self._task.may_sweep:
-            remove_if_empty(self.folder)
             raise ConfigError("this makes several runs; use expt.sweep, which returns a list of results")
         self._composer.launching = True
         try:
@@ -83,8 +84,6 @@ class Multirun:
         if self._dry_run:
             returned = _show(list(composed))
             self._grid = None
-            self._lock.release()
-            remove_if_empty(self.folder)
             return returned
         runs: dict[Job, list[ComposedRun]] = {}
         display = SweepDisplay(Console(), total=len(points), folder=self.folder)
@@ -133,8 +132,6 @@ class Multirun:
             for path in job.paths.folder.iterdir():
                 path.unlink()
             job.paths.folder.rmdir()
-        self._lock.release()
-        remove_if_empty(self.folder)
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
     def _open(self) -> None:
@@ -145,8 +142,19 @@ class Multirun:
             self._lock.acquire()
         except Timeout:
             raise ConfigError(f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it") from None
-        self._task.at_end.callback(self._lock.release)
+        self._task.began = True
         self._grid = Grid(self.folder, self._machine)
+
+    def _leave(self) -> None:
+        """Let others into the sweep's folder; it goes if it holds nothing but what Hydra and the lock put there."""
+        own = {self.folder / "multirun.yaml", paths.RunPaths(self.folder).lock}
+        with contextlib.suppress(Timeout, OSError):  # another command is at work there, or the disk is read-only
+            if self.folder.is_dir() and {*self.folder.iterdir()} <= own:
+                self._lock.acquire()
+                for path in own:
+                    path.unlink(missing_ok=True)
+                self.folder.rmdir()
+        self._lock.release(force=True)
 
     def _source(
         self, composed: Iterator[ComposedRun], runs: dict[Job, list[ComposedRun]], display: SweepDisplay
@@ -184,7 +192,7 @@ class _Watcher:
 
     def job_starting(self, job: Job) -> None:
         run = self._runs[job][0]
-        job.attempt = job.paths.clear_for_next_attempt()
+        job.attempt, job.again = job.paths.next_attempt(), True
         use_config(run)
         save_hydra(run)
         job.env = {str(key): str(value) for key, value in run.hydra_config.hydra.job.env_set.items()}
@@ -198,19 +206,26 @@ class _Watcher:
 
     def job_ended(self, job: Job) -> None:
         run = self._runs[job][0]
-        if job.refused:  # the sweep's record names it too
-            refused = {**job.about, **provenance.describe()}
-            record.create_result(job.paths, again=True, **refused)
-            record.update_result(job.paths, status=job.status, error=str(job.error))
-        if job.status == record.FAILED:
-            settings = job.about["config"] if job.config else job.about["overrides"]
-            add_failure(job.paths.folder, hyperparameters(settings))
+        try:
+            _record_end(job)
+        except OSError as error:  # a full disk, maybe: the others go on
+            warning = f"warning: {job.paths.folder}: {error.strerror}; what became of the run is not recorded"
+            print(warning, file=sys.stderr, flush=True)
         use_config(run)
         self._callbacks.on_job_end(config=run.hydra_config, job_return=run.finish())
         self._display.ended(job)
 
     def tick(self, active: Sequence[Job]) -> None:
         self._display.update(active)
+
+
+def _record_end(job: Job) -> None:
+    if job.refused:  # the sweep's record names it too
+        record.create_result(job.paths, again=True, **job.about, **provenance.describe())
+        record.update_result(job.paths, status=job.status, error=str(job.error))
+    if job.status == record.FAILED:
+        settings = job.about["config"] if job.config else job.about["overrides"]
+        add_failure(job.paths.folder, hyperparameters(settings))
 
 
 def continue_command(folder: Path) -> str:
@@ -250,15 +265,6 @@ class _Composer:
         """Of a group every choice, of another key its name: its value is checked when the run's turn comes."""
         key = override.partition("=")[0]
         return override if self._loader.get_group_options(key.lstrip("+~").partition("@")[0]) else key
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Remove a sweep's folder that holds nothing but what Hydra and the lock put there."""
-    own = {folder / "multirun.yaml", paths.RunPaths(folder).lock}
-    if folder.is_dir() and {*folder.iterdir()} <= own:
-        for path in own:
-            path.unlink(missing_ok=True)
-        folder.rmdir()
 
 
 def _show(runs: Sequence[ComposedRun]) -> list[JobReturn]:

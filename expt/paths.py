@@ -105,16 +105,14 @@ class RunPaths:
         """The words of the command that began the run, as Hydra keeps them."""
         return self.hydra / "overrides.yaml"
 
-    def clear_for_next_attempt(self) -> int:
-        """Remove what an earlier attempt recorded, but its logs; returns the number of the next attempt.
-
-        Where there are checkpoints the next attempt goes on from them, and all of it stays.
-        """
-        kept = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
-        written = (self.result, self.metrics, self.last, self.best, *self.event_files())
-        for path in () if kept else written:
-            path.unlink(missing_ok=True)
+    def next_attempt(self) -> int:
+        """The number of the next attempt: every one before has left logs."""
         return sum(1 for _ in self.logs(0).parent.glob("*"))
+
+    def clear_records(self) -> None:
+        """Remove what earlier attempts recorded, but their logs, for one that starts from the beginning."""
+        for path in (self.metrics, *self.event_files()):
+            path.unlink(missing_ok=True)
 
     def logs(self, attempt: int) -> Path:
         """The folder of one attempt's logs, one folder a rank in it."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from expt import launch, record, signals
 from expt.data.files import prepare
 from expt.device_locks import DeviceLocks
-from expt.errors import ConfigError, Diverged, ExptError, Interrupted
+from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed
 from expt.launch import Workers
 from expt.machine import Machine
 from expt.paths import RunPaths
@@ -36,6 +36,8 @@ class Job:
     error: ExptError | None = None
     devices: tuple[str, ...] = ()
     attempt: int = 0
+    again: bool = False
+    """Whether its folder may hold a record of it already."""
     env: dict[str, str] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     workers: Workers | None = field(default=None, repr=False)
@@ -156,9 +158,12 @@ class Pool:
             if job.error:
                 raise job.error
             config = _config(job)
-            prepare(config.dataset)  # once for all its workers, before any could try the same
+            with signals.heeded_at_once():
+                prepare(config.dataset)  # once for all its workers, before any could try the same
             schedule, demand = self._demand(number, config)
             schedule.add([demand])
+        except KeyboardInterrupt:
+            return True  # the loop stops what runs, see signals.asked
         except ExptError as error:
             self._end(job, error)
         return True
@@ -192,8 +197,8 @@ class Pool:
         job.devices, job.started, job.status = devices, self._clock(), record.RUNNING
         self._next_start = job.started + self._options.stagger_s
         self._active[number] = job
-        self._observer.job_starting(job)
         try:
+            self._observer.job_starting(job)
             job.workers = launch.start(
                 launch.Launch(
                     config=_config(job),
@@ -201,6 +206,7 @@ class Pool:
                     devices=devices,
                     started=job.typed or job.started,
                     attempt=job.attempt,
+                    again=job.again,
                     about=job.about,
                 ),
                 job.env,
@@ -208,6 +214,9 @@ class Pool:
         except ExptError as error:
             self._release(number)
             self._end(job, error)
+        except OSError as error:  # a full disk, maybe; other runs may still be able to end
+            self._release(number)
+            self._end(job, RunFailed(f"{error.filename or job.paths.folder}: {error.strerror or error}"))
 
     def _poll(self) -> None:
         for number, job in list(self._active.items()):

@@ -146,11 +146,13 @@ def at_work(paths: RunPaths) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(paths.lock, timeout=0)
-    paths.folder.mkdir(parents=True, exist_ok=True)
     try:
+        paths.folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise ConfigError(f"hydra.run.dir={paths.folder}: another command is at work there; wait for it") from None
+    except OSError as error:
+        raise ConfigError(f"hydra.run.dir={paths.folder}: {error.strerror}; choose another folder") from error
     try:
         yield
     finally:
@@ -174,7 +176,12 @@ def create_result(paths: RunPaths, *, again: bool = False, **fields: Any) -> Non
     """
     paths.folder.mkdir(parents=True, exist_ok=True)
     paths.result.touch(exist_ok=again)
-    write_atomically(paths.result, json.dumps(hidden({"status": RUNNING, **fields}), indent=2) + "\n")
+    try:
+        write_atomically(paths.result, json.dumps(hidden({"status": RUNNING, **fields}), indent=2) + "\n")
+    except OSError:
+        if not paths.result.stat().st_size:  # it would make the folder one that holds a run
+            paths.result.unlink()
+        raise
 
 
 def update_result(paths: RunPaths, **fields: Any) -> None:

@@ -90,7 +90,10 @@ def conclude(console: Console, folder: Path) -> None:
     runs = read_runs(folder)
     if not runs:
         return
-    write_summary(folder, runs)
+    try:
+        write_summary(folder, runs)
+    except OSError as error:  # a full disk, maybe: the table is still worth seeing
+        print(f"warning: {folder}: {error.strerror}; summary.csv and summary.md are not written", file=sys.stderr)
     console.print(leaderboard(runs))
     failed = [run for run in runs if run["status"] == record.FAILED]
     if failed:

@@ -66,7 +66,10 @@ def warn(text: str) -> None:
 
 def _elsewhere(path: Path) -> Path:
     found = [path] if path.is_file() else checkpoint.candidates(RunPaths(path).last)
-    source = _newest(found, mine=False)
+    try:
+        source = _newest(found, mine=False)
+    except CheckpointError as error:
+        raise ConfigError(f"resume={path}: {error}; give another run's folder, or another checkpoint") from error
     if source is None:
         raise ConfigError(f"resume={path}: there is no checkpoint; give a run's folder, or a checkpoint in it")
     return source

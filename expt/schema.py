@@ -228,6 +228,7 @@ class RunConfig:
     compile: bool | Literal["default", "reduce-overhead", "max-autotune"]
     matmul_precision: Literal["highest", "high", "medium"]
     channels_last: bool
+    onednn: bool
     ddp: DDP
     resume: str | None
     checkpoint: Checkpoint

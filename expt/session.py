@@ -17,18 +17,19 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from expt import machine, paths, record, report, signals, single_run
 from expt.arguments import (
     options_first,
     prefer_own_launchers,
-    refuse_null_group,
+    refuse_unnamed,
     refuse_used_folder,
     with_earlier,
     with_latest,
 )
 from expt.config import parse, plain
-from expt.errors import ConfigError, Interrupted, RunFailed
+from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.explain import as_config_error
 from expt.identity import describe as describe_config
 from expt.overrides import describe
@@ -63,13 +64,17 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
     run_task.__wrapped__.task = task  # for the launcher, which Hydra makes
     paths.register_resolvers()
     refuse_used_folder(arguments)
-    refuse_null_group(arguments)
+    refuse_unnamed(arguments)
     prefer_own_launchers(arguments)
     try:
         with task.at_end, _hydra_called_with(options_first(_again(with_earlier(with_latest(arguments))))):
             run_task()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        if isinstance(error.__cause__, OSError):  # in making the default folder
+            raise _about_the_folder(error.__cause__, arguments, began=False) from error
         raise as_config_error(error, arguments) from error
+    except OSError as error:
+        raise _about_the_folder(error, arguments, began=task.began) from error
     except KeyboardInterrupt as error:
         raise Interrupted(str(error) or "interrupted") from None
     finally:
@@ -88,6 +93,7 @@ class Task:
 
     def __init__(self, started: float, *, may_sweep: bool = True) -> None:
         self._started, self.may_sweep = started, may_sweep
+        self.began = False
         self.completed: list[RunPaths] = []
         self.failed: list[RunPaths] = []
         self.not_completed: list[RunPaths] = []
@@ -99,7 +105,7 @@ class Task:
 
     def run(self, composed: DictConfig) -> float | None:
         """One run, in the folder that Hydra has made for it; returns the objective's value."""
-        hydra_config = HydraConfig.get()
+        self.began, hydra_config = True, HydraConfig.get()
         run_paths = RunPaths(Path(hydra_config.runtime.output_dir))
         sweep = hydra_config.mode == RunMode.MULTIRUN
         if sweep:
@@ -112,7 +118,11 @@ class Task:
             raise
         try:
             _run(self._asked(config, run_paths, composed, settings, sweep=sweep))
+        except ConfigError:
+            _leave_no_trace(run_paths)
+            raise
         except Interrupted as error:
+            _leave_no_trace(run_paths)
             if sweep:  # Hydra's own launchers take an exception for a failure, and go on with the next run
                 raise KeyboardInterrupt(str(error)) from None
             raise
@@ -191,13 +201,27 @@ def _without_echo() -> Iterator[None]:
 
 def _leave_no_trace(run_paths: RunPaths) -> None:
     """Remove the folder that Hydra made for a run that cannot start, unless it holds something."""
-    if run_paths.result.exists():
-        return
-    for path in (*(run_paths.hydra / name for name in (COMPOSED, "hydra.yaml")), run_paths.overrides):
-        path.unlink(missing_ok=True)
-    for folder in (run_paths.hydra, run_paths.folder):
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+    with contextlib.suppress(OSError):  # a disk that is read-only now; why it cannot start is still to be told
+        if run_paths.result.exists() or run_paths.logs(0).exists():
+            return
+        own = (*(run_paths.hydra / name for name in (COMPOSED, "hydra.yaml")), run_paths.overrides, run_paths.lock)
+        for path in own:
+            path.unlink(missing_ok=True)
+        for folder in (run_paths.hydra, run_paths.folder):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _about_the_folder(error: OSError, arguments: Sequence[str], *, began: bool) -> ExptError:
+    """What to say where the driver could not write: before a run began its folder cannot be used, else it failed."""
+    where, why = error.filename, error.strerror or str(error)
+    if began:
+        return RunFailed(
+            f"{f'{where}: ' if where else ''}{why}; what was saved before is kept, and resume=auto goes on"
+        )
+    key = "hydra.sweep.dir" if {"-m", "--multirun"} & {*arguments} else "hydra.run.dir"
+    typed = next((word.partition("=")[2] for word in arguments if word.startswith(f"{key}=")), where or "")
+    return ConfigError(f"{key}={typed}: {why}; choose another folder, as in {key}=FOLDER")
 
 
 def _renew_hydra(run_paths: RunPaths, composed: DictConfig) -> None:

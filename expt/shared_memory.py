@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from expt.errors import TimedOut
+from expt.errors import RunFailed, TimedOut
 
 CHUNK = 256 * 1024
 """Elements that travel at once: small enough for a core's cache."""
@@ -86,16 +86,30 @@ def _mapped_by_all(rank: int, size: int) -> mmap.mmap:
     """Memory that every worker of this machine maps, without a name once they have: it ends with the last of them."""
     names: list[str | None] = [None]
     if rank == 0:
-        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        descriptor, name = tempfile.mkstemp(prefix="expt-", dir=folder)
-        os.ftruncate(descriptor, size)
-        os.close(descriptor)
-        names = [name]
+        names = [_allocated("/dev/shm", size) or _allocated(tempfile.gettempdir(), size)]
     dist.broadcast_object_list(names, src=0)
-    path = Path(str(names[0]))
+    if names[0] is None:
+        raise RunFailed(f"neither /dev/shm nor {tempfile.gettempdir()} has {size} bytes; use ddp.shared_memory=false")
+    path = Path(names[0])
     with path.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), size)
     dist.barrier()
     if rank == 0:
         path.unlink()
     return mapped
+
+
+def _allocated(folder: str, size: int) -> str | None:
+    """A new file there whose space is taken, for one without would kill whoever writes to it; None if there is none."""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="expt-", dir=folder)
+    except OSError:
+        return None
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError:
+        Path(name).unlink()
+        return None
+    finally:
+        os.close(descriptor)
+    return name

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -20,6 +21,7 @@ GRACE_S, IMPATIENT_S = 30.0, 8.0
 """How long workers that were asked get to finish their step and to save: by a scheduler, and by a person's Ctrl-C."""
 
 _received: list[signal.Signals] = []
+_at_once = False
 
 
 def asked() -> bool:
@@ -76,8 +78,19 @@ class Heeded:
 
     def _keep(self, number: int, _: types.FrameType | None) -> None:
         _received.append(signal.Signals(number))
-        if len(_received) > 1:
+        if _at_once or len(_received) > 1:
             raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def heeded_at_once() -> Iterator[None]:
+    """While entered, the first signal that `Heeded` keeps raises KeyboardInterrupt too."""
+    global _at_once
+    _at_once = True
+    try:
+        yield
+    finally:
+        _at_once = False
 
 
 def die_with_the_driver() -> None:

@@ -46,9 +46,9 @@ class Asked:
     """Called once, when the run has been accepted and begins."""
 
     def next_attempt(self) -> int:
-        """Make the folder ready for it; returns the number of the attempt, 0 where it is the first."""
+        """The number of the attempt, 0 where it is the first."""
         if self.begun or self.config.resume == "auto":
-            return max(self.paths.clear_for_next_attempt(), int(self.begun))
+            return max(self.paths.next_attempt(), int(self.begun))
         return 0
 
 
@@ -97,11 +97,13 @@ def _run_workers(asked: Asked, console: Console) -> None:
     config, run_paths = asked.config, asked.paths
     job = Job(run_paths.folder.name, run_paths, config, about=dict(asked.about), typed=asked.started)
     job.env = dict(asked.env)
-    job.attempt = asked.next_attempt()
+    job.attempt, job.again = asked.next_attempt(), asked.begun
     with RunDisplay(run_paths, console, epochs=config.epochs, print_every=config.print_every) as display:
         try:
             Pool(machine.detect(), Options(), _Watcher(display, asked.on_start)).run(iter([job]))
         except KeyboardInterrupt:
+            if not run_paths.result.exists():
+                raise Interrupted("interrupted before the run began; type the command again") from None
             go_on = shlex.quote(f"hydra.run.dir={run_paths.folder}")
             raise Interrupted(f"interrupted; to go on: {provenance.program()} {go_on} resume=auto") from None
     if job.error:

@@ -94,6 +94,13 @@ def test_auto(parsed: Parse, gpus: int, overrides: list[str], expected: tuple[An
     assert (config.gpus, config.world_size, config.backend, config.threads) == expected
 
 
+def test_onednn_is_for_amds_cpus(parsed: Parse) -> None:
+    amd = machine(0, cpu_vendor="AuthenticAMD")
+    assert parsed(on=amd).onednn
+    assert not parsed("compile=true", on=amd).onednn
+    assert not parsed(on=machine(0, cpu_vendor="GenuineIntel")).onednn
+
+
 @pytest.mark.parametrize(
     ("overrides", "batch_size"),
     [
@@ -163,6 +170,9 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         "strategy=dp: shares each batch out among at least 2 GPUs, and this run uses 1 GPU; "
         "use strategy=ddp, which is faster too",
     ]),
+    "compiled, with oneDNN": (
+        0, ["onednn=true", "compile=true"], ["onednn=true: torch.compile can't take these layers; use onednn=auto"],
+    ),
     "data parallel in two processes, compiled": (2, ["strategy=dp", "world_size=2", "compile=true"], [
         "world_size=2: strategy=dp has one process for all GPUs; use strategy=ddp, which is faster too",
         "compile=True: the copies that strategy=dp makes can't be compiled; use strategy=ddp, which is faster too",

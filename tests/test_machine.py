@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,11 @@ def test_cuda_visible_devices(monkeypatch: pytest.MonkeyPatch, visible: str | No
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine.visible_gpus() == expected
     assert machine.detect().gpus == expected
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="reads what Linux says of the CPU")
+def test_the_cpu_is_known() -> None:
+    assert f": {machine.detect().cpu_vendor}\n" in Path("/proc/cpuinfo").read_text()
 
 
 def test_a_name_does_not_make_a_gpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,8 +84,13 @@ def prepare(dataset: DatasetConfig) -> None:
         return
     if isinstance(missing := _search(dataset), _Missing):
         _obtain(dataset, missing)
-    load(dataset, "train")
-    load(dataset, "test")
+    sizes = {split: load(dataset, split).images.shape[2:] for split in ("train", "test")}
+    if sizes["train"] != sizes["test"]:
+        ((height, width), (test_height, test_width)), where = sizes.values(), _root(dataset)
+        raise DataError(
+            f"dataset.root={where}: the training images are {height}x{width}, those of the test set "
+            f"{test_height}x{test_width}: they do not belong together; delete both and download them again"
+        )
 
 
 def load(dataset: schema.Digits | schema.Downloaded, split: Split) -> Arrays:

@@ -101,10 +101,10 @@ def _images_below(folder: Path) -> list[str]:
 def _subfolders(folder: Path) -> tuple[str, ...]:
     layout = f"expected {folder}/CLASS/IMAGE; dataset.root is the folder that holds train/ and test/"
     if not folder.is_dir():
-        raise DataError(f"no folder {folder}: {layout}")
+        raise DataError(f"dataset.root={folder.parent}: no folder {folder}: {layout}")
     names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
     if not names:
-        raise DataError(f"no class folders in {folder}: {layout}")
+        raise DataError(f"dataset.root={folder.parent}: no class folders in {folder}: {layout}")
     return names
 
 

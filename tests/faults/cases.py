@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 RUN, RESUME = (f"tests/integration/test_{name}.py::test_" for name in ("run", "resume"))
-WORKERS, WATCHDOGS, SIGNALS, SWEEPS, DISK, PORTS = (
+WORKERS, WATCHDOGS, SIGNALS, SWEEPS, DISK, PORTS, BAD_INPUT = (
     f"tests/faults/test_{name}.py::test_"
-    for name in ("workers", "watchdogs", "signals", "sweeps", "disk", "folders_and_ports")
+    for name in ("workers", "watchdogs", "signals", "sweeps", "disk", "folders_and_ports", "bad_input")
 )
 FILES, LOADING, CHECKPOINT, CONFIG = (
     f"tests/test_{name}.py::test_" for name in ("data_files", "data_loading", "checkpoint", "config")
@@ -95,6 +95,7 @@ CASES: dict[str, tuple[str, ...]] = {
         f"{SWEEPS}what_was_refused_is_run_once_it_can",
     ),
     "a wrong key or value": (
+        f"{BAD_INPUT}bad_input_is_told_in_one_message_and_touches_nothing",
         f"{CONFIG}a_mistake_is_told_without_torch",
         f"{CONFIG}each_mistake_earns_its_line",
         f"{SWEEPS}a_sweep_that_is_refused_as_a_whole_leaves_nothing",

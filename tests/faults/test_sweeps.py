@@ -162,6 +162,7 @@ def test_ctrl_c_stops_hydras_own_launcher_too(tmp_path: Path, faulty: tuple[str,
     words = (
         "model.how=hold",
         "seed=0,1",
+        "epochs=2",
         "hydra/launcher=basic",
         "hydra.sweep.dir=sweep",
         "hydra.sweep.subdir=${seed}",
