@@ -35,6 +35,11 @@ def _run(arguments: Sequence[str]) -> None:
     if "--version" in arguments:
         print(f"expt {__version__}")
         return
+    if arguments[:1] == ["doctor"]:
+        forkserver.warm(forkserver.SWEEP_MODULES)
+        from expt.doctor import examine  # late: an option of few commands
+
+        sys.exit(examine(arguments[1:]))
     scheduler.adopt(os.environ)
     several = [word for word in arguments if word in ("-m", "--multirun") or word.startswith("sweep=")]
     if machine.is_external_worker():

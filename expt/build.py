@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import nn
 
 from expt import onednn, optim, shared_memory
+from expt.dashboard import Dashboard
 from expt.data import build as data_build
 from expt.data.build import Data
 from expt.data.loading import Shard
@@ -52,10 +55,12 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
     optimizer = optim.build_optimizer(config.optimizer, module.parameters())
+    parallel, all_reduce_s = _parallelise(module, config, worker)
     optim.scale_lr(optimizer, config.lr_scaling, config.batch_size / (config.base_batch_size or config.batch_size))
     return Learner(
         module=module,
-        parallel=_parallelise(module, config, worker),
+        parallel=parallel,
+        all_reduce_s=all_reduce_s,
         optimizer=optimizer,
         scheduler=optim.build_scheduler(
             config.scheduler,
@@ -72,19 +77,27 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     )
 
 
+def build_dashboard(config: RunConfig, data: Data, learner: Learner, worker: Worker) -> Dashboard:
+    """What TensorBoard is to show beside curves."""
+    mean, std = config.dataset.mean, config.dataset.std
+    steps = len(data.train), total_steps(config, data)
+    return Dashboard(config, data.info, learner, worker, mean=mean, std=std, steps=steps)
+
+
 def total_steps(config: RunConfig, data: Data) -> int:
     """Optimiser steps of the whole run."""
     steps = config.epochs * len(data.train)
     return min(steps, config.max_steps or steps)
 
 
-def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> nn.Module:
+def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> tuple[nn.Module, Callable[[int], float]]:
+    """The model that is trained, and what tells how long its gradients' averaging has taken; see Learner."""
     if config.strategy == "dp":
         if worker.world_size > 1:  # torchrun has started it, and says so
             raise ConfigError("strategy=dp: has one process for all GPUs; start it with python -m expt")
-        return nn.DataParallel(module)
+        return nn.DataParallel(module), lambda _: 0.0
     if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
-        return module
+        return module, lambda _: 0.0
     parallel = DataParallel(
         module,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
@@ -98,7 +111,15 @@ def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> nn.Mod
     elif config.ddp.shared_memory and _can_share_memory(module, worker):
         memory = SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)
         parallel.register_comm_hook(memory, average_gradients)
-    return parallel
+        return parallel, lambda _: memory.spent_s
+    return parallel, functools.partial(_sampled_all_reduce_s, parallel)
+
+
+def _sampled_all_reduce_s(parallel: DataParallel, steps: int) -> float:
+    """From the steps that DistributedDataParallel times: the first ten, and every hundredth."""
+    found: dict[str, float] = parallel._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    hidden_ns = found.get("avg_backward_compute_comm_overlap_time", 0)  # behind the rest of the backward pass
+    return max(0, found.get("avg_backward_comm_time", 0) - hidden_ns) / 1e9 * steps
 
 
 def _can_share_memory(module: nn.Module, worker: Worker) -> bool:

@@ -13,14 +13,14 @@ from pydantic import TypeAdapter, ValidationError
 from expt import redaction, rules
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine
-from expt.schema import DDP, GROUPS, Checkpoint, RunConfig, kind
+from expt.schema import DDP, GROUPS, Checkpoint, RunConfig, TensorBoard, kind
 
 
 def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
     """The composed configuration as plain containers, without Hydra's own part, interpolations resolved.
 
     Raises MissingMandatoryValue for a `???`. In a sweep on the CPU, runs share the cores: `threads=auto` is one, for
-    every launcher, so that their numbers are equal.
+    every launcher, so that their numbers are equal; `tensorboard.images=auto` is as much as the time allows.
     """
     keys = [str(key) for key in composed if key != "hydra"]
     with redaction.environment_read() as read:
@@ -29,6 +29,8 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
     content["secrets"] = read
     if sweep and content.get("threads") == "auto":
         content["threads"] = 1
+    if sweep and isinstance(shown := content.get("tensorboard"), dict) and shown.get("images") == "auto":
+        shown["images"] = "spare"
     return {str(key): value for key, value in content.items()}
 
 
@@ -127,6 +129,6 @@ def _is_union_tag(part: int | str) -> bool:
 
 
 def _keys_beside(path: list[str], node: Mapping[str, Any]) -> list[str]:
-    plain_groups: dict[str, Any] = {"ddp": DDP, "checkpoint": Checkpoint}
+    plain_groups: dict[str, Any] = {"ddp": DDP, "checkpoint": Checkpoint, "tensorboard": TensorBoard}
     cls = RunConfig if len(path) == 1 else plain_groups.get(path[0]) or GROUPS[path[0]][str(kind(node[path[0]]))]
     return [field.name for field in dataclasses.fields(cls)]

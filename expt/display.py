@@ -20,6 +20,8 @@ from expt import record
 from expt.paths import RunPaths
 
 REFRESH_S = 0.1
+WIDE, BAR = 100, 16
+"""Columns of a terminal that has room for everything, and of the progress bar there."""
 EVALUATED = ("accuracy/val", "accuracy/test")
 PLAIN_LINE_S = 10.0
 """Without a terminal: a line each epoch, and one after this many seconds within a long epoch."""
@@ -72,6 +74,8 @@ class RunDisplay:
         self._next = 0.0
         self.update()
         if self._bar:
+            # It stays where a run has stopped on its way; at the end the summary says the same.
+            self._bar.live.transient = self._state.step in (0, self._state.total_steps)
             self._bar.stop()
 
     def waiting(self, devices: Sequence[str]) -> None:
@@ -90,13 +94,14 @@ class RunDisplay:
             return
         if self._print_every:
             self._print_steps(points, self._print_every)
-        text = self._text()
         if self._bar and self._task is not None:
             label = f"epoch {state.epoch}/{state.epochs}"
+            taken = len(label) + 2 * len(str(state.total_steps)) + 3 + (BAR + 1) * (self._console.width >= WIDE)
+            text = self._text(self._console.width - taken)
             self._bar.update(self._task, description=label, total=state.total_steps, completed=state.step, text=text)
         elif any(point.tag in EVALUATED for point in points) or now - self._line_at > PLAIN_LINE_S:
             self._line_at = now
-            self._print(state.epoch, state.step, text)
+            self._print(state.epoch, state.step, self._text())
 
     def _print_steps(self, points: list[record.Point], every: int) -> None:
         """A line for each step that is due, however many were logged since the last look."""
@@ -104,17 +109,21 @@ class RunDisplay:
             values = {point.tag: point.value for point in group}
             has_line = "speed/epoch_s" in values and not self._bar  # an epoch's end, see `update`
             if step % every == 0 and "loss/train" in values and not has_line:
-                self._print(epoch, step, "  ".join(_in_words(values)))
+                self._print(epoch, step, "  ".join(_in_words(values).values()))
 
     def _print(self, epoch: int, step: int, text: str) -> None:
         line = f"epoch {epoch}/{self._state.epochs}  step {step}/{self._state.total_steps}  {text}"
         self._console.print(line, highlight=False, soft_wrap=True)
 
-    def _text(self) -> str:
+    def _text(self, width: int | None = None) -> str:
+        """The newest numbers, and the time left; in `width` columns only the most important."""
         shown = _in_words(self._state.values)
         if self._state.left_s is not None:
-            shown.append(f"{duration(self._state.left_s)} left")
-        return "  ".join(shown)
+            shown["left"] = f"{duration(self._state.left_s)} left"
+        for label in _LEFT_OUT_FIRST:
+            if width is not None and len("  ".join(shown.values())) > width:
+                shown.pop(label, None)
+        return "  ".join(shown.values())
 
 
 @contextlib.contextmanager
@@ -143,10 +152,12 @@ _SHOWN = (
     ("accuracy/test", "test", ".4f"),
     ("speed/samples_per_s", "img/s", ",.0f"),
 )
+_LEFT_OUT_FIRST = ("img/s", "acc", "test", "val", "loss")
 
 
-def _in_words(values: Mapping[str, float]) -> list[str]:
-    return [f"{label} {values[tag]:{form}}" for tag, label, form in _SHOWN if tag in values]
+def _in_words(values: Mapping[str, float]) -> dict[str, str]:
+    """Each number with its label, by label."""
+    return {label: f"{label} {values[tag]:{form}}" for tag, label, form in _SHOWN if tag in values}
 
 
 def print_summary(console: Console, paths: RunPaths) -> None:
@@ -168,6 +179,8 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         console.print(f"trace        {trace}, to open at https://ui.perfetto.dev", highlight=False, soft_wrap=True)
     logdir = shlex.quote(shown_path(paths.folder))
     console.print(f"look at it   tensorboard --logdir {logdir}", highlight=False, soft_wrap=True)
+    if shown_path(paths.folder).startswith("outputs/"):  # where the report looks by itself
+        console.print("compare      python -m expt.report", highlight=False, soft_wrap=True)
 
 
 def _facts(result: Mapping[str, Any]) -> str:
@@ -193,8 +206,9 @@ def shown_path(folder: Path) -> str:
 
 
 def _progress_bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn())
-    return Progress(*columns, TextColumn("{task.fields[text]}"), console=console, refresh_per_second=10)
+    bar = (BarColumn(bar_width=BAR),) if console.width >= WIDE else ()
+    columns = (TextColumn("{task.description}"), *bar, MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+    return Progress(*columns, console=console, refresh_per_second=10)
 
 
 def duration(seconds: float) -> str:

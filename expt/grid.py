@@ -68,8 +68,13 @@ class Grid:
     def __init__(self, folder: Path, machine: Machine) -> None:
         self.folder, self._machine = folder, machine
         # A run that could not be made into a configuration is known by what was asked of it.
-        self._known = {found.get("identity") or _asked(found["arguments"]): path for path, found in results(folder)}
-        self._names = {path.folder.name for path in self._known.values()}
+        there = list(record.results(folder))
+        self._known = {
+            found.get("identity") or _asked(found["arguments"]): path
+            for path, found in there
+            if found["status"] != record.DAMAGED
+        }
+        self._names = {path.folder.name for path, _ in there}
         self._jobs: dict[str, Job] = {}
 
     def compose(
@@ -118,14 +123,6 @@ class Grid:
         name = name if name not in self._names else f"{name},{key.removeprefix(ASKED)}"
         self._names.add(name)
         return name
-
-
-def results(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
-    """The runs below a sweep's folder, and what result.json says of each."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        paths = RunPaths(path)
-        if paths.result.is_file() and (found := record.read_result(paths)):
-            yield paths, found
 
 
 def _asked(overrides: Sequence[str]) -> str:

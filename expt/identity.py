@@ -15,6 +15,7 @@ from expt.schema import RunConfig
 _KEPT = {f"checkpoint.{key}" for key in ("every_steps", "every_epochs", "every_minutes", "keep")}
 NOT_IN_RESULT = _KEPT | {"resume", "max_restarts", "threads", "timeout_s", "debug", "profile", "print_every"}
 NOT_IN_RESULT |= {"ddp.shared_memory", "onednn"}
+NOT_IN_RESULT |= {f"tensorboard.{key}" for key in ("images", "graph", "norms", "histograms", "health")}
 NOT_IN_RESULT |= {"dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache"}
 
 
@@ -44,7 +45,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 def hyperparameters(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """A configuration's settings, flat, with a group's choice under the group's own name: `model`, `optimizer.lr`."""
     shown: dict[str, bool | int | float | str] = {}
-    for key, value in flat(settings).items():
+    for key, found in flat(settings).items():
+        value = list(found) if isinstance(found, tuple) else found  # as in YAML and JSON
         shown[key.removesuffix(".name")] = value if isinstance(value, bool | int | float | str) else str(value)
     return shown
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from expt import record, tensorboard
@@ -17,18 +17,18 @@ class Log:
         self,
         paths: RunPaths,
         hyperparameters: Mapping[str, Any],
-        tags: Sequence[str],
+        charts: Mapping[str, Mapping[str, list[str]]],
         *,
         continued_at: int | None = None,
     ) -> None:
         self._paths = paths
         earlier = None if continued_at is None else paths.event_files()
-        self._events = tensorboard.Writer(
-            paths.folder, hyperparameters, tags, continued_at=continued_at if earlier else None
+        self.events = tensorboard.Writer(
+            paths.folder, hyperparameters, charts, continued_at=continued_at if earlier else None
         )
         if earlier == []:  # in a new folder: TensorBoard gets the whole curve there
             for point in record.MetricsReader(paths).read():
-                self._events.write(point.step, {point.tag: point.value})
+                self.events.write(point.step, {point.tag: point.value})
         self._metrics = record.MetricsWriter(paths)
         self.last: dict[str, float] = {}
 
@@ -41,7 +41,7 @@ class Log:
         """The value of each tag after the steps that are done."""
         self.last.update(values)
         self._metrics.write(position.step, position.epoch, values)
-        self._events.write(position.step, values)
+        self.events.write(position.step, values)
 
     def result(self, **fields: Any) -> None:
         """Add to result.json."""
@@ -49,16 +49,16 @@ class Log:
 
     def flush(self) -> None:
         """Let TensorBoard see what was written."""
-        self._events.flush()
+        self.events.flush()
 
     def complete(self, outcome: Mapping[str, Any]) -> None:
         """Close the event file, then say in result.json that the run is complete."""
         self._metrics.close()
-        self._events.close()
+        self.events.close()
         self.result(status=record.COMPLETED, **outcome)
 
     def interrupt(self) -> None:
         """Close the event file, then say in result.json that the run was interrupted and can go on."""
         self._metrics.close()
-        self._events.close(complete=False)
+        self.events.close(complete=False)
         self.result(status=record.INTERRUPTED, resumable=True, metrics=self.last)

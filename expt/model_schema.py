@@ -19,7 +19,7 @@ class MLP:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ConvNet:
-    name: Literal["convnet"]
+    name: Literal["convnet", "paddle_convnet"]
     widths: Annotated[tuple[Count, ...], Field(min_length=1)]
     kernels: tuple[Count, ...]
     strides: tuple[Count, ...]

@@ -20,7 +20,7 @@ from rich.table import Table
 from expt import forkserver, paths, provenance, record, report
 from expt.errors import ConfigError, ExptError, Interrupted
 from expt.failed_events import add_failure
-from expt.grid import ComposedRun, Grid, results, save_hydra, use_config
+from expt.grid import ComposedRun, Grid, save_hydra, use_config
 from expt.identity import hyperparameters, identity
 from expt.machine import Machine, detect
 from expt.overrides import hydra_quoted
@@ -123,7 +123,7 @@ class Multirun:
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, where a new sweep's folder holds nothing but refused runs."""
         refused = [job for job in jobs if job.refused]
-        if len(refused) < len(jobs) or {path.folder for path, _ in results(self.folder)} != {
+        if len(refused) < len(jobs) or {path.folder for path, _ in record.results(self.folder)} != {
             job.paths.folder for job in refused
         }:
             return
@@ -147,7 +147,7 @@ class Multirun:
 
     def _leave(self) -> None:
         """Let others into the sweep's folder; it goes if it holds nothing but what Hydra and the lock put there."""
-        own = {self.folder / "multirun.yaml", paths.RunPaths(self.folder).lock}
+        own = {self.folder / paths.SWEEP_RECORD, paths.RunPaths(self.folder).lock}
         with contextlib.suppress(Timeout, OSError):  # another command is at work there, or the disk is read-only
             if self.folder.is_dir() and {*self.folder.iterdir()} <= own:
                 self._lock.acquire()

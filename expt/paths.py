@@ -45,6 +45,15 @@ def latest_sweep(outputs: Path) -> Path | None:
     return max(folders, key=lambda folder: folder.stat().st_ctime, default=None)
 
 
+SWEEP_RECORD = "multirun.yaml"
+"""What Hydra writes into a sweep's folder before it starts a run."""
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether `folder` is that of a sweep, and not one where single runs lie side by side."""
+    return (folder / SWEEP_RECORD).is_file()
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """The files of one run, below its folder."""

@@ -17,6 +17,8 @@ from expt.paths import RunPaths
 from expt.redaction import hidden
 
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
+DAMAGED = "damaged"
+"""Said of a run whose result.json cannot be read; no run says it of itself."""
 
 LOG = "log: "
 
@@ -169,6 +171,36 @@ def read_result(paths: RunPaths) -> dict[str, Any]:
     return content
 
 
+def results(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
+    """The runs of a sweep's folder by name, and what result.json says of each."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        paths = RunPaths(path)
+        if found := _result_of_any(paths):
+            yield paths, found
+
+
+def results_below(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
+    """The runs anywhere below `folder`, itself included, and what result.json says of each."""
+    paths = RunPaths(folder)
+    if found := _result_of_any(paths):
+        yield paths, found
+        return  # what is inside a run is no other
+    with contextlib.suppress(PermissionError):
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                yield from results_below(path)
+
+
+def _result_of_any(paths: RunPaths) -> dict[str, Any]:
+    """The content of result.json, or that it is damaged; empty where there is none, or one of another program's."""
+    try:
+        content = read_result(paths)
+    except (OSError, ValueError):
+        return {"status": DAMAGED} if paths.result.is_file() else {}
+    known = isinstance(content, dict) and content.get("status") in (RUNNING, COMPLETED, FAILED, INTERRUPTED)
+    return content if known else {}
+
+
 def create_result(paths: RunPaths, *, again: bool = False, **fields: Any) -> None:
     """Make the folder this run's, by creating result.json.
 
@@ -190,12 +222,12 @@ def update_result(paths: RunPaths, **fields: Any) -> None:
     write_atomically(paths.result, json.dumps(content, indent=2) + "\n")
 
 
-def in_one_line(error: str) -> str:
+def in_one_line(error: str, *, with_log: bool = True) -> str:
     """The text of a run's error: what went wrong, its cause, and where the log is."""
     first, *rest = error.strip().splitlines() or [""]
     # A traceback's last line is the exception; its log path comes after. A list of problems follows its own head.
     cause = next((line.strip() for line in reversed(rest) if line and not line.startswith(LOG)), "")
-    log = next((f"  ({line})" for line in rest if line.startswith(LOG)), "")
+    log = next((f"  ({line})" for line in rest if line.startswith(LOG)), "") if with_log else ""
     return f"{first}{': ' + cause if cause else ''}{log}"
 
 

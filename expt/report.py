@@ -1,4 +1,4 @@
-"""A sweep in a table: the leaderboard, the failures, summary.csv and summary.md. `python -m expt.report FOLDER`."""
+"""A sweep in a table: the leaderboard, the failures, summary.csv and summary.md. `python -m expt.report FOLDER ...`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import shlex
 import statistics
@@ -22,7 +23,7 @@ from expt import record
 from expt.display import duration, shown_path
 from expt.errors import ConfigError
 from expt.identity import hyperparameters
-from expt.paths import RunPaths
+from expt.paths import is_sweep
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,7 @@ class Row:
 
 def read_runs(folder: Path) -> list[dict[str, Any]]:
     """What result.json says of every run below `folder`, with its path under `folder`."""
-    found = []
-    for path in sorted(folder.glob("*/")):
-        paths = RunPaths(path)
-        result = record.read_result(paths)
-        if result:
-            found.append({**result, "folder": path})
-    return found
+    return [{**result, "folder": paths.folder} for paths, result in record.results(folder)]
 
 
 def rows(runs: Sequence[dict[str, Any]]) -> list[Row]:
@@ -210,19 +205,25 @@ def _cell(value: Any) -> str:
 
 
 def main() -> None:
-    """Print the leaderboard of the folder in sys.argv, also while its sweep is running."""
-    folders = [Path(word) for word in sys.argv[1:]]
+    """What sys.argv asks for: a sweep's leaderboard, a list of runs, or two runs side by side; see expt.comparison."""
+    from expt import comparison  # late: a sweep that ends needs none of it
+
     try:
-        if len(folders) != 1:
-            raise ConfigError("usage: python -m expt.report FOLDER, as in outputs/sweeps/2026-11-21_10-00-00")
-        if not folders[0].is_dir():
-            raise ConfigError(f"{folders[0]}: there is no such folder")
-        if not read_runs(folders[0]):
-            raise ConfigError(f"{folders[0]}: holds no run; name a folder of outputs/sweeps")
+        asked = comparison.parse(sys.argv[1:])
+        (folder, *others) = asked.folders
+        if not others and is_sweep(folder) and asked.is_plain:
+            if not read_runs(folder):
+                raise ConfigError(f"{folder}: this sweep holds no run yet")
+            conclude(wide_console(), folder)
+        else:
+            comparison.report(wide_console(), asked)
+        sys.stdout.flush()
     except ConfigError as error:
         Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    conclude(wide_console(), folders[0])
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from expt.errors import did_you_mean
 from expt.machine import Machine
+from expt.model_schema import ConvNet
 
 if TYPE_CHECKING:
     from expt.schema import RunConfig
@@ -47,6 +48,9 @@ def fill_auto(node: dict[str, Any], machine: Machine) -> dict[str, Any]:
     onednn = node.get("onednn")
     if onednn == "auto":
         onednn = machine.cpu_vendor == "AuthenticAMD" and not node.get("compile")
+    shown = node.get("tensorboard")
+    if isinstance(shown, dict) and shown.get("images") == "auto":
+        node = {**node, "tensorboard": {**shown, "images": "end"}}
     return {
         **node,
         "channels_last": channels_last,
@@ -130,7 +134,7 @@ def _compile(config: RunConfig) -> list[str]:
 
 
 def _model(config: RunConfig) -> list[str]:
-    if config.model.name != "convnet":
+    if not isinstance(config.model, ConvNet):
         return []
     model, lists = config.model, ("kernels", "strides", "paddings")
     others = [f"model.{key} has {len(getattr(model, key))}" for key in lists]

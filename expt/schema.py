@@ -156,6 +156,15 @@ class DDP:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class TensorBoard:
+    images: bool | Literal["end", "spare"]
+    graph: bool | Literal["auto"]
+    norms: bool
+    histograms: bool
+    health: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Checkpoint:
     every_steps: Count | None
     every_epochs: Count | None
@@ -175,7 +184,12 @@ def _group(**kinds: Any) -> Any:
 
 
 GROUPS: dict[str, dict[str, Any]] = {
-    "model": {"mlp": MLP, "convnet": ConvNet, "resnet18": ResNet18, "_target_": Target},
+    "model": {
+        "mlp": MLP,
+        **dict.fromkeys(("convnet", "paddle_convnet"), ConvNet),
+        "resnet18": ResNet18,
+        "_target_": Target,
+    },
     "init": {
         "default": DefaultInit,
         "normal": NormalInit,
@@ -223,6 +237,7 @@ class RunConfig:
     eval_split: Literal["val", "test"]
     objective: str
     log_every: Count
+    tensorboard: TensorBoard
     print_every: Count | None
     amp: bool | Literal["bf16", "fp16"]
     compile: bool | Literal["default", "reduce-overhead", "max-autotune"]

@@ -43,18 +43,22 @@ class SharedMemory:
         flat = torch.frombuffer(self._map, dtype=torch.float32, offset=counters)
         self._slots = flat.view(2, world_size, CHUNK)
         self._round = 0
+        self.spent_s = 0.0
+        """In all averages so far."""
 
     def average(self, values: torch.Tensor) -> None:
         """Replace float32 `values` [N] by their mean over all workers, who must all call this in the same order.
 
         Raises TimedOut, naming the rank, if one does not arrive in `timeout_s`.
         """
+        began = time.perf_counter()
         for chunk in values.split(CHUNK):
             slots = self._slots[self._round % 2, :, : len(chunk)]
             slots[self._rank].copy_(chunk)
             self._wait_for_all()
             torch.sum(slots, dim=0, out=chunk)
         values.mul_(1 / self._world_size)
+        self.spent_s += time.perf_counter() - began
 
     def _wait_for_all(self) -> None:
         # A worker arrives here for the next round after it has read this one: two sets of slots suffice.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from expt import machine, provenance, record
-from expt.display import RunDisplay, print_summary
-from expt.errors import ExptError, Interrupted
+from expt.display import RunDisplay, print_summary, shown_path
+from expt.errors import Diverged, ExptError, Interrupted, RunFailed
 from expt.paths import RunPaths
 from expt.schema import RunConfig
 
@@ -104,10 +104,17 @@ def _run_workers(asked: Asked, console: Console) -> None:
         except KeyboardInterrupt:
             if not run_paths.result.exists():
                 raise Interrupted("interrupted before the run began; type the command again") from None
-            go_on = shlex.quote(f"hydra.run.dir={run_paths.folder}")
-            raise Interrupted(f"interrupted; to go on: {provenance.program()} {go_on} resume=auto") from None
+            raise Interrupted(f"interrupted; to go on: {_go_on(run_paths)}") from None
     if job.error:
+        if run_paths.last.exists() and isinstance(job.error, RunFailed) and not isinstance(job.error, Diverged):
+            job.error.args = (f"{job.error}\nto go on from its last checkpoint: {_go_on(run_paths)}",)
         raise job.error
+
+
+def _go_on(run_paths: RunPaths) -> str:
+    """The command that goes on with a run."""
+    folder = shlex.quote(f"hydra.run.dir={shown_path(run_paths.folder)}")
+    return f"{provenance.program()} {folder} resume=auto"
 
 
 def _run_in_process(asked: Asked) -> None:

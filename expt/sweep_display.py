@@ -56,7 +56,7 @@ class SweepDisplay:
         self._counts[job.status] += 1
         self._busy_s += job.ended - job.started if job.started else 0.0
         if job.error:
-            self._line(job.status, job, record.in_one_line(str(job.error)), style="red")
+            self._line(job.status, job, record.in_one_line(str(job.error), with_log=False), style="red")
         else:
             result = record.read_result(job.paths)
             objective = result["objective"]
@@ -70,7 +70,7 @@ class SweepDisplay:
     def retrying(self, job: Job, error: ExptError) -> None:
         """A run has failed, and will be started again."""
         self._states.pop(job, None)
-        self._line("retrying", job, record.in_one_line(str(error)), style="yellow")
+        self._line("retrying", job, record.in_one_line(str(error), with_log=False), style="yellow")
 
     def update(self, active: Sequence[Job]) -> None:
         """Read what the running ones have written, and show it."""
@@ -87,7 +87,8 @@ class SweepDisplay:
     def _line(self, what: str, job: Job, text: str, style: str = "dim") -> None:
         ended = sum(self._counts.values()) + self._skipped
         line = Text.assemble(f"[{ended}/{self._total}] ", (f"{what:<11}", style), f" {job.name}  {text}")
-        self._console.print(line, soft_wrap=True)
+        # On a terminal wrapped between words; elsewhere a line stays a line.
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
 
     def _table(self, active: Sequence[Job]) -> RenderableType:
         table = Table(box=None, pad_edge=False, header_style="bold")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
+from expt import hparams
 from expt.paths import RunPaths
+from expt.pictures import Picture
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -19,6 +24,12 @@ DATA_WAIT_S = "speed/data_wait_s"
 """Seconds of the epoch that rank 0 waited for its next batch."""
 SKIPPED_STEPS = "skipped_steps"
 """Steps left out so far, because a loss or gradient was not finite (`on_nan=skip`)."""
+
+GRADIENT_NORM, WEIGHT_NORM = "norm_gradients", "norm_weights"
+"""Before a layer's name. Late in the alphabet: HPARAMS shows the first five tags until others are chosen."""
+TRAIN_IMAGES = "images/train"
+PARAMETERS = "model/parameters"
+GRAPH_ERROR = "model/graph"
 
 
 def loss(split: str) -> str:
@@ -36,6 +47,37 @@ def best(objective: str) -> str:
     return f"best/{objective}"
 
 
+def confusion(split: str) -> str:
+    """Tag of the picture of `split`'s confusion matrix."""
+    return f"confusion/{split}"
+
+
+def mistakes(split: str) -> str:
+    """Tag of the picture of the images of `split` that were classified worst."""
+    return f"mistakes/{split}"
+
+
+def layout(eval_split: str, world_size: int) -> dict[str, dict[str, list[str]]]:
+    """The CUSTOM SCALARS tab: categories of charts, and the tags (as patterns) of each."""
+    of_ranks = {
+        "step time of the ranks, without waiting for one another [ms]": ["^ranks/step_ms_"],
+        "share of all-reduce": ["^ranks/all_reduce_share$"],
+    }
+    return {
+        "Is it learning?": {
+            "loss": [f"^loss/train$|^loss/{eval_split}$"],
+            "accuracy": [f"^accuracy/train$|^accuracy/{eval_split}$"],
+            "learning rate": ["^lr$"],
+        },
+        "Is the hardware busy?": {
+            "images per second": ["^speed/samples_per_s$"],
+            "seconds per epoch, and waiting for data": ["^speed/(epoch|data_wait)_s$"],
+            "memory [MiB]": ["^memory/"],
+            **(of_ranks if world_size > 1 else {}),
+        },
+    }
+
+
 class Writer:
     """Rank 0's event file in the run folder; `continued_at` hides what older files there hold after that step."""
 
@@ -43,18 +85,41 @@ class Writer:
         self,
         folder: Path,
         hyperparameters: Mapping[str, bool | int | float | str],
-        tags: Sequence[str],
+        charts: Mapping[str, Mapping[str, list[str]]],
         *,
         continued_at: int | None = None,
     ) -> None:
         self._folder, self._continued_at = folder, continued_at
-        self._hyperparameters, self._tags = dict(hyperparameters), tags
+        self._hyperparameters, self._charts = hyperparameters, charts
         self._writer: SummaryWriter | None = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add one value to each tag."""
         for tag, value in values.items():
             self._open().add_scalar(tag, value, step)
+
+    def picture(self, tag: str, picture: Picture, step: int) -> None:
+        """Add a picture to the IMAGES tab."""
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+
+        # SummaryWriter.add_image would compress it a second time, and more slowly.
+        image = Summary.Image(height=picture.height, width=picture.width, encoded_image_string=picture.png)
+        summary = Summary(value=[Summary.Value(tag=tag, image=image)])
+        self._open()._get_file_writer().add_summary(summary, step)
+
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        """Add a text to the TEXT tab."""
+        self._open().add_text(tag, markdown, step)
+
+    def histogram(self, tag: str, values: torch.Tensor, step: int) -> None:
+        """Add the distribution of `values`, which must be finite, to the HISTOGRAMS tab."""
+        self._open().add_histogram(tag, values.detach().float().cpu(), step)
+
+    def graph(self, module: torch.nn.Module, images: torch.Tensor) -> None:
+        """Add the model's graph, from tracing it on `images`. Raises whatever the model raises when traced."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that tracing is deprecated; TensorBoard reads nothing newer
+            self._open().add_graph(module, images)
 
     def flush(self) -> None:
         """Let a running TensorBoard see what was written."""
@@ -64,18 +129,9 @@ class Writer:
     def close(self, *, complete: bool = True) -> None:
         """Write what is left; the HPARAMS tab then says that the run is `complete`."""
         if complete:
-            self._summarise(2)
+            self._open()._get_file_writer().add_summary(hparams.end("success", time.time()))
         if self._writer is not None:
             self._writer.close()
-
-    def _summarise(self, *parts: int) -> None:
-        """Add the HPARAMS tab's description of the run (parts 0 and 1), or of its end (2)."""
-        # SummaryWriter.add_hparams would make a second run of it, in a folder below (pytorch issue 32651).
-        from torch.utils.tensorboard.summary import hparams
-
-        summaries = hparams(self._hyperparameters, dict.fromkeys(self._tags, 0.0))
-        for part in parts:
-            self._open()._get_file_writer().add_summary(summaries[part])
 
     def _open(self) -> SummaryWriter:
         if self._writer is None:
@@ -84,7 +140,12 @@ class Writer:
 
             if self._continued_at is None:
                 self._writer = SummaryWriter(str(self._folder))
-                self._summarise(0, 1)
+                self._writer._get_file_writer().add_summary(hparams.begin(self._hyperparameters))
+                charts = {
+                    category: {title: ["Multiline", tags] for title, tags in inside.items()}
+                    for category, inside in self._charts.items()
+                }
+                self._writer.add_custom_scalars(charts)
             else:
                 _let_the_second_pass(self._folder)
                 self._writer = SummaryWriter(str(self._folder), purge_step=self._continued_at + 1)

@@ -36,6 +36,8 @@ class Learner:
     world_size: int
     label_smoothing: float = 0.0
     gradient_accumulation: int = 1
+    all_reduce_s: Callable[[int], float] = lambda _: 0.0
+    """Seconds that its first N steps have spent on averaging gradients, waiting for the others' included."""
 
 
 @dataclass
@@ -60,16 +62,18 @@ def train_epoch(
     on_step: Callable[[int], None],
     on_log: Callable[[Averages, float], None],
     between_steps: Callable[[], bool] = lambda: False,
+    on_gradients: Callable[[], None] = lambda: None,
 ) -> None:
     """Train on `batches`, adding to the epoch's `sums`, until they end or `stop_at` steps of the run are done.
 
-    `on_step` is called before the learning rate changes; `on_log` gets the averages over all workers since the last
-    log point, and the seconds that it took; `between_steps` comes last, and ends the loop by saying True.
+    `on_gradients` is called before the update, `on_step` before the learning rate changes; `on_log` gets the averages
+    over all workers since the last log point, and the seconds that it took; `between_steps` comes last, and ends the
+    loop by saying True.
     """
     learner.parallel.train()
     since = time.perf_counter()
     for batch in batches:
-        shortage = _learn(learner, batch, sums)
+        shortage = _learn(learner, batch, sums, on_gradients)
         if shortage:  # out of the `except`: the traceback would keep what the step has allocated
             raise OutOfMemory(shortage, fits=largest_that_fits(learner, batch))
         position.step += 1
@@ -86,11 +90,12 @@ def train_epoch(
             break
 
 
-def _learn(learner: Learner, batch: Batch, sums: Sums) -> str | None:
+def _learn(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]) -> str | None:
     """One optimiser step; returns what torch says where the GPU's memory did not suffice."""
     try:
         accumulate_gradients(learner, batch, sums)
         check_gradients(learner)
+        on_gradients()
         learner.precision.update(learner.optimizer, learner.module.parameters())
     except torch.OutOfMemoryError as error:
         return str(error)
@@ -175,8 +180,16 @@ def _step_alone(learner: Learner, images: torch.Tensor, labels: torch.Tensor) ->
 
 
 @torch.no_grad()
-def evaluate(learner: Learner, batches: Iterable[Batch], sums: Sums) -> Averages:
-    """Averages over every sample of every worker's `batches`; one collective, and no random number drawn."""
+def evaluate(
+    learner: Learner,
+    batches: Iterable[Batch],
+    sums: Sums,
+    observe: Callable[[Batch, torch.Tensor], None] | None = None,
+) -> Averages:
+    """Averages over every sample of every worker's `batches`; one collective, and no random number drawn.
+
+    `observe` gets each batch and its logits.
+    """
     module = learner.module
     module.eval()
     sums.reset()
@@ -185,6 +198,8 @@ def evaluate(learner: Learner, batches: Iterable[Batch], sums: Sums) -> Averages
             logits = module(batch.images)
             loss_sum = summed_loss(logits, batch.labels)
         sums.add(logits, batch.labels, loss_sum)
+        if observe is not None:
+            observe(batch, logits)
     return averages(sum_across_workers(sums.values))
 
 

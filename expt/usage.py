@@ -20,7 +20,9 @@ EXAMPLES = (
 
 def print_help(console: Console, config_dir: str | None = None) -> None:
     """Print it; the options of a person's own `config_dir` are listed with expt's."""
-    console.print("expt trains what the command line describes.  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n")
+    console.print(
+        "expt trains what the command line describes.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n"
+    )
     console.print("[bold]Examples[/]")
     for command, meaning in EXAMPLES:
         console.print(f"  {command}\n      [dim]{meaning}[/]", highlight=False)
@@ -34,6 +36,9 @@ def print_help(console: Console, config_dir: str | None = None) -> None:
         ("--cfg job", "print the configuration and start nothing"),
         ("--config-dir DIR", "add a folder of your own YAML, laid out as these groups are"),
         ("-m", "run every combination of values: key=a,b"),
+        ("python -m expt doctor", "whether this machine can train: torch, GPUs, memory, datasets, two workers"),
+        ("python -m expt.report", "list and compare runs"),
+        ('eval "$(expt -sc install=bash)"', "complete keys and values with the Tab key; for fish and zsh too"),
         ("--hydra-help", "what else Hydra offers"),
     ]
     console.print(_table(more))

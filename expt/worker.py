@@ -65,13 +65,15 @@ class Run:
         self.elapsed_s = 0.0  # of this epoch, before this attempt
         self.saved_at, self.began = time.monotonic(), time.perf_counter()
         self.agreement, self.stopping = Agreement(worker), False
+        self.dashboard = build.build_dashboard(config, self.data, self.learner, worker)
         self.provenance = provenance.of(record.read_result(paths))
         self.log: Log | None = None
         self.writer = checkpoint.Writer(paths.last, paths.best, keep=config.checkpoint.keep)
         saved = self._put_back(source) if source is not None else None
         if worker.rank == 0:
             settings, at = hyperparameters(shown(config)), self.position.step if saved else None
-            self.log = Log(paths, settings, _tags(config), continued_at=at)
+            charts = tensorboard.layout(config.eval_split, worker.world_size)
+            self.log = Log(paths, settings, charts, continued_at=at)
             self.log.last.update(saved["last"] if saved else {})
         self.profiler: StepProfiler | None = None
         if config.profile and worker.rank == 0:
@@ -107,7 +109,8 @@ class Run:
     def _epoch(self) -> None:
         self.began = time.perf_counter() - self.elapsed_s
         position = self.position
-        batches = TimedBatches(self.data.train.epoch(position.epoch, skip=position.step_in_epoch))
+        read = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
+        batches = TimedBatches(self.dashboard.watch(read, position))
         train.train_epoch(
             self.learner,
             batches,
@@ -118,13 +121,15 @@ class Run:
             on_step=self._after_step,
             on_log=self._log_training,
             between_steps=self._between_steps,
+            on_gradients=self.dashboard.before_update,
         )
         if self.stopping and position.step_in_epoch < len(self.data.train) and position.step < self.total_steps:
             return
-        values = metrics.averages(distributed.sum_across_workers(self.sums.values))
+        values = metrics.averages(self.dashboard.end_epoch(self.sums.values))
         self.epoch_s.append(time.perf_counter() - self.began)
         self.data_wait_s = batches.waited_s
         self._log_training(values, self.epoch_s[-1], epoch_ended=True)
+        self.dashboard.show(self.log, position)
         self.elapsed_s = 0.0
         self._evaluate(self.config.eval_split)
         self._end_epoch()
@@ -166,13 +171,14 @@ class Run:
         assert loader is not None
         began = time.perf_counter()
         distributed.broadcast_buffers(self.learner.module)  # each rank has batch-norm statistics of its own
+        review, sums = self.dashboard.review(), metrics.Sums(self.worker.device)
         batches = _each_told(loader.evaluation(), self.beat)
-        values = train.evaluate(self.learner, batches, metrics.Sums(self.worker.device))
+        values = train.evaluate(self.learner, batches, sums, observe=review)
         self.eval_s += time.perf_counter() - began
         if self.log:
             tags = {tensorboard.loss(split): values.loss, tensorboard.accuracy(split): values.accuracy}
             self.log.values(self.position, tags)
-            self.log.flush()
+        self.dashboard.draw(review, split, self.log, self.position)
         return values
 
     def _between_steps(self) -> bool:
@@ -270,6 +276,7 @@ class Run:
             "objective": {"name": name, "value": self.best["value"] if self.best else self.log.last.get(name)},
             "epoch_s": self.epoch_s,
             "eval_s": self.eval_s,
+            "dashboard_s": self.dashboard.spent_s,
             "samples_per_s": steps * self.config.batch_size / trained if trained else None,
             "first_step_s": self.first_step_s,
             "steps": steps,
@@ -281,13 +288,6 @@ def _each_told(batches: Iterable[Batch], tell: Callable[[], None]) -> Iterator[B
     for batch in batches:
         tell()
         yield batch
-
-
-def _tags(config: RunConfig) -> list[str]:
-    """The metrics of the HPARAMS tab."""
-    splits = ["train", config.eval_split] if config.eval_split == "test" else ["train", "val", "test"]
-    final = [tag(split) for tag in (tensorboard.accuracy, tensorboard.loss) for split in splits]
-    return [tensorboard.best(config.objective), *final]
 
 
 def _about(data: Data) -> dict[str, Any]:

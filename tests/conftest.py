@@ -18,6 +18,8 @@ from tests.faults.cases import TESTS
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: tests/gpu starts commands with their own
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 TIMEOUT_S = 100
+MEASURED = ("speed/", "ranks/", "memory/")
+"""Tags of what differs between two runs that are the same: how long it took, and on what."""
 # torchrun and schedulers set these; a test session inside one must not look like a worker.
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -92,6 +94,35 @@ def trained(tmp_path: Path) -> Trained:
         return RunFolder(result.folder)
 
     return train
+
+
+FAILS_ONCE = """
+import os, torch
+class Net(torch.nn.Sequential):
+    def __init__(self, *, channels, image_size, num_classes):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
+    def forward(self, images):
+        try:
+            os.close(os.open("failed", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return super().forward(images)
+        raise ValueError("the first run with this model fails")
+"""
+
+
+@pytest.fixture(scope="session")
+def sweep_of_twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sweep of three models by four learning rates, in which one run has failed."""
+    folder = tmp_path_factory.mktemp("twelve")
+    (folder / "once.py").write_text(FAILS_ONCE)
+    (folder / "my_conf" / "model").mkdir(parents=True)
+    (folder / "my_conf" / "model" / "linear.yaml").write_text("_target_: once.Net\n")
+    grid = ("model=mlp,convnet,linear", "optimizer.lr=0.1,0.05,0.02,0.01", "epochs=1", "dataset.train_limit=320")
+    own = ("--config-dir", "my_conf", "tensorboard.images=true", "hydra.sweep.dir=sweep", "world_size=1")
+    done = run("-m", *own, *grid, cwd=folder)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == "error: 1 of 12 runs failed\n"
+    return folder / "sweep"
 
 
 def descendants(pid: int) -> set[int]:

@@ -24,14 +24,15 @@ LAYERS: dict[int, tuple[str, ...]] = {
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
-        "failed_events", "profiling", "shared_memory", "fault", "rendezvous", "onednn",
+        "failed_events", "profiling", "shared_memory", "fault", "hparams", "pictures", "review", "norms", "health",
+        "onednn", "rendezvous",
     ),
     2: ("train", "agreement", "diagnosis"),
-    3: ("entry", "worker", "build", "log", "snapshot", "resume", "divergence"),
-    4: ("launch", "failure", "pool", "display", "sweep_display", "report"),
+    3: ("entry", "worker", "build", "log", "snapshot", "resume", "divergence", "dashboard"),
+    4: ("launch", "failure", "pool", "display", "sweep_display", "report", "comparison", "plot"),
     5: (
         "__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "repeat", "rerun", "api",
-        "single_run", "external", "cluster",
+        "single_run", "doctor", "external", "cluster",
     ),
 }  # fmt: skip
 # What a module may import beside that, from its own layer. Those of layer 0 may import one another.
@@ -40,23 +41,30 @@ ALSO: dict[str, set[str]] = {
     "entry": {"worker"},
     "worker": {"build", "divergence", "log", "snapshot"},
     "launch": {"failure"},
+    "tensorboard": {"hparams", "pictures"},
+    "failed_events": {"hparams"},
+    "review": {"data"},
+    "build": {"dashboard"},
+    "dashboard": {"log"},
     "pool": {"launch"},
     "sweep_display": {"display", "pool"},
-    "report": {"display"},
+    "report": {"display", "comparison"},
+    "comparison": {"display", "plot"},
+    "plot": {"display"},
     "grid": {"explain"},
     "multirun": {"grid", "session"},
     "cluster": {"multirun", "single_run", "external"},
     "external": {"single_run"},
-    "single_run": {"external"},
     "session": {"arguments", "explain", "single_run", "external"},
     "arguments": {"explain"},
     "repeat": {"single_run"},
     "rerun": {"api"},
     "api": {"repeat", "session"},
-    "__main__": {"session", "explain", "usage"},
+    "doctor": {"api"},
+    "__main__": {"session", "explain", "usage", "doctor"},
 }
 # The highest layer that a module may import, where that is not the one below its own.
-AT_MOST: dict[str, int] = {"display": 0, "sweep_display": 0, "report": 0, "explain": 0, "usage": 0}
+AT_MOST = dict.fromkeys(("display", "sweep_display", "report", "comparison", "plot", "explain", "usage"), 0)
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 300, 60, 15
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}

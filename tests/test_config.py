@@ -25,7 +25,7 @@ FREE_OF_TORCH = (
 GROUPS = ("model", "init", "dataset", "optimizer", "scheduler")
 OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
 
-CALLED = {"paddle_convnet": "convnet", "plain_sgd": "sgd"}  # further settings of one kind
+CALLED = {"plain_sgd": "sgd"}  # further settings of one kind
 
 Parse = Callable[..., RunConfig]
 
@@ -139,7 +139,7 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         0, ["+ddp.static=true"], ["ddp.static=True: there is no such key. Did you mean 'static_graph'?"],
     ),
     "unknown name in a group": (0, ["model.name=mlpp"], [
-        "model.name=mlpp: not one of mlp, convnet, resnet18. Did you mean 'mlp'?",
+        "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18. Did you mean 'mlp'?",
     ]),
     "text for an integer": (0, ["batch_size=abc"], ["batch_size='abc': input should be a valid integer"]),
     "a float for an integer": (0, ["epochs=1.0"], ["epochs=1.0: input should be a valid integer"]),

@@ -130,6 +130,7 @@ def reported(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_reports_on_a_sweep_that_is_running(tmp_path: Path) -> None:
     leave_run(tmp_path, "lr=1", 0.25)
     leave_run(tmp_path, "lr=2")
+    (tmp_path / "multirun.yaml").touch()  # Hydra's
     (tmp_path / "lr=3").mkdir()
     (tmp_path / "lr=3" / "result.json").touch()  # just created
     done = reported(str(tmp_path))
@@ -143,9 +144,9 @@ def test_the_command_reports_on_a_sweep_that_is_running(tmp_path: Path) -> None:
 
 def test_a_folder_without_runs_is_said_to_be_one(tmp_path: Path) -> None:
     for arguments, message in {
-        (str(tmp_path),): f"error: {tmp_path}: holds no run; name a folder of outputs/sweeps\n",
+        (str(tmp_path),): f"error: {tmp_path}: holds no run; start one with python -m expt\n",
         (str(tmp_path / "no"),): f"error: {tmp_path / 'no'}: there is no such folder\n",
-        (): "error: usage: python -m expt.report FOLDER, as in outputs/sweeps/2026-11-21_10-00-00\n",
+        ("--sotr", "lr"): "error: unrecognized arguments: --sotr; see python -m expt.report --help\n",
     }.items():
         done = reported(*arguments)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", message)

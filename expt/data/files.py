@@ -112,6 +112,12 @@ def load(dataset: schema.Digits | schema.Downloaded, split: Split) -> Arrays:
     return arrays
 
 
+def folder_of(dataset: schema.Downloaded) -> Path | None:
+    """Where the dataset's files lie; None if they are yet to be downloaded."""
+    found = _search(dataset)
+    return None if isinstance(found, _Missing) else found["train"][0].parent
+
+
 def _read(name: str, split: Split, sources: tuple[Path, ...]) -> Arrays:
     label = f"{name}-{split}"
     if name in _CIFAR:

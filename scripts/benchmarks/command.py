@@ -24,6 +24,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Comparison]]] = {
     "step": steps.step,
     "allreduce": steps.allreduce,
     "checkpoint": steps.checkpoint,
+    "dashboard": steps.dashboard,
     "gpu": gpu.gpu,
 }
 DEBIAN_DATA = Path("/usr/share/datasets/fashion-mnist")

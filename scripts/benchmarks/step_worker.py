@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -20,10 +20,13 @@ from hydra import compose, initialize_config_dir
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from expt import build, checkpoint, distributed, machine, paths, snapshot, train
+from expt import build, checkpoint, distributed, machine, paths, snapshot, tensorboard, train
 from expt.config import parse, plain
+from expt.dashboard import Dashboard
 from expt.data.loading import Batch
+from expt.log import Log
 from expt.metrics import Sums
+from expt.review import Review
 from expt.schema import RunConfig
 
 BATCHES = 8
@@ -32,7 +35,7 @@ BATCHES = 8
 def main() -> None:
     """Measure, and let rank 0 tell."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=["bare", "no_sync", "no_checkpoint"], required=True)
+    parser.add_argument("--mode", choices=["bare", "no_sync", "no_checkpoint", "no_dashboard"], required=True)
     parser.add_argument("--steps", type=int, required=True, help="of each block")
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("overrides", nargs="*")
@@ -47,6 +50,9 @@ def main() -> None:
             loops[args.mode] = BareLoop(config, worker, ours.batches).run
         elif args.mode == "no_checkpoint":
             loops = {"expt": ours.with_checkpoint, args.mode: ours.run}
+        elif args.mode == "no_dashboard":
+            epoch = ExptEpoch(ours, config, worker)
+            loops = {"expt": epoch.with_dashboard, args.mode: epoch.run, "steps": ours.run}
         step_s = _measure(loops, steps=args.steps, rounds=args.rounds, device=worker.device)
     if worker.rank == 0:
         print(json.dumps(step_s), flush=True)
@@ -57,9 +63,9 @@ class ExptLoop:
 
     def __init__(self, config: RunConfig, worker: distributed.Worker) -> None:
         torch.manual_seed(0)
-        data = build.build_data(config, worker)
-        self.learner = build.build_learner(config, data, worker)
-        self.batches = [_copied(batch) for batch in itertools.islice(data.train.epoch(1), BATCHES)]
+        self.data = build.build_data(config, worker)
+        self.learner = build.build_learner(config, self.data, worker)
+        self.batches = [_copied(batch) for batch in itertools.islice(self.data.train.epoch(1), BATCHES)]
         self._worker, self._sums = worker, Sums(worker.device)
         # Step 0 checks the gradients, which is no part of a later step.
         self._position = train.Position(step=1)
@@ -92,6 +98,59 @@ class ExptLoop:
         parallel = self.learner.parallel
         with parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else contextlib.nullcontext():
             self.run(steps)
+
+
+class ExptEpoch:
+    """A few steps, the sums over all workers, and an evaluation, as a run has them; with its dashboard or without."""
+
+    def __init__(self, loop: ExptLoop, config: RunConfig, worker: distributed.Worker) -> None:
+        self._loop, self._config, self._worker = loop, config, worker
+        self._folder = tempfile.TemporaryDirectory(prefix="expt-bench-")
+        run_paths = paths.RunPaths(Path(self._folder.name))
+        charts = tensorboard.layout(config.eval_split, worker.world_size)
+        self._log = Log(run_paths, {}, charts) if worker.rank == 0 else None
+
+    def run(self, steps: int) -> None:
+        """Without: `steps` steps, and the evaluation."""
+        position, sums = train.Position(), Sums(self._worker.device)
+        self._train(self._batches(steps), position, sums, lambda: None)
+        distributed.sum_across_workers(sums.values).tolist()
+        self._evaluate(None)
+
+    def with_dashboard(self, steps: int) -> None:
+        """With all that a run's first and last epoch show, but for the model's graph, which is traced once."""
+        position, sums, config = train.Position(), Sums(self._worker.device), self._config
+        mean, std, info = config.dataset.mean, config.dataset.std, self._loop.data.info
+        dashboard = Dashboard(config, info, self._loop.learner, self._worker, mean=mean, std=std, steps=(steps, steps))
+        self._train(dashboard.watch(self._batches(steps), position), position, sums, dashboard.before_update)
+        dashboard.end_epoch(sums.values)
+        dashboard.show(self._log, position)
+        review = dashboard.review()
+        assert review is not None
+        self._evaluate(review)
+        dashboard.draw(review, config.eval_split, self._log, position)
+
+    def _batches(self, steps: int) -> Iterator[Batch]:
+        return itertools.islice(itertools.cycle(self._loop.batches), steps)
+
+    def _train(
+        self, batches: Iterable[Batch], position: train.Position, sums: Sums, on_gradients: Callable[[], None]
+    ) -> None:
+        train.train_epoch(
+            self._loop.learner,
+            batches,
+            position,
+            sums,
+            log_every=1 << 60,
+            stop_at=None,
+            on_step=lambda step: None,
+            on_log=lambda values, seconds: None,
+            on_gradients=on_gradients,
+        )
+
+    def _evaluate(self, review: Review | None) -> None:
+        test = self._loop.data.test
+        train.evaluate(self._loop.learner, test.evaluation(), Sums(self._worker.device), observe=review)
 
 
 class BareLoop:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from scripts.benchmarks.bench import Bench
 from scripts.benchmarks.comparison import OURS, Comparison
-from scripts.benchmarks.data import TRAIN_IMAGES
+from scripts.benchmarks.data import TEST_IMAGES, TRAIN_IMAGES
 from scripts.benchmarks.systems import Training, environment, expt_command, free_port
 
 STEPS = {"mlp": 200, "convnet": 40, "resnet18": 3}
@@ -47,17 +47,32 @@ def checkpoint(bench: Bench) -> Iterator[Comparison]:
         yield Comparison("checkpoint", f"{case}: an epoch of {epoch_steps} steps", "s", values, bars)
 
 
+def dashboard(bench: Bench) -> Iterator[Comparison]:
+    """Seconds that pictures, norms and health add to an epoch of the whole set and its evaluation, drawn after each."""
+    epoch_steps = TRAIN_IMAGES // 64
+    for model in bench.models:
+        found = _measure(bench, model, mode="no_dashboard", workers=bench.workers, test_images=TEST_IMAGES)
+        blocks = zip(found["expt"], found["no_dashboard"], strict=True)
+        added_s = [(ours - without) * _num_steps(bench, model) for ours, without in blocks]
+        case = f"{model}, {bench.workers} workers"
+        yield Comparison("dashboard", f"{case}: pictures, norms, health of an epoch", "s", {OURS: added_s})
+        without = [step_s * epoch_steps for step_s in found["steps"]]
+        values = {OURS: [a + b for a, b in zip(without, added_s, strict=True)], "no_dashboard": without}
+        bars = {"no_dashboard": 1.01} if model == "convnet" else {}
+        yield Comparison("dashboard", f"{case}: an epoch of {epoch_steps} steps", "s", values, bars)
+
+
 def _num_steps(bench: Bench, model: str) -> int:
     return GPU_STEPS if bench.gpus else STEPS[model]
 
 
-def _measure(bench: Bench, model: str, *, mode: str, workers: int) -> dict[str, list[float]]:
+def _measure(bench: Bench, model: str, *, mode: str, workers: int, test_images: int = 256) -> dict[str, list[float]]:
     gpus = min(bench.gpus, workers)
-    training = Training(model=model, data=bench.data(4096, 256), workers=workers, gpus=gpus)
+    training = Training(model=model, data=bench.data(4096, test_images), workers=workers, gpus=gpus)
     words = [f"--mode={mode}", f"--steps={_num_steps(bench, model)}", f"--rounds={bench.rounds * BLOCKS_PER_ROUND}"]
-    # A checkpoint then has what most optimisers keep.
-    momentum = ["optimizer.momentum=0.9"] if mode == "no_checkpoint" else []
-    overrides = [*expt_command(training)[3:], *momentum, *bench.systems["expt"].overrides]
+    # A checkpoint then has what most optimisers keep; pictures are drawn each time.
+    more = {"no_checkpoint": ["optimizer.momentum=0.9"], "no_dashboard": ["tensorboard.images=true"]}
+    overrides = [*expt_command(training)[3:], *more.get(mode, []), *bench.systems["expt"].overrides]
     values: dict[str, list[float]] = json.loads(_start_workers([*words, *overrides], workers).splitlines()[-1])
     bench.say(f"{mode}, {model}: { ({name: round(min(found), 5) for name, found in values.items()}) }")
     return values

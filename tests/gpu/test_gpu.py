@@ -23,6 +23,15 @@ def test_one_gpu_in_mixed_precision(trained: Trained) -> None:
     result = trained("gpus=1", "amp=true", "epochs=1", CUDA_VISIBLE_DEVICES=FIRST_GPU).result
     assert (result["status"], result["devices"], result["world_size"]) == ("completed", [FIRST_GPU], 1)
     assert result["metrics"]["accuracy/val"] > 0.3
+    assert result["metrics"]["memory/gpu_mib"] > 0
+    assert 0 <= result["metrics"].get("ranks/gpu_utilisation", 0) <= 100
+
+
+def test_the_doctor_finds_it(tmp_path: Path) -> None:
+    done = run("doctor", cwd=tmp_path, CUDA_VISIBLE_DEVICES=FIRST_GPU, COLUMNS="200")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert torch.cuda.get_device_name() in done.stdout
+    assert "nccl" in done.stdout
 
 
 def test_two_workers_on_one_gpu_have_the_loss_curve_of_one(trained: Trained) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -17,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import expt
 from expt import checkpoint
 from expt.errors import CheckpointError, ConfigError
-from tests.conftest import RunFolder, Trained, start
+from tests.conftest import MEASURED, RunFolder, Trained, start
 
 # scripts/stress_resume asks for more
 KILLS = int(os.environ.get("EXPT_KILLS", "3"))
@@ -49,8 +50,9 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _points(run: RunFolder) -> list[str]:
-    """The lines of metrics.jsonl, but for those that tell the time."""
-    return [line for line in (run.folder / "metrics.jsonl").read_text().splitlines() if '"speed/' not in line]
+    """The lines of metrics.jsonl, but for those that tell of the machine."""
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    return [line for line in lines if not json.loads(line)["tag"].startswith(MEASURED)]
 
 
 def _assert_equal(first: RunFolder, second: RunFolder) -> None:

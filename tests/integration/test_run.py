@@ -13,7 +13,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.conftest import Trained, environment, run, start
 
 EPOCH_TAGS = {"loss/train", "accuracy/train", "loss/val", "accuracy/val", "best/accuracy/val"}
-EPOCH_TAGS |= {"lr", "speed/samples_per_s", "speed/epoch_s", "speed/data_wait_s"}
+EPOCH_TAGS |= {"lr", "speed/samples_per_s", "speed/epoch_s", "speed/data_wait_s", "memory/worker_mib"}
+EPOCH_TAGS |= {f"ranks/{name}" for name in ("step_ms_min", "step_ms_median", "step_ms_max")}
+EPOCH_TAGS |= {"ranks/all_reduce_share", "ranks/unequal_weights"}
+EVENT_TAGS = {f"{kind}_norm/{layer}" for kind in ("gradient", "weight") for layer in "13"}
+"""In the event file alone."""
 END_TAGS = {"loss/test", "accuracy/test"}
 
 
@@ -38,13 +42,13 @@ def test_one_event_file_holds_every_tag_at_the_right_steps(trained: Trained) -> 
     assert len(list(done.folder.rglob("events.out.tfevents.*"))) == 1
     events = EventAccumulator(str(done.folder)).Reload()
     tags = set(events.Tags()["scalars"])
-    assert tags == EPOCH_TAGS | END_TAGS
+    assert tags == EPOCH_TAGS | END_TAGS | EVENT_TAGS
     steps = {tag: [event.step for event in events.Scalars(tag)] for tag in tags}
     assert steps["loss/val"] == steps["speed/epoch_s"] == [10, 20, 30]
     assert steps["loss/train"] == steps["lr"] == [8, 10, 16, 20, 24, 30]
     assert steps["accuracy/test"] == [30]
     result = done.result
-    for tag in tags:
+    for tag in tags - EVENT_TAGS:
         assert events.Scalars(tag)[-1].value == pytest.approx(result["metrics"][tag], rel=1e-6), tag
         points = [(event.step, pytest.approx(event.value, rel=1e-6)) for event in events.Scalars(tag)]
         assert list[object](done.curve(tag)) == points

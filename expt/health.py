@@ -1,0 +1,123 @@
+"""Whether the ranks do alike: one row of numbers from each, gathered with the epoch's sums in a single collective."""
+
+from __future__ import annotations
+
+import math
+import resource
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from expt.errors import RunFailed
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = 48  # of a checksum: what float64 holds exactly
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What one rank tells the others after an epoch; a number that it does not know is nan."""
+
+    step_ms: float
+    """Mean time of its steps, without what it waited for the others' gradients."""
+    all_reduce_share: float
+    """Of its steps' time: averaging gradients, and waiting for those of the others."""
+    memory_mib: float
+    gpu_memory_mib: float
+    gpu_utilisation: float
+    """Percent of the last moments in which the GPU did something."""
+    wish: float
+    """1 where this rank wants pictures of the evaluation that follows; rank 0's counts."""
+    weights: float
+    """Checksum of the parameters."""
+
+
+NUMBERS = len(fields(Reading))
+
+
+def reading(*, steps: int, seconds: float, all_reduce_s: float, device: torch.device, wish: bool) -> Reading:
+    """This rank's, for an epoch of `steps` that took `seconds`; the checksum is still missing."""
+    waited_s = min(all_reduce_s, seconds)
+    on_gpu = device.type == "cuda"
+    return Reading(
+        step_ms=(seconds - waited_s) / max(1, steps) * 1000,
+        all_reduce_share=waited_s / seconds if seconds else 0.0,
+        memory_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,  # Linux counts in KiB
+        gpu_memory_mib=torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else math.nan,
+        gpu_utilisation=_utilisation(device) if on_gpu else math.nan,
+        wish=float(wish),
+        weights=0.0,
+    )
+
+
+def _utilisation(device: torch.device) -> float:
+    try:
+        return float(torch.cuda.utilization(device))
+    except Exception:  # NVML does not tell it of a slice of a GPU, and some drivers don't at all
+        return math.nan
+
+
+@torch.no_grad()
+def checksum(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """A number from 0 to 2**48 - 1 of the parameters' bits, float64 []; 0 without any. Waits for no device."""
+    total: Tensor | None = None
+    for parameter in parameters:
+        values = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+        part = values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64)
+        # Each weighs differently, so that two that change places are noticed; the multiplication wraps around.
+        total = part if total is None else total * 1_000_003 + part
+    return torch.zeros(()).double() if total is None else (total & ((1 << _BITS) - 1)).double()
+
+
+def row(mine: Reading, weights: Tensor, *, rank: int, world_size: int, device: torch.device) -> Tensor:
+    """All ranks' numbers, float64 [world_size * NUMBERS], with zeros for the others': their sum is the whole table."""
+    table = torch.zeros(world_size, NUMBERS, dtype=torch.float64)
+    table[rank] = torch.tensor([getattr(mine, field.name) for field in fields(mine)])
+    table = table.to(device)
+    table[rank, -1] = weights
+    return table.flatten()
+
+
+def readings(table: Tensor) -> list[Reading]:
+    """Each rank's, from the summed rows. Waits for the device."""
+    names = [field.name for field in fields(Reading)]
+    return [Reading(**dict(zip(names, numbers, strict=True))) for numbers in table.view(-1, NUMBERS).tolist()]
+
+
+def scalars(found: list[Reading]) -> dict[str, float]:
+    """What TensorBoard shows of them."""
+    values = {"memory/worker_mib": max(one.memory_mib for one in found)}
+    if not math.isnan(found[0].gpu_memory_mib):
+        values["memory/gpu_mib"] = max(one.gpu_memory_mib for one in found)
+    if not math.isnan(found[0].gpu_utilisation):
+        values["ranks/gpu_utilisation"] = statistics.fmean(one.gpu_utilisation for one in found)
+    if len(found) > 1:
+        steps_ms = [one.step_ms for one in found]
+        values |= {
+            "ranks/step_ms_min": min(steps_ms),
+            "ranks/step_ms_median": statistics.median(steps_ms),
+            "ranks/step_ms_max": max(steps_ms),
+            "ranks/all_reduce_share": statistics.fmean(one.all_reduce_share for one in found),
+            "ranks/unequal_weights": float(len(unequal(found))),
+        }
+    return values
+
+
+def unequal(found: list[Reading]) -> list[int]:
+    """The ranks whose weights are not those of rank 0."""
+    return [rank for rank, one in enumerate(found) if one.weights != found[0].weights]
+
+
+def refuse_unequal(found: list[Reading], epoch: int) -> None:
+    """Raise RunFailed if the ranks hold different weights: from there on each trains a model of its own."""
+    ranks = unequal(found)
+    if ranks:
+        which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        raise RunFailed(
+            f"after epoch {epoch} the weights of {which} differ from those of rank 0: something other than the "
+            "optimiser changes parameters, and not alike on every rank; mend the model, or go on unchecked with "
+            "tensorboard.health=false"
+        )

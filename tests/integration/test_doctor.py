@@ -1,0 +1,99 @@
+"""`python -m expt doctor`, and the completion of words by a shell."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from expt import doctor
+from tests.conftest import environment, run
+
+TIMEOUT_S = 60
+
+
+def lines(stdout: str) -> dict[str, tuple[str, str]]:
+    """What each check was about: its outcome and what was found."""
+    words = [line.split(maxsplit=2) for line in stdout.splitlines() if line[:4] in ("pass", "fail", "note")]
+    return {what: (outcome, found.strip()) for outcome, what, found in words}
+
+
+def test_a_machine_that_can_train_passes(tmp_path: Path) -> None:
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (raw / f"{name}-ubyte.gz").write_bytes(gzip.compress(b""))
+    done = run("doctor", f"dataset.root={tmp_path / 'data'}", cwd=tmp_path, COLUMNS="200")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = lines(done.stdout)
+    needed = ("python", "torch", "torchvision", "CPU", "/dev/shm", "disk", "backends", "digits", "workers")
+    assert [found[what][0] for what in needed] == ["pass"] * len(needed)
+    assert found["mnist"] == ("pass", str(raw))
+    assert found["datasets"][0] == "note"
+    assert "cifar10, cifar100" in found["datasets"][1]
+    assert "two trained together over gloo" in found["workers"][1]
+    assert done.stdout.rstrip().endswith("this machine can train")
+    assert "\x1b" not in done.stdout, "colours are for terminals"
+    assert {path.name for path in tmp_path.iterdir()} == {"data"}, "it leaves nothing"
+
+
+def test_a_torch_that_cannot_be_imported_fails_with_its_mend(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
+    done = run("doctor", cwd=tmp_path, COLUMNS="60")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert lines(done.stdout)["torch"][0] == "fail"
+    text = " ".join(done.stdout.split())
+    assert "ImportError: libcudart.so.12: cannot open shared object file mend: install" in text
+    assert "--force-reinstall torch torchvision" in text
+    assert text.endswith("1 failed")
+    assert max(map(len, done.stdout.splitlines())) <= 60
+    refused = run("doctor", "gpus=2", cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "error: doctor gpus=2: takes no such word; it takes dataset.root=FOLDER\n"
+
+
+def test_two_workers_that_cannot_train_fail_with_the_error() -> None:
+    found = doctor.two_workers("gpus=0", "++hydra.job.env_set.EXPT_FAULT='1:2:raise'")
+    assert found.outcome == "fail"
+    assert "a fault on purpose" in found.found
+    assert found.mend
+
+
+def read_until(terminal: int, there: Callable[[str], bool]) -> str:
+    """What a program writes to `terminal`, until it is `there`."""
+    text, deadline = "", time.monotonic() + TIMEOUT_S
+    while not there(text):
+        assert select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0], text
+        text += os.read(terminal, 4096).decode()
+    return text
+
+
+def test_the_tab_key_completes_keys_and_values_in_bash(tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("expt")
+    if not script.exists() or not shutil.which("bash"):
+        pytest.skip("needs bash, and expt installed")
+    own = environment(PATH=f"{script.parent}:{os.environ['PATH']}", PS1="> ", TERM="dumb", INPUTRC=os.devnull)
+    driver, terminal = pty.openpty()
+    with subprocess.Popen(["bash", "--norc", "-i"], cwd=tmp_path, env=own, stdin=terminal, stdout=terminal,
+                          stderr=terminal, start_new_session=True) as bash:  # fmt: skip
+        try:
+            os.write(driver, b'eval "$(expt -sc install=bash)"; echo in""stalled\n')
+            read_until(driver, lambda text: "installed" in text)
+            os.write(driver, b"expt optimizer.we\t")
+            read_until(driver, lambda text: "optimizer.weight_decay=" in text)
+            os.write(driver, b"0.1 model=\t\t")
+            text = read_until(driver, lambda text: "model=resnet18" in text)
+            assert {"model=mlp", "model=convnet", "model=resnet18"} <= set(text.split())
+        finally:
+            bash.kill()
+            os.close(driver)
+            os.close(terminal)
