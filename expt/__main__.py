@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
 
-from expt import __version__, forkserver, machine, signals
+from expt import __version__, forkserver, machine, scheduler, signals
 from expt.errors import ConfigError, ExptError, Interrupted
 
 STARTED = time.time()
@@ -39,12 +40,17 @@ def _run(arguments: Sequence[str]) -> None:
         from expt.doctor import examine  # late: an option of few commands
 
         sys.exit(examine(arguments[1:]))
+    scheduler.adopt(os.environ)
+    several = [word for word in arguments if word in ("-m", "--multirun") or word.startswith("sweep=")]
     if machine.is_external_worker():
-        if {"-m", "--multirun"} & {*arguments}:
-            raise ConfigError("-m: a sweep cannot run inside torchrun; start it alone, as in python -m expt -m ...")
-    elif not {*PRINTING, "debug=true"} & {*arguments}:
+        if several and os.environ["RANK"] != "0":  # rank 0 says so
+            sys.exit(ConfigError.exit_code)
+        if several:
+            raise ConfigError(
+                f"{several[0]}: a sweep cannot run inside torchrun or srun; start it alone, as in python -m expt -m ..."
+            )
+    elif not {*PRINTING, "debug=true"} & {*arguments} and "hydra/launcher=submitit" not in " ".join(arguments):
         # At once: it imports torch on another core while this process composes the configuration.
-        several = {"-m", "--multirun"} & {*arguments} or any(word.startswith("sweep=") for word in arguments)
         forkserver.warm(forkserver.SWEEP_MODULES if several else ())
     from expt import session  # late: it imports Hydra
 

@@ -69,6 +69,19 @@ def refuse_unnamed(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{argument}: not one of {', '.join(path.stem for path in options_of(group))}.")
 
 
+def prefer_own_launchers(arguments: Sequence[str]) -> None:
+    """Let `submitit_slurm` mean expt's where Hydra has a plugin of that name too: it would check our keys."""
+    if not any("submitit_" in word for word in arguments):
+        return
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+
+    Plugins.instance()  # now they have stored what they will
+    launchers = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
+    for name in ("submitit_slurm", "submitit_local"):
+        launchers.pop(f"{name}.yaml", None)
+
+
 def options_first(arguments: Sequence[str]) -> list[str]:
     """The same words with the options in front: Hydra's parser loses what follows an option that follows a setting."""
     options, settings, words = list[str](), list[str](), iter(arguments)

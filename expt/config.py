@@ -46,12 +46,23 @@ def parse(composed: Mapping[str, Any], machine: Machine) -> RunConfig:
     return _checked(node, machine)
 
 
+def parse_elsewhere(hidden: Mapping[str, Any], machine: Machine) -> RunConfig:
+    """What `parse` gives for settings whose secrets `expt.redaction.hidden` has taken out, on their way here."""
+    node, read = _with_secrets(hidden)
+    return parse({**node, "secrets": read}, machine)
+
+
 def parse_again(shown: Mapping[str, Any], machine: Machine) -> RunConfig:
     """The configuration that `expt.identity.shown` gave for a run. Raises ConfigError where it can't run here now."""
-    read: dict[str, str] = {}
-    node = redaction.restored(shown, read)
-    redaction.remember(read)
+    node, read = _with_secrets(shown)
     return _checked({**node, "secrets": read}, machine)
+
+
+def _with_secrets(hidden: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    read: dict[str, str] = {}
+    node = redaction.restored(hidden, read)
+    redaction.remember(read)
+    return node, read
 
 
 def _checked(node: dict[str, Any], machine: Machine) -> RunConfig:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,25 @@ class RunDisplay:
             if width is not None and len("  ".join(shown.values())) > width:
                 shown.pop(label, None)
         return "  ".join(shown.values())
+
+
+@contextlib.contextmanager
+def watched(display: RunDisplay) -> Iterator[None]:
+    """Keep the display up to date from a thread, where this process is busy training."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(REFRESH_S):
+            display.update()
+
+    thread = threading.Thread(target=watch, name="display", daemon=True)
+    with display:
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
 
 _SHOWN = (

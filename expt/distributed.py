@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,23 +29,26 @@ class Worker:
     device: torch.device
 
 
-def worker_from(environment: Mapping[str, str], *, num_gpus: int) -> Worker:
-    """The worker that the launcher's variables describe; its device is one of the `num_gpus` it can see."""
+def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:
+    """The worker that the launcher's variables describe; its device is one of `gpus`, of those it can see."""
     local_rank = int(environment["LOCAL_RANK"])
     return Worker(
         rank=int(environment["RANK"]),
         world_size=int(environment["WORLD_SIZE"]),
         local_rank=local_rank,
         local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
-        device=torch.device("cuda", local_rank % num_gpus) if num_gpus else torch.device("cpu"),
+        device=torch.device("cuda", gpus[local_rank % len(gpus)]) if gpus else torch.device("cpu"),
     )
 
 
 @contextlib.contextmanager
-def process_group(worker: Worker, *, backend: str, timeout_s: float, meeting: Meeting | None = None) -> Iterator[None]:
+def process_group(
+    worker: Worker, *, backend: str, timeout_s: float, meeting: Meeting | dist.Store | None = None
+) -> Iterator[None]:
     """The run's process group; a single worker needs none. Left without a word of its own when the body raises.
 
-    Without a `meeting`, MASTER_ADDR and MASTER_PORT say where the others are.
+    The workers find one another at the driver's `meeting`, in a store that they have already, or else by MASTER_ADDR
+    and MASTER_PORT.
     """
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)
@@ -55,7 +58,7 @@ def process_group(worker: Worker, *, backend: str, timeout_s: float, meeting: Me
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
-        store=_store(meeting, timeout) if meeting else None,
+        store=_store(meeting, timeout) if isinstance(meeting, Meeting) else meeting,
         rank=worker.rank,
         world_size=worker.world_size,
         timeout=timeout,
@@ -135,8 +138,17 @@ def _broadcast(tensors: Iterable[torch.Tensor]) -> None:
             tensor.copy_(part.view_as(tensor))
 
 
-@functools.cache
-def external_store() -> dist.Store:
-    """The store of whoever started this process as a worker, found by MASTER_ADDR and MASTER_PORT."""
-    store, _, _ = next(dist.rendezvous("env://"))
-    return dist.PrefixStore("expt", store)
+LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "timed out after")
+
+
+def lost_peers(error: BaseException, worker: Worker) -> str | None:
+    """What to tell a person where a collective failed because other workers are gone; else None.
+
+    torch raises a RuntimeError for it, whose text comes from gloo or nccl.
+    """
+    cause = error.__cause__ or error  # expt.diagnosis may have put it in other words
+    first = str(cause).strip().splitlines()[:1]
+    if not isinstance(cause, RuntimeError) or not first or not any(text in str(cause) for text in LOST):
+        return None
+    who = f"rank {worker.rank} of {worker.world_size} on {socket.gethostname()}"
+    return f"{who} has lost the other workers: one has died, or the network is cut. ({first[0]})"

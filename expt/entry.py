@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+from torch.distributed import Store
 
 from expt import diagnosis, distributed, malloc, record, redaction, signals, watchdog
 from expt.distributed import Worker
@@ -28,28 +29,30 @@ def main(
     paths: RunPaths,
     started: float,
     source: Path | None = None,
-    meeting: Meeting | None = None,
+    meeting: Meeting | Store | None = None,
     umask: int | None = None,
+    tell: Callable[[Exception], None] = lambda error: None,
 ) -> str:
     """What a worker process runs; `started` is when the command was typed [seconds since the epoch].
 
     `source` is the checkpoint that it goes on from, see expt.resume; `umask` is the driver's, for the forkserver may
-    have another. Without a `meeting`, the environment says where the others are, as torchrun does.
+    have another. The workers find one another at the `meeting`. `tell` hears of what ends this worker, before it does.
 
     Returns "completed", or "interrupted" when it was asked to stop: a process that ends without it has failed.
     """
-    if multiprocessing.parent_process() is not None:
+    driven = multiprocessing.parent_process() is not None
+    if driven:
         signals.die_with_the_driver()
     signals.heed_in_worker()
     if umask is not None:
         record.umask(umask)
     redaction.remember(config.secrets)
-    watchdog.answer_dumps()
+    watchdog.answer_dumps(when_asked=driven)
     try:
-        guard = watchdog.Watchdog(_patience_s(config), lambda: _give_up(config))
+        guard = watchdog.Watchdog(_patience_s(config), lambda: _give_up(config, tell))
         return run_as(worker_of_environment(config), config, paths, started, source, meeting, guard.beat)
     except Exception as error:
-        _fail(diagnosis.in_words(error, config))
+        _fail(diagnosis.in_words(error, config), tell)
 
 
 def _patience_s(config: RunConfig) -> float:
@@ -57,20 +60,21 @@ def _patience_s(config: RunConfig) -> float:
     return config.timeout_s + (0 if config.world_size == 1 else 5 if config.backend == "gloo" else 90)
 
 
-def _give_up(config: RunConfig) -> NoReturn:
+def _give_up(config: RunConfig, tell: Callable[[Exception], None]) -> NoReturn:
     """End this process, whose main thread is stuck."""
     faulthandler.dump_traceback(all_threads=True)
     where = watchdog.main_stack().rstrip()
-    _fail(TimedOut(f"finished no step within {config.timeout_s:g} s (timeout_s); it was here\n\n{where}\n"))
+    _fail(TimedOut(f"finished no step within {config.timeout_s:g} s (timeout_s); it was here\n\n{where}\n"), tell)
 
 
-def _fail(error: Exception) -> NoReturn:
+def _fail(error: Exception, tell: Callable[[Exception], None]) -> NoReturn:
     """Leave `error` for the driver and in the log, and end this process."""
     # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
     with contextlib.suppress(OSError):  # a full disk, maybe
         _record_error(error)
     with contextlib.suppress(OSError):
         print(redaction.hidden("".join(traceback.format_exception(error))), file=sys.stderr)
+        tell(error)
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(getattr(error, "exit_code", 1))
@@ -79,7 +83,9 @@ def _fail(error: Exception) -> NoReturn:
 def worker_of_environment(config: RunConfig) -> Worker:
     """The worker that RANK and its companions in the environment describe."""
     simulated = config.num_gpus and not torch.cuda.is_available()  # see expt.machine.SIMULATED_GPUS
-    return distributed.worker_from(os.environ, num_gpus=0 if simulated else config.num_gpus)
+    # expt's driver has named the run's GPUs in CUDA_VISIBLE_DEVICES; another launcher shows all of the machine's.
+    gpus = range(config.num_gpus) if multiprocessing.parent_process() is not None else config.gpu_indices
+    return distributed.worker_from(os.environ, gpus=() if simulated else gpus)
 
 
 def run_as(
@@ -88,7 +94,7 @@ def run_as(
     paths: RunPaths,
     started: float,
     source: Path | None = None,
-    meeting: Meeting | None = None,
+    meeting: Meeting | Store | None = None,
     beat: Callable[[], None] = lambda: None,
 ) -> str:
     """Train as `worker`, in this process; returns what became of it. Calls `beat` after each batch."""

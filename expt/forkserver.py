@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from multiprocessing import forkserver
 from typing import Any
 
+from expt import signals
+
 WORKER_MODULES = ("expt.entry",)
 SWEEP_MODULES = ("torch.utils.tensorboard",)
 """More to import before the first run, where many runs share the forkserver."""
@@ -18,11 +20,13 @@ def warm(extra_modules: Sequence[str] = ()) -> None:
     """Start importing what a worker needs, in the background; returns at once. Later calls do nothing."""
     multiprocessing.set_forkserver_preload([*WORKER_MODULES, *extra_modules])
     # Ignored from birth, in the forkserver and in every worker: Ctrl-C reaches them all, and the driver answers it.
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    reach_all = signals.ASKING if signals.in_slurm() else (signal.SIGINT,)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in reach_all}
     try:
         forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def kill() -> None:

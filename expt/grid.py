@@ -98,9 +98,10 @@ class Grid:
     def _job(self, composed: DictConfig, overrides: Sequence[str], name: str) -> Job:
         """The job of a point; the very same one if the grid names the point twice."""
         error: ExptError | None = None
-        config, key = None, _asked(overrides)
+        config, settings, key = None, None, _asked(overrides)
         try:
-            config = parse(plain(composed, sweep=True), self._machine)
+            settings = plain(composed, sweep=True)
+            config = parse(settings, self._machine)
             key = identity(config)
         except ConfigError as problem:
             error = problem
@@ -112,7 +113,7 @@ class Grid:
         known = self._known.get(key) or self._known.get(_asked(overrides))
         paths = known or RunPaths(self.folder / self._unused(name, key))
         about = {**describe(paths.folder.name, overrides), **(describe_config(config) if config else {})}
-        job = Job(name=paths.folder.name, paths=paths, config=config, error=error, about=about)
+        job = Job(paths.folder.name, paths, config, settings, error=error, about=about)
         if record.read_result(paths).get("status") == record.COMPLETED:
             job.status = record.COMPLETED
         self._jobs[key] = job

@@ -135,6 +135,9 @@ def begin_record(launch: Launch, port: int | None = None) -> Path | None:
     fields = {
         "started": launch.started,
         "world_size": config.world_size,
+        "local_world_size": config.world_size,
+        "node": socket.gethostname(),
+        "hosts": [{"name": socket.gethostname(), "ranks": list(range(config.world_size))}],
         "backend": config.backend if config.world_size > 1 else None,
         "devices": list(launch.devices),
         "master_port": port,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +28,26 @@ class Machine:
     cpu_vendor: str = ""
     """As the CPU names its maker: GenuineIntel, AuthenticAMD; "" where that is not known."""
     simulated: bool = False
+    workers: int | None = None
+    """How many torchrun or Slurm has started in all, and on this machine; None where expt is to start them."""
+    local_workers: int | None = None
 
 
 def detect() -> Machine:
     """The machine that this process runs on, within its CPU affinity and CUDA_VISIBLE_DEVICES."""
     simulated = os.environ.get(SIMULATED_GPUS)
     gpus = tuple(map(str, range(int(simulated)))) if simulated else visible_gpus()
-    return Machine(gpus=gpus, cpus=usable_cpus(), simulated=bool(simulated), **_cpu_facts())
+    workers, local_workers = None, None
+    if is_external_worker():
+        workers, local_workers = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    return Machine(
+        gpus=gpus,
+        cpus=usable_cpus(),
+        simulated=bool(simulated),
+        workers=workers,
+        local_workers=local_workers,
+        **_cpu_facts(),
+    )
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -54,6 +70,28 @@ def visible_gpus() -> tuple[str, ...]:
 def is_external_worker() -> bool:
     """Whether something else (torchrun, a scheduler with torch's variables) has started this process as a worker."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def interface_towards(address: str) -> str | None:
+    """The network interface by which this machine reaches `address`; None where it has no name here."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # no packet leaves
+            own = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                if _address_of(probe, name) == own:
+                    return name
+    except OSError:
+        pass
+    return None
+
+
+def _address_of(probe: socket.socket, interface: str) -> str | None:
+    try:
+        answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
+    except OSError:  # it has no address
+        return None
+    return socket.inet_ntoa(answer[20:24])
 
 
 def usable_cpus() -> int:

@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from filelock import FileLock, Timeout
 from hydra.core.utils import JobReturn, env_override, setup_globals
@@ -17,34 +17,49 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from expt import forkserver, machine, paths, provenance, record, report
+from expt import forkserver, paths, provenance, record, report
 from expt.errors import ConfigError, ExptError, Interrupted
 from expt.failed_events import add_failure
 from expt.grid import ComposedRun, Grid, save_hydra, use_config
 from expt.identity import hyperparameters, identity
+from expt.machine import Machine, detect
 from expt.overrides import hydra_quoted
-from expt.pool import Job, Options, Pool
+from expt.pool import Job, Observer, Options, Pool
 from expt.sweep_display import SweepDisplay
 
 if TYPE_CHECKING:
     from expt.session import Task
 
 
+class Runner(Protocol):
+    """Runs jobs to their ends: expt.pool on this machine, expt.cluster elsewhere."""
+
+    def run(self, source: Iterator[Job]) -> None:
+        """Run every job that `source` yields. Raises KeyboardInterrupt, with everything stopped and recorded."""
+
+
 class Multirun:
     """One command's sweep; Hydra's sweepers may hand it over in several batches."""
 
     def __init__(
-        self, context: HydraContext, task_function: TaskFunction, config: DictConfig, options: Mapping[str, Any]
+        self,
+        context: HydraContext,
+        task_function: TaskFunction,
+        config: DictConfig,
+        options: Mapping[str, Any],
+        *,
+        machine: Callable[[], Machine] = detect,
+        runner: Callable[[Observer], Runner] | None = None,
     ) -> None:
         self._context, self._task_function, self._config = context, task_function, config
         self._composer = _Composer(context)
         self._task: Task = task_function.task  # type: ignore[attr-defined]  # see expt.session
-        self._dry_run = bool(options["dry_run"])
-        self._options = Options(**{key: value for key, value in options.items() if key != "dry_run"})
+        self._dry_run = bool(options.get("dry_run"))
         self.folder = Path(str(config.hydra.sweep.dir))
-        self._machine = machine.detect()
         self._lock = FileLock(paths.RunPaths(self.folder).lock, timeout=0)
         self._task.at_end.callback(self._leave)
+        self._machine = machine()
+        self._runner = runner or self._pool(options)
         self._grid: Grid | None = None
 
     def launch(self, points: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
@@ -71,12 +86,11 @@ class Multirun:
             self._grid = None
             return returned
         runs: dict[Job, list[ComposedRun]] = {}
-        forkserver.warm(forkserver.SWEEP_MODULES)
         display = SweepDisplay(Console(), total=len(points), folder=self.folder)
         watcher = _Watcher(self._context, self._task_function, runs, display)
         try:
             with display:
-                Pool(self._machine, self._options, watcher).run(self._source(composed, runs, display))
+                self._runner(watcher).run(self._source(composed, runs, display))
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; to go on: {continue_command(self.folder)}") from None
         finally:
@@ -85,6 +99,15 @@ class Multirun:
         self._refuse_if_all_were(list(runs))
         started = sorted(itertools.chain(*runs.values()), key=lambda run: int(run.hydra_config.hydra.job.num))
         return [run.finish() for run in started]
+
+    def _pool(self, options: Mapping[str, Any]) -> Callable[[Observer], Runner]:
+        pool_options = Options(**{key: value for key, value in options.items() if key != "dry_run"})
+
+        def pool(observer: Observer) -> Pool:
+            forkserver.warm(forkserver.SWEEP_MODULES)
+            return Pool(self._machine, pool_options, observer)
+
+        return pool
 
     def _tell(self, jobs: Iterable[Job]) -> None:
         """Let the command know what became of its runs."""

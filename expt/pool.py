@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, Protocol
@@ -30,6 +30,8 @@ class Job:
     name: str
     paths: RunPaths
     config: RunConfig | None
+    settings: Mapping[str, Any] | None = field(default=None, repr=False)
+    """What `config` was parsed from; another machine parses it anew."""
     status: str = "queued"
     error: ExptError | None = None
     devices: tuple[str, ...] = ()

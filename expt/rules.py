@@ -22,11 +22,13 @@ def fill_auto(node: dict[str, Any], machine: Machine) -> dict[str, Any]:
     gpus = node.get("gpus")
     if gpus == "auto":
         gpus = 1 if node.get("debug") is True and machine.gpus else len(machine.gpus)
+        gpus = min(gpus, machine.local_workers or gpus)
     # A value of the wrong type is reported by the caller; the others still get theirs.
     num_gpus = len(gpus) if isinstance(gpus, list) else max(0, gpus) if isinstance(gpus, int) else 0
     world_size = node.get("world_size")
     if world_size == "auto":
-        world_size = 1 if node.get("debug") is True or node.get("strategy") == "dp" else num_gpus or CPU_WORKERS
+        one = node.get("debug") is True or node.get("strategy") == "dp"
+        world_size = machine.workers or (1 if one else num_gpus or CPU_WORKERS)
     batch_size = node.get("batch_size")
     per_worker = re.fullmatch(r"(\d+) per worker", str(batch_size).strip())
     if per_worker and isinstance(world_size, int):
@@ -36,7 +38,8 @@ def fill_auto(node: dict[str, Any], machine: Machine) -> dict[str, Any]:
         backend = "nccl" if num_gpus and not machine.simulated else "gloo"
     threads = node.get("threads")
     if threads == "auto":
-        threads = max(1, machine.cpus // max(1, world_size if isinstance(world_size, int) else 1))
+        local = machine.local_workers or world_size
+        threads = max(1, machine.cpus // max(1, local if isinstance(local, int) else 1))
     channels_last = node.get("channels_last")
     if channels_last == "auto":
         model = node["model"].get("name") if isinstance(node.get("model"), dict) else None
@@ -85,8 +88,10 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
         problems.append(f"gpus={shown}: this machine has {known}; {on_cpu}")
     elif not isinstance(gpus, int) and len(set(gpus)) < len(gpus):
         problems.append(f"gpus={shown}: names a GPU twice; use backend=gloo and world_size for two workers on one")
-    workers = config.world_size
-    if config.num_gpus > workers and config.strategy == "ddp":
+    workers = machine.local_workers or config.world_size  # those that share this machine's GPUs
+    if machine.workers not in (None, config.world_size):
+        problems.append(f"world_size={config.world_size}: {machine.workers} workers were started; leave world_size out")
+    elif config.num_gpus > workers and config.strategy == "ddp":
         problems.append(f"world_size={workers}: {config.num_gpus} GPUs need as many workers; use gpus={workers}")
     if config.backend == "nccl" and (not config.num_gpus or machine.simulated):
         problems.append("backend=nccl: needs a GPU, and this run uses none; use backend=gloo")

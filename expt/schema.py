@@ -258,3 +258,8 @@ class RunConfig:
     def num_gpus(self) -> int:
         """How many GPUs the run uses; 0 is the CPU."""
         return self.gpus if isinstance(self.gpus, int) else len(self.gpus)
+
+    @property
+    def gpu_indices(self) -> tuple[int, ...]:
+        """The GPUs that the run uses, of those that this process can see."""
+        return tuple(range(self.gpus)) if isinstance(self.gpus, int) else self.gpus

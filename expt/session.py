@@ -7,9 +7,9 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -19,8 +19,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from expt import machine, paths, record, report, signals
-from expt.arguments import options_first, refuse_unnamed, refuse_used_folder, with_earlier, with_latest
+from expt import machine, paths, record, report, signals, single_run
+from expt.arguments import (
+    options_first,
+    prefer_own_launchers,
+    refuse_unnamed,
+    refuse_used_folder,
+    with_earlier,
+    with_latest,
+)
 from expt.config import parse, plain
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.explain import as_config_error
@@ -28,7 +35,7 @@ from expt.identity import describe as describe_config
 from expt.overrides import describe
 from expt.paths import RunPaths
 from expt.schema import RunConfig
-from expt.single_run import FOLDER_KEY, Asked, is_first, run
+from expt.single_run import Asked
 
 COMPOSED = "config.yaml"
 
@@ -39,8 +46,17 @@ def command(arguments: Sequence[str], *, started: float, may_sweep: bool = True)
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """
-    task = Task(started, may_sweep=may_sweep)
+    if not machine.is_external_worker():
+        return _command(arguments, Task(started, may_sweep=may_sweep))
+    from expt import external
 
+    if os.environ["RANK"] != "0":
+        return [external.follow(started)]
+    with external.refusal_told():
+        return _command(arguments, Task(started, may_sweep=may_sweep))
+
+
+def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
     @hydra.main(config_path=str(paths.conf_dir()), config_name="config", version_base="1.3")
     def run_task(composed: DictConfig) -> float | None:
         return task.run(composed)
@@ -49,8 +65,9 @@ def command(arguments: Sequence[str], *, started: float, may_sweep: bool = True)
     paths.register_resolvers()
     refuse_used_folder(arguments)
     refuse_unnamed(arguments)
+    prefer_own_launchers(arguments)
     try:
-        with task.at_end, _hydra_called_with(options_first(_agreed(with_earlier(with_latest(arguments))))):
+        with task.at_end, _hydra_called_with(options_first(_again(with_earlier(with_latest(arguments))))):
             run_task()
     except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         if isinstance(error.__cause__, OSError):  # in making the default folder
@@ -94,12 +111,13 @@ class Task:
         if sweep:
             self.sweep_folder = Path(hydra_config.sweep.dir)
         try:
-            config = parse(plain(composed, sweep=sweep), machine.detect())
+            settings = plain(composed, sweep=sweep)
+            config = parse(settings, machine.detect())
         except (ConfigError, OmegaConfBaseException):
             _leave_no_trace(run_paths)
             raise
         try:
-            run(self._asked(config, run_paths, composed, sweep=sweep))
+            _run(self._asked(config, run_paths, composed, settings, sweep=sweep))
         except ConfigError:
             _leave_no_trace(run_paths)
             raise
@@ -114,11 +132,14 @@ class Task:
         value: float | None = record.read_result(run_paths)["objective"]["value"]
         return value
 
-    def _asked(self, config: RunConfig, run_paths: RunPaths, composed: DictConfig, *, sweep: bool) -> Asked:
+    def _asked(
+        self, config: RunConfig, run_paths: RunPaths, composed: DictConfig, settings: Mapping[str, Any], *, sweep: bool
+    ) -> Asked:
         hydra_config = HydraConfig.get()
         typed = list(hydra_config.overrides.task)
         return Asked(
             config=config,
+            settings=settings,
             paths=run_paths,
             started=time.time() if sweep else self._started,
             about={**describe_config(config), **describe(run_paths.folder.name, typed)},
@@ -128,14 +149,23 @@ class Task:
         )
 
 
-def _agreed(arguments: Sequence[str]) -> list[str]:
-    """The command's arguments; for a worker that torchrun started, with rank 0's run folder."""
-    if is_first():
-        return list(arguments)
-    from expt import distributed
+def _run(asked: Asked) -> None:
+    if not machine.is_external_worker():
+        single_run.run(asked)
+        return
+    from expt import external
 
-    folder = distributed.external_store().get(FOLDER_KEY).decode()
-    return [*arguments, f"hydra.run.dir='{folder}'", "hydra.output_subdir=null"]
+    external.lead(asked)
+
+
+def _again(arguments: Sequence[str]) -> list[str]:
+    """The command's arguments; where torchrun has started the workers again, with the folder of before."""
+    if not machine.is_external_worker():
+        return list(arguments)
+    from expt import external
+
+    folder = external.earlier_folder()
+    return [*arguments, f"hydra.run.dir='{folder}'", "hydra.output_subdir=null"] if folder else list(arguments)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""What asks the driver; Slurm sends SIGUSR1 before it takes a node."""
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What asks the driver; Slurm sends SIGUSR1, or as submitit asks it SIGUSR2, before it takes a node."""
 ASK_WORKER = signal.SIGUSR1
 DUMP_STACKS = signal.SIGUSR2
 """What has a worker write the Python stack of every thread to its log, wherever it is stuck."""
@@ -29,6 +29,11 @@ def asked() -> bool:
     return bool(_received)
 
 
+def asked_by(number: signal.Signals) -> bool:
+    """Whether this process has been asked to stop by this signal."""
+    return number in _received
+
+
 def exit_code() -> int:
     """That of a command which was interrupted: 128 and the signal's number, as shells count."""
     return 128 + (_received[0] if _received else signal.SIGINT)
@@ -39,11 +44,20 @@ def grace_s() -> float:
     return IMPATIENT_S if _received[:1] == [signal.SIGINT] else GRACE_S
 
 
+def in_slurm() -> bool:
+    """Whether this is part of a job of Slurm, which sends its signals to every process of it."""
+    return "SLURM_JOB_ID" in os.environ
+
+
 def heed_in_worker() -> None:
-    """Let this worker be asked to stop: by the driver, or by SIGTERM where another launcher has started it."""
+    """Let this worker be asked to stop: by the driver, or by whoever else has started it."""
     _received.clear()
-    alone = multiprocessing.parent_process() is None
-    for number in (ASK_WORKER, signal.SIGTERM) if alone else (ASK_WORKER,):
+    numbers = [ASK_WORKER]
+    if multiprocessing.parent_process() is None:
+        numbers += [signal.SIGUSR2, signal.SIGTERM]
+    elif in_slurm():
+        numbers += [signal.SIGTERM]
+    for number in numbers:
         signal.signal(number, lambda number, _: _received.append(signal.Signals(number)))
 
 

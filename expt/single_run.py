@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from expt import machine, provenance, record
-from expt.display import REFRESH_S, RunDisplay, print_summary, shown_path
+from expt.display import RunDisplay, print_summary, shown_path
 from expt.errors import Diverged, ExptError, Interrupted, RunFailed
 from expt.paths import RunPaths
 from expt.schema import RunConfig
@@ -26,7 +24,6 @@ ABOUT_DP = (
     "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock, drives all GPUs, "
     "copies the model to each of them in every step, and gathers the outputs on the first"
 )
-FOLDER_KEY, SOURCE_KEY = "expt/run_folder", "expt/resume_from"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +31,8 @@ class Asked:
     """A run that a person has asked for."""
 
     config: RunConfig
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What `config` was parsed from; another machine parses it anew."""
     paths: RunPaths
     started: float
     """When it was typed [seconds since the epoch]."""
@@ -41,29 +40,29 @@ class Asked:
     """For result.json: the run's name, identity and overrides."""
     env: Mapping[str, str] = field(default_factory=dict)
     """More variables for its workers."""
+    begun: bool = False
+    """Whether it may have been under way before, in a job that was started again; then it goes on."""
     on_start: Callable[[], None] | None = None
     """Called once, when the run has been accepted and begins."""
+
+    def next_attempt(self) -> int:
+        """The number of the attempt, 0 where it is the first."""
+        if self.begun or self.config.resume == "auto":
+            return max(self.paths.next_attempt(), int(self.begun))
+        return 0
 
 
 def run(asked: Asked) -> None:
     """Train what was asked for, in its folder. Raises ConfigError, RunFailed or Interrupted."""
     console = Console()
-    if asked.config.strategy == "dp" and is_first():
+    if asked.config.strategy == "dp":
         console.print(ABOUT_DP, highlight=False, soft_wrap=True)
-    with record.at_work(asked.paths) if is_first() else contextlib.nullcontext():
-        if machine.is_external_worker():
-            _run_as_external_worker(asked, console)
-        elif asked.config.debug:
+    with record.at_work(asked.paths):
+        if asked.config.debug:
             _run_in_process(asked)
         else:
             _run_workers(asked, console)
-    if is_first():
-        print_summary(console, asked.paths)
-
-
-def is_first() -> bool:
-    """Whether this process speaks for the run: the driver, or rank 0 where there is none."""
-    return not machine.is_external_worker() or os.environ["RANK"] == "0"
+    print_summary(console, asked.paths)
 
 
 class _Watcher:
@@ -98,7 +97,7 @@ def _run_workers(asked: Asked, console: Console) -> None:
     config, run_paths = asked.config, asked.paths
     job = Job(run_paths.folder.name, run_paths, config, about=dict(asked.about), typed=asked.started)
     job.env = dict(asked.env)
-    job.attempt = run_paths.next_attempt() if config.resume == "auto" else 0
+    job.attempt, job.again = asked.next_attempt(), asked.begun
     with RunDisplay(run_paths, console, epochs=config.epochs, print_every=config.print_every) as display:
         try:
             Pool(machine.detect(), Options(), _Watcher(display, asked.on_start)).run(iter([job]))
@@ -125,53 +124,10 @@ def _run_in_process(asked: Asked) -> None:
 
     prepare(asked.config.dataset)
     alone = distributed.worker_from(
-        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, num_gpus=asked.config.num_gpus
+        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=asked.config.gpu_indices
     )
     with _recorded(asked) as source:
         entry.run_as(alone, asked.config, asked.paths, asked.started, source)
-
-
-def _run_as_external_worker(asked: Asked, console: Console) -> None:
-    """One of the workers that torchrun has started: rank 0 says where the run folder is, and keeps its record."""
-    from expt import distributed, entry
-    from expt.data.files import prepare
-
-    config, run_paths, started = asked.config, asked.paths, asked.started
-    prepare(config.dataset)  # under a file lock, so that one worker of each machine does it
-    if not is_first():
-        told = distributed.external_store().get(SOURCE_KEY).decode()
-        _interrupted_if(entry.main(config, run_paths, started, Path(told) if told else None), run_paths)
-        return
-    display = RunDisplay(run_paths, console, epochs=config.epochs, print_every=config.print_every)
-    with _recorded(asked) as source, _watched(display):
-        distributed.external_store().set(FOLDER_KEY, str(run_paths.folder.resolve()))
-        distributed.external_store().set(SOURCE_KEY, str(source or ""))
-        _interrupted_if(entry.main(config, run_paths, started, source), run_paths)
-
-
-def _interrupted_if(status: str, run_paths: RunPaths) -> None:
-    if status == record.INTERRUPTED:
-        go_on = shlex.quote(f"hydra.run.dir={run_paths.folder}")
-        raise Interrupted(f"interrupted; to go on: the same command with {go_on} resume=auto")
-
-
-@contextlib.contextmanager
-def _watched(display: RunDisplay) -> Iterator[None]:
-    """Keep the display up to date from a thread, where this process is busy training."""
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(REFRESH_S):
-            display.update()
-
-    thread = threading.Thread(target=watch, name="display", daemon=True)
-    with display:
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
 
 
 @contextlib.contextmanager

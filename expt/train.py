@@ -118,6 +118,20 @@ def accumulate_gradients(learner: Learner, batch: Batch, sums: Sums) -> None:
         sums.add(logits.detach(), part_labels, loss_sum.detach())
 
 
+def rehearse(learner: Learner, image_shape: tuple[int, int, int], batch_size: int, device: torch.device) -> None:
+    """For three or more workers: a step on a blank batch that changes no weight; its effect on buffers is to be undone.
+
+    DistributedDataParallel sorts gradients into other buckets after its first step. A run that goes on has that step
+    behind it: without one here, gradients would be added up in another order once.
+    """
+    if learner.world_size <= 2:
+        return
+    part = max(learner.gradient_accumulation, batch_size // learner.world_size)
+    images, labels = torch.zeros(part, *image_shape, device=device), torch.zeros(part, dtype=torch.long, device=device)
+    accumulate_gradients(learner, Batch(images, labels, batch_size), Sums(device))
+    learner.optimizer.zero_grad(set_to_none=True)
+
+
 def check_gradients(learner: Learner) -> None:
     """Raise ConfigError naming the parameters that took no part in the loss, where DDP would wait for them in vain."""
     parallel = learner.parallel

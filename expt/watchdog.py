@@ -19,10 +19,11 @@ SHOWN_CALLS = 10
 _THIS_THREAD = "Current thread "
 
 
-def answer_dumps() -> None:
-    """Write this process's stacks to stderr on DUMP_STACKS, or when it crashes; in C, so that nothing can block it."""
+def answer_dumps(*, when_asked: bool) -> None:
+    """Write this process's stacks to stderr when it crashes, or on DUMP_STACKS; in C, so that nothing can block it."""
     faulthandler.enable(all_threads=True)
-    faulthandler.register(DUMP_STACKS, all_threads=True)
+    if when_asked:
+        faulthandler.register(DUMP_STACKS, all_threads=True)
 
 
 class Watchdog:

@@ -61,8 +61,7 @@ class Run:
         self.epoch_s: list[float] = []
         self.eval_s = 0.0  # of all evaluations
         self.first_step_s: float | None = None
-        self.lr = self.data_wait_s = 0.0
-        self.skipped_before = 0.0
+        self.lr = self.data_wait_s = self.skipped_before = 0.0
         self.elapsed_s = 0.0  # of this epoch, before this attempt
         self.saved_at, self.began = time.monotonic(), time.perf_counter()
         self.agreement, self.stopping = Agreement(worker), False
@@ -249,6 +248,7 @@ class Run:
         """Go on from the checkpoint `source`, which rank 0 reads."""
         read = checkpoint.load(source) if self.worker.rank == 0 else None
         saved: dict[str, Any] = distributed.from_rank_0(read, self.worker.device)
+        train.rehearse(self.learner, self.data.info.image_shape, self.config.batch_size, self.worker.device)
         snapshot.put_back(saved, self.learner, self.position, self.sums, self.worker)
         self.skipped_before = saved["last"].get(tensorboard.SKIPPED_STEPS, 0.0)
         self.best, self.epoch_s, self.elapsed_s = saved["best"], saved["epoch_s"], saved["elapsed_s"]

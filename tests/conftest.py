@@ -77,6 +77,10 @@ class RunFolder:
 
 Trained = Callable[..., RunFolder]
 
+slow_cluster = pytest.mark.skipif(
+    "EXPT_TEST_CLUSTER" not in os.environ, reason="needs EXPT_TEST_CLUSTER=1, and a minute"
+)
+
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Trained:

@@ -20,19 +20,19 @@ LAYERS: dict[int, tuple[str, ...]] = {
     0: (
         "errors", "machine", "paths", "schema", "rules", "config", "record", "provenance", "forkserver", "target",
         "constraints", "model_schema", "schedule", "identity", "overrides", "signals", "device_locks", "watchdog",
-        "redaction", "process", "malloc",
+        "redaction", "process", "malloc", "scheduler",
     ),
     1: (
         "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
         "failed_events", "profiling", "shared_memory", "fault", "hparams", "pictures", "review", "norms", "health",
-        "onednn",
+        "onednn", "rendezvous",
     ),
     2: ("train", "agreement", "diagnosis"),
     3: ("entry", "worker", "build", "log", "snapshot", "resume", "divergence", "dashboard"),
     4: ("launch", "failure", "pool", "display", "sweep_display", "report", "comparison", "plot"),
     5: (
         "__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "repeat", "rerun", "api",
-        "single_run", "doctor",
+        "single_run", "doctor", "external", "cluster",
     ),
 }  # fmt: skip
 # What a module may import beside that, from its own layer. Those of layer 0 may import one another.
@@ -53,7 +53,9 @@ ALSO: dict[str, set[str]] = {
     "plot": {"display"},
     "grid": {"explain"},
     "multirun": {"grid", "session"},
-    "session": {"arguments", "explain", "single_run"},
+    "cluster": {"multirun", "single_run", "external"},
+    "external": {"single_run"},
+    "session": {"arguments", "explain", "single_run", "external"},
     "arguments": {"explain"},
     "repeat": {"single_run"},
     "rerun": {"api"},

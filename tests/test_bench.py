@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.benchmarks.scaling_model import Cluster, Link, all_reduce_s, step_s
 from tests.conftest import FASHION_MNIST, environment
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
@@ -27,3 +28,16 @@ def test_a_training_is_compared_with_the_hand_written_loop(tmp_path: Path) -> No
     assert all(seconds > 0 for name in ("expt", "plain") for seconds in row["rounds"][name])
     assert row["ratio"]["plain"] == pytest.approx(row["median"]["expt"] / row["median"]["plain"])
     assert "mlp, batch 64" in done.stdout
+
+
+def test_more_gpus_take_longer_for_a_step_and_free_links_do_not() -> None:
+    slow, free = Link(1e-5, 12.5e9), Link(0.0, 1e30)
+    seconds = [
+        step_s(0.005, 45e6, workers, Cluster(8, Link(3e-6, 200e9), slow), bucket_bytes=25 * 2**20)
+        for workers in (1, 8, 64, 1024)
+    ]
+    assert seconds[0] == 0.005
+    assert seconds == sorted(seconds)
+    assert step_s(0.005, 45e6, 1024, Cluster(8, free, free), bucket_bytes=25 * 2**20) == pytest.approx(0.005)
+    # A ring of 8 moves 2 x 7/8 of the bytes through each link.
+    assert all_reduce_s(8e9, 8, Link(0.0, 1e9)) == pytest.approx(14.0)

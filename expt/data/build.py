@@ -42,6 +42,11 @@ class DataInfo:
     val_size: int
     test_size: int
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """channels, height, width"""
+        return self.channels, *self.image_size
+
 
 @dataclass(frozen=True)
 class Data:

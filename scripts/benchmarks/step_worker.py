@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
     config = _configuration(args.overrides)
-    worker = distributed.worker_from(os.environ, num_gpus=config.num_gpus)
+    worker = distributed.worker_from(os.environ, gpus=config.gpu_indices)
     torch.set_num_threads(config.threads)
     with distributed.process_group(worker, backend=config.backend, timeout_s=600):
         ours = ExptLoop(config, worker)

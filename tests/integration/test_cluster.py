@@ -1,0 +1,184 @@
+"""Runs as jobs: of submitit on this machine, and of a real Slurm whose two nodes are this machine too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import expt
+from tests.conftest import RunFolder, Trained, environment, run, slow_cluster, start
+
+SBATCH = Path(__file__).parents[2] / "scripts/slurm.sbatch"
+LIMIT_S = 45
+CONF = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/none
+CredType=cred/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+ReturnToService=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=1
+KillWait=10
+SlurmctldPort={ports[0]}
+SlurmctldPidFile={folder}/ctld.pid
+SlurmdPidFile={folder}/%n.pid
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 State=UNKNOWN
+PartitionName=main Nodes=n1,n2 Default=YES State=UP
+"""
+
+
+class Slurm:
+    """A cluster of two nodes, both on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._conf, self._daemons = folder / "slurm.conf", list[subprocess.Popen[bytes]]()
+        # Its nodes' names mean nothing to the resolver here.
+        self.env = {"SLURM_CONF": str(self._conf), "MASTER_ADDR": "127.0.0.1"}
+        (folder / "state").mkdir()
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+        ports = [listener.getsockname()[1] for listener in sockets]
+        for listener in sockets:
+            listener.close()
+        self._conf.write_text(CONF.format(host=socket.gethostname(), folder=folder, ports=ports))
+
+    def start(self) -> None:
+        for command in (["slurmctld", "-D", "-c"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"]):
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            self._daemons.append(subprocess.Popen(command, env=environment(**self.env), **quiet))  # type: ignore[call-overload]
+        _wait_until(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"], 20)
+
+    def stop(self) -> None:
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+            daemon.wait(20)
+
+    def ask(self, *command: str, cwd: Path | None = None) -> str:
+        done = subprocess.run(
+            command, env=environment(**self.env), cwd=cwd, capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip()
+
+    def jobs(self) -> list[str]:
+        return sorted(self.ask("squeue", "-h", "-r", "-o", "%i").split())
+
+    def preempt(self, job: str, signal_name: str) -> None:
+        """Ask `job` to go, and do not leave it waiting for the two minutes that Slurm gives a requeued one."""
+        self.ask("scancel", f"--signal={signal_name}", job)
+        _wait_until(lambda: self._state(job) == "PENDING")
+        # Slurm kills what it starts within the second in which it took the job from its nodes.
+        self.ask("scontrol", "update", f"job={job}", "StartTime=now+2")
+        _wait_until(lambda: self._state(job) == "RUNNING")
+
+    def _state(self, job: str) -> str:
+        return self.ask("squeue", "-h", "-j", job, "-o", "%T")
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    if os.geteuid() != 0 or not shutil.which("slurmctld") or not shutil.which("slurmd"):
+        pytest.skip("needs root, and Debian's packages slurmctld, slurmd and slurm-client")
+    cluster = Slurm(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def _has_come_to(folder: Path, step: int) -> bool:
+    return any(f'"step": {step},' in path.read_text() for path in folder.rglob("metrics.jsonl"))
+
+
+def _numbers(folder: Path) -> list[str]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [line for line in lines if '"speed/' not in line and '"memory/' not in line]
+
+
+def test_jobs_of_submitit_give_the_numbers_of_the_pool(tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="needs expt[slurm]")
+    grid = ("model=mlp,convnet", "epochs=2", "model.dropout=0.2", "world_size=1")
+    jobs, pool = tmp_path / "jobs", tmp_path / "pool"
+    command = ("-m", "hydra/launcher=submitit_local", *grid, f"hydra.sweep.dir={jobs}")
+    done = run(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy/val" in done.stdout
+    results = expt.sweep(*grid, f"hydra.sweep.dir={pool}")
+    assert len(results) == 2
+    for result in results:
+        assert _numbers(jobs / result.folder.name) == _numbers(result.folder)
+        assert RunFolder(jobs / result.folder.name).result["identity"] == result.record["identity"]
+
+
+def test_a_wrong_key_is_refused_before_anything_is_submitted(tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="needs expt[slurm]")
+    done = run("-m", "hydra/launcher=submitit_local", "hydra.launcher.nodes=2", "seed=0,1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "hydra.launcher.nodes=2: needs gpus_per_node" in done.stderr
+    assert not list((tmp_path / "outputs/sweeps").glob("*"))
+
+
+@slow_cluster
+def test_a_preempted_job_of_a_sweep_goes_on(slurm: Slurm, tmp_path: Path, trained: Trained) -> None:
+    pytest.importorskip("submitit", reason="needs expt[slurm]")
+    settings = ("model.dropout=0.3", "threads=1", "log_every=20", "world_size=1")
+    grid = (*settings, "epochs=300,2", f"hydra.sweep.dir={tmp_path}/jobs")
+    process = start("-m", "hydra/launcher=submitit_slurm", *grid, cwd=tmp_path, **slurm.env)
+    long, short = (RunFolder(tmp_path / "jobs" / f"epochs={epochs}") for epochs in (300, 2))
+    _wait_until(lambda: _has_come_to(long.folder, 100))
+    job = slurm.jobs()[0]
+    assert job.endswith("_0")  # of an array
+    slurm.preempt(job, "USR2")
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, out + err
+    assert (long.result["status"], long.result["attempts"]) == ("completed", 2)
+    assert (short.result["status"], short.result["attempts"]) == ("completed", 1)
+    assert long.result["resumed_from"]["step"] >= 100
+    assert _numbers(long.folder) == _numbers(trained(*settings, "epochs=300").folder)
+
+
+@slow_cluster
+def test_the_template_trains_on_two_nodes_and_goes_on(slurm: Slurm, tmp_path: Path, trained: Trained) -> None:
+    settings = ("epochs=100", "threads=1", "log_every=20")
+    (tmp_path / "job").write_text(SBATCH.read_text().replace("#SBATCH --gpus-per-node=4\n", ""))
+    size = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
+    slurm.ask("sbatch", *size, "job", *settings, cwd=tmp_path)
+    _wait_until(lambda: _has_come_to(tmp_path, 60))
+    (job,) = slurm.jobs()
+    slurm.preempt(job, "USR1")
+    folder = tmp_path / "outputs/slurm" / job
+    _wait_until(lambda: not slurm.jobs())
+    log = (tmp_path / f"slurm-{job}.out").read_text()
+    result = RunFolder(folder).result
+    assert (result["status"], result["attempts"]) == ("completed", 2), log
+    assert [host["ranks"] for host in result["hosts"]] == [[0], [1]]
+    assert "interrupted; to go on" in log
+    local = trained(*settings, "world_size=2")
+    assert RunFolder(folder).result["metrics"]["loss/test"] == pytest.approx(
+        local.result["metrics"]["loss/test"], abs=1e-5
+    )
