@@ -23,7 +23,7 @@ from expt.schema import RunConfig
 from expt.single_run import Asked, run
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
-"""Tags that tell the time."""
+"""Tags that tell of the machine."""
 
 
 @record.not_world_writable()

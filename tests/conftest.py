@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import expt
+from expt.repeat import NOT_REPEATED
 from tests.faults.cases import TESTS
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: tests/gpu starts commands with their own
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 TIMEOUT_S = 100
-MEASURED = ("speed/", "ranks/", "memory/")
 """Tags of what differs between two runs that are the same: how long it took, and on what."""
 # torchrun and schedulers set these; a test session inside one must not look like a worker.
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -73,6 +73,12 @@ class RunFolder:
         """(step, value) of every point of `tag` in metrics.jsonl."""
         points = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         return [(point["step"], point["value"]) for point in points if point["tag"] == tag]
+
+    @property
+    def points(self) -> list[str]:
+        """The lines of metrics.jsonl, but for those that tell of the machine."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return [line for line in lines if not json.loads(line)["tag"].startswith(NOT_REPEATED)]
 
 
 Trained = Callable[..., RunFolder]

@@ -115,11 +115,6 @@ def _has_come_to(folder: Path, step: int) -> bool:
     return any(f'"step": {step},' in path.read_text() for path in folder.rglob("metrics.jsonl"))
 
 
-def _numbers(folder: Path) -> list[str]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [line for line in lines if '"speed/' not in line and '"memory/' not in line]
-
-
 def test_jobs_of_submitit_give_the_numbers_of_the_pool(tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="needs expt[slurm]")
     grid = ("model=mlp,convnet", "epochs=2", "model.dropout=0.2", "world_size=1")
@@ -131,7 +126,7 @@ def test_jobs_of_submitit_give_the_numbers_of_the_pool(tmp_path: Path) -> None:
     results = expt.sweep(*grid, f"hydra.sweep.dir={pool}")
     assert len(results) == 2
     for result in results:
-        assert _numbers(jobs / result.folder.name) == _numbers(result.folder)
+        assert RunFolder(jobs / result.folder.name).points == RunFolder(result.folder).points
         assert RunFolder(jobs / result.folder.name).result["identity"] == result.record["identity"]
 
 
@@ -159,7 +154,7 @@ def test_a_preempted_job_of_a_sweep_goes_on(slurm: Slurm, tmp_path: Path, traine
     assert (long.result["status"], long.result["attempts"]) == ("completed", 2)
     assert (short.result["status"], short.result["attempts"]) == ("completed", 1)
     assert long.result["resumed_from"]["step"] >= 100
-    assert _numbers(long.folder) == _numbers(trained(*settings, "epochs=300").folder)
+    assert long.points == trained(*settings, "epochs=300").points
 
 
 @slow_cluster

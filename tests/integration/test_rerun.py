@@ -18,10 +18,6 @@ SETTINGS = ("model.dropout=0.2", "epochs=2", "log_every=5", "threads=1")
 SECRET = "xyzzy-7f3a-plugh"
 
 
-def _points(folder: Path) -> list[str]:
-    return [line for line in (folder / "metrics.jsonl").read_text().splitlines() if '"speed/' not in line]
-
-
 def test_a_run_is_repeated_to_the_same_bits(tmp_path: Path, trained: Trained) -> None:
     first = trained(*SETTINGS, "dataset.augment.crop_padding=1", "world_size=2")
     again = expt.rerun(first.folder, tmp_path / "again")
@@ -52,7 +48,7 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
     assert "warning: git commit: 0123456789ab then, none now" in done.stderr
     assert "the same numbers in all 8 metrics" in done.stdout
     (again,) = (tmp_path / "outputs").glob("*/*")
-    assert _points(again) == _points(second.folder)
+    assert RunFolder(again).points == RunFolder(second.folder).points
     assert RunFolder(again).result["seed"] == 4
 
 
@@ -105,7 +101,7 @@ def test_a_rerun_takes_it_from_the_environment_again(
     monkeypatch.setenv("EXPT_TEST_TOKEN", SECRET)
     first = trained(*secretive, "debug=true")
     expt.rerun(first.folder, tmp_path / "again")
-    assert _points(tmp_path / "again") == _points(first.folder)
+    assert RunFolder(tmp_path / "again").points == first.points
     monkeypatch.delenv("EXPT_TEST_TOKEN")
     with pytest.raises(ConfigError, match="EXPT_TEST_TOKEN: the run took this variable from the environment"):
         expt.rerun(first.folder, tmp_path / "never")

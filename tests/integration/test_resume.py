@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -18,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import expt
 from expt import checkpoint
 from expt.errors import CheckpointError, ConfigError
-from tests.conftest import MEASURED, RunFolder, Trained, start
+from tests.conftest import RunFolder, Trained, start
 
 # scripts/stress_resume asks for more
 KILLS = int(os.environ.get("EXPT_KILLS", "3"))
@@ -49,14 +48,8 @@ def _same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def _points(run: RunFolder) -> list[str]:
-    """The lines of metrics.jsonl, but for those that tell of the machine."""
-    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-    return [line for line in lines if not json.loads(line)["tag"].startswith(MEASURED)]
-
-
 def _assert_equal(first: RunFolder, second: RunFolder) -> None:
-    assert _points(first) == _points(second)
+    assert first.points == second.points
     for name in ("last.pt", "best.pt"):
         states = [checkpoint.load(run.folder / "checkpoints" / name) for run in (first, second)]
         for key in ("model", "optimizer", "scheduler", "scaler", "position", "workers", "best"):
@@ -108,7 +101,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     damage: str, trained: Trained, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = trained(*FEW)
-    last, before = run.folder / "checkpoints/last.pt", _points(run)
+    last, before = run.folder / "checkpoints/last.pt", run.points
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
     last.unlink()
@@ -118,17 +111,17 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     resumed = trained("resume=auto")
     assert f"set aside as {last}.corrupt" in capfd.readouterr().err
     assert resumed.result["resumed_from"]["checkpoint"].endswith("last-1.pt")
-    assert _points(resumed) == before
+    assert resumed.points == before
 
 
 def test_without_a_whole_checkpoint_nothing_starts_from_zero(trained: Trained) -> None:
     run = trained(*FEW, "checkpoint.keep=0")
     (run.folder / "checkpoints/last.pt").write_bytes(b"")
-    metrics = _points(run)
+    metrics = run.points
     for _ in range(2):
         with pytest.raises(CheckpointError, match="damaged"):
             trained("resume=auto")
-    assert _points(run) == metrics
+    assert run.points == metrics
 
 
 def test_another_experiment_is_refused_by_name(tmp_path: Path, trained: Trained) -> None:
@@ -158,8 +151,8 @@ def test_a_failed_run_of_a_sweep_goes_on_from_its_checkpoint(tmp_path: Path) -> 
     shutil.copy(first.folder / "checkpoints/last-1.pt.sha256", first.folder / "checkpoints/last.pt.sha256")
     result = (first.folder / "result.json").read_text()
     (first.folder / "result.json").write_text(result.replace('"status": "completed"', '"status": "failed"'))
-    whole = _points(RunFolder(first.folder))
+    whole = RunFolder(first.folder).points
     again, _ = expt.sweep(*sweep)
     assert again.record["resumed_from"]["step"] == 20
     assert again.record["attempts"] == 2
-    assert _points(RunFolder(first.folder)) == whole
+    assert RunFolder(first.folder).points == whole

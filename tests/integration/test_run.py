@@ -16,7 +16,7 @@ EPOCH_TAGS = {"loss/train", "accuracy/train", "loss/val", "accuracy/val", "best/
 EPOCH_TAGS |= {"lr", "speed/samples_per_s", "speed/epoch_s", "speed/data_wait_s", "memory/worker_mib"}
 EPOCH_TAGS |= {f"ranks/{name}" for name in ("step_ms_min", "step_ms_median", "step_ms_max")}
 EPOCH_TAGS |= {"ranks/all_reduce_share", "ranks/unequal_weights"}
-EVENT_TAGS = {f"{kind}_norm/{layer}" for kind in ("gradient", "weight") for layer in "13"}
+EVENT_TAGS = {f"norm_{kind}/{layer}" for kind in ("gradients", "weights") for layer in "13"}
 """In the event file alone."""
 END_TAGS = {"loss/test", "accuracy/test"}
 

@@ -22,7 +22,8 @@ from expt.config import parse, plain
 from expt.errors import ConfigError
 from expt.machine import Machine
 from expt.paths import conf_dir, register_resolvers
-from tests.conftest import MEASURED, run, start
+from expt.repeat import NOT_REPEATED
+from tests.conftest import run, start
 
 SMALL = ("epochs=1", "dataset.train_limit=320")
 GRID = ("model=mlp,convnet", "optimizer.lr=0.1,0.01", *SMALL)
@@ -132,7 +133,7 @@ def test_hydras_own_launcher_gives_the_same_numbers(grid: Path, tmp_path: Path) 
         assert other["identity"] == result["identity"]
         assert other["objective"] == result["objective"]
         for tag, value in result["metrics"].items():
-            assert tag.startswith(MEASURED) or other["metrics"][tag] == value, tag
+            assert tag.startswith(NOT_REPEATED) or other["metrics"][tag] == value, tag
 
 
 def test_a_sweeper_that_asks_in_batches(tmp_path: Path) -> None:
