@@ -50,6 +50,6 @@ def test_norms_of_layers() -> None:
     expected = [torch.linalg.vector_norm(torch.cat([tensor.flatten() for tensor in group])) for group in both]
     assert torch.allclose(norms(both), torch.stack(expected))
     table = parameter_table(model)
-    assert "| 0.weight | 4 x 3 | float32 | 12 |" in table
-    assert "| 2.weight | 2 x 4 | float32 | 8 (not trained) |" in table
-    assert "| **16 trained** | | | **24** |" in table
+    assert "| 0.weight | Linear | 4 x 3 | float32 | 12 |" in table
+    assert "| 2.weight | Linear | 2 x 4 | float32 | 8 (not trained) |" in table
+    assert "| **16 trained** | | | | **24** |" in table

@@ -91,7 +91,7 @@ def test_data_that_gets_lost_in_mid_sweep_fails_the_runs_that_need_it(tmp_path: 
     data = tmp_path / "data"
     write_idx_set(data, sizes=(640, 64))
     words = (
-        *("-m", "dataset=mnist", f"dataset.root={data}", "dataset.download=false", "seed=0,1,2", "epochs=30"),
+        *("-m", "dataset=mnist", f"dataset.root={data}", "dataset.download=false", "seed=0,1", "epochs=20"),
         *("hydra.sweep.dir=sweep", "hydra.launcher.max_concurrent=1"),
     )
     process = start(*words, cwd=tmp_path)
@@ -99,15 +99,14 @@ def test_data_that_gets_lost_in_mid_sweep_fails_the_runs_that_need_it(tmp_path: 
     (data / "train-labels-idx1-ubyte").rename(tmp_path / "elsewhere")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert err == "error: 2 of 3 runs failed\n"
+    assert err == "error: 1 of 2 runs failed\n"
     found = results(tmp_path / "sweep")
     assert {name: result["status"] for name, result in found.items()} == {
         "seed=0": "completed",
         "seed=1": "failed",
-        "seed=2": "failed",
     }
-    for name in ("seed=1", "seed=2"):
-        assert found[name]["error"].startswith("dataset=mnist: train-labels-idx1-ubyte (plain or .gz) not found in")
+    missing = "dataset=mnist: train-labels-idx1-ubyte (plain or .gz) not found in"
+    assert found["seed=1"]["error"].startswith(missing)
     shutil.move(tmp_path / "elsewhere", data / "train-labels-idx1-ubyte")
     again = expt.sweep(*words[1:-2], f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
-    assert {result.folder.name for result in again} == {"seed=0", "seed=1", "seed=2"}
+    assert {result.folder.name for result in again} == {"seed=0", "seed=1"}

@@ -26,7 +26,7 @@ from tests.integration.test_resume import _assert_equal
 from tests.integration.test_sweep import SMALL, results, spans
 
 # scripts/stress_sweep asks for more
-SWEEP_RUNS = int(os.environ.get("EXPT_SWEEP_RUNS", "4"))
+SWEEP_RUNS = int(os.environ.get("EXPT_SWEEP_RUNS", "3"))
 
 FAULTY = """
 import os, signal, time, torch
@@ -103,14 +103,13 @@ def test_failures_stay_where_they_are(tmp_path: Path, faulty: tuple[str, ...]) -
         content = events.GetAccumulator(name).SummaryMetadata
         begun = HParamsPluginData.FromString(content(SESSION_START_INFO_TAG).plugin_data.content)
         ended = HParamsPluginData.FromString(content(SESSION_END_INFO_TAG).plugin_data.content)
-        assert {"model", "model.how", "batch_size"} <= {
-            key.replace("model.kwargs.how", "model.how") for key in begun.session_start_info.hparams
-        }
+        keys = {key.rpartition(".")[2] for key in begun.session_start_info.hparams}
+        assert {"model", "how", "batch_size"} <= keys
         assert ended.session_end_info.status == (1 if name == good else 2)
 
 
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
-    process = start("-m", "seed=range(7)", *SMALL, cwd=tmp_path)
+    process = start("-m", "seed=range(5)", *SMALL, cwd=tmp_path)
 
     def completed() -> list[Path]:
         found = (tmp_path / "outputs" / "sweeps").glob("*/*/result.json")
@@ -121,14 +120,14 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     left = completed()
-    assert 2 <= len(left) < 7
+    assert 2 <= len(left) < 5
     files = {path: path.stat().st_mtime_ns for folder in left for path in folder.rglob("*")}
-    again = run("-m", "seed=range(8)", *SMALL, "hydra.sweep.dir=latest", cwd=tmp_path)
+    again = run("-m", "seed=range(6)", *SMALL, "hydra.sweep.dir=latest", cwd=tmp_path)
     assert not alive(children), "no worker of the first command outlives it"
     assert again.returncode == 0, again.stderr
     assert files == {path: path.stat().st_mtime_ns for folder in left for path in folder.rglob("*")}
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
-    assert statuses(folder) == {f"seed={seed}": "completed" for seed in range(8)}
+    assert statuses(folder) == {f"seed={seed}": "completed" for seed in range(6)}
     assert again.stdout.count("] done before ") == len(left)
     assert all(len(list(path.glob("events.out.tfevents.*"))) == 1 for path in folder.glob("seed=*"))
     for name in statuses(folder):

@@ -39,7 +39,7 @@ SOURCES: dict[str, dict[str, Any]] = {
         "lr_scaling": "linear", "base_batch_size": 256, "world_size": 2, "batch_size": 512, "epochs": 10,
     },
     "paddle_mnist": {
-        "model.name": "convnet", "model.widths": (20, 20), "model.pool": 2, "model.hidden": None,
+        "model.name": "paddle_convnet", "model.widths": (20, 20), "model.pool": 2, "model.hidden": None,
         "dataset.name": "mnist", "optimizer.name": "adam", "optimizer.lr": 0.01, "epochs": 5, "print_every": 200,
     },
     "ddp_mlp": {

@@ -140,6 +140,7 @@ def test_two_hosts_train_one_run(hosts: Hosts, whole: RunFolder, trained: Traine
             assert mine == pytest.approx(other, abs=1e-4)
 
 
+@slow_cluster
 def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, whole: RunFolder) -> None:
     # On disks of their own: the checkpoint is on a's, and host b never sees it.
     (hosts.folder / "mortal.py").write_text(
@@ -187,6 +188,7 @@ def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(hosts: Hosts, tra
         assert mine == pytest.approx(other, abs=1e-4)
 
 
+@slow_cluster
 def test_a_cut_cable_ends_both_sides(hosts: Hosts) -> None:
     long = ("epochs=100000", "log_every=1", "threads=1", "timeout_s=3", "hydra.run.dir=cut")
     impatient = ("--rdzv-conf", "read_timeout=3")  # of torchrun itself; its default is 60 s
