@@ -11,7 +11,7 @@ from typing import Any
 
 from expt import signals
 
-WORKER_MODULES = ("expt.entry",)
+WORKER_MODULES = ("expt.preload",)
 SWEEP_MODULES = ("torch.utils.tensorboard",)
 """More to import before the first run, where many runs share the forkserver."""
 

@@ -29,7 +29,7 @@ LAYERS: dict[int, tuple[str, ...]] = {
     ),
     2: ("train", "agreement", "diagnosis"),
     3: ("entry", "worker", "build", "log", "snapshot", "resume", "divergence", "dashboard"),
-    4: ("launch", "failure", "pool", "display", "sweep_display", "report", "comparison", "plot"),
+    4: ("launch", "failure", "preload", "pool", "display", "sweep_display", "report", "comparison", "plot"),
     5: (
         "__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "repeat", "rerun", "api",
         "single_run", "doctor", "external", "cluster",

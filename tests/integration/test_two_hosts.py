@@ -115,56 +115,73 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         both.disconnect()
 
 
-@pytest.fixture(scope="module")
-def whole(hosts: Hosts) -> RunFolder:
-    """A run on both hosts that nothing disturbs."""
-    for name, done in hosts.run(*SETTINGS).items():
+MORTAL = """
+import os, pathlib, signal
+from expt.models.mlp import MLP
+class Net(MLP):
+    steps = 0
+    def forward(self, images):
+        Net.steps += self.training
+        mark = pathlib.Path('killed')
+        if Net.steps == 50 and os.environ['RANK'] == '3' and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(images)
+"""
+OWN = ("+model._target_=mortal.Net", "~model.hidden", *SETTINGS)
+
+
+def _local(trained: Trained) -> RunFolder:
+    """The same run by four workers of this machine, whose gradients gloo adds up as it does on two hosts."""
+    return trained(*SETTINGS, "world_size=4", "ddp.shared_memory=false", name="local")
+
+
+def _killed_once(hosts: Hosts, name: str) -> RunFolder:
+    """A run on both hosts, in folder `name`, of which a worker on host b is killed."""
+    (hosts.folder / "mortal.py").write_text(MORTAL)
+    (hosts.folder / "killed").unlink(missing_ok=True)
+    for host, done in hosts.run(*OWN, f"hydra.run.dir={name}", options=("--max-restarts", "2")).items():
         assert done.returncode == 0, done.stderr
-        assert done.stdout.count("run folder") == (name == "a")
-    (folder,) = (hosts.folder / "outputs").glob("*/*")
-    return RunFolder(folder)
+        assert done.stdout.count("run folder") == (host == "a")
+    restarted = RunFolder(hosts.folder / name)
+    assert (restarted.result["status"], restarted.result["attempts"]) == ("completed", 2)
+    assert restarted.result["resumed_from"]["step"] in (35, 40, 42, 49)
+    return restarted
 
 
-def test_two_hosts_train_one_run(hosts: Hosts, whole: RunFolder, trained: Trained) -> None:
-    result, (a, b) = whole.result, hosts.names.values()
-    assert (result["status"], result["world_size"], result["local_world_size"]) == ("completed", 4, 2)
-    assert result["hosts"] == [{"name": a, "ranks": [0, 1]}, {"name": b, "ranks": [2, 3]}]
-    assert result["node"] == a
-    assert {path.name for path in (whole.folder / "logs/0").iterdir()} == set("0123")
-    assert len(list(whole.folder.glob("events.out.tfevents.*"))) == 1
-    local = trained(*SETTINGS, "world_size=4")
+def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, trained: Trained) -> None:
+    run, (a, b) = _killed_once(hosts, "shared"), hosts.names.values()
+    assert (run.result["world_size"], run.result["local_world_size"], run.result["node"]) == (4, 2, a)
+    assert run.result["hosts"] == [{"name": a, "ranks": [0, 1]}, {"name": b, "ranks": [2, 3]}]
+    assert not (hosts.folder / "outputs").exists(), "one folder"
+    for attempt in "01":
+        assert {path.name for path in (run.folder / "logs" / attempt).iterdir()} == set("0123")
+    _assert_equal(run, _local(trained))
+    as_usual = trained(*SETTINGS, "world_size=4", name="local, in shared memory")
     for tag in ("loss/train", "loss/val", "loss/test"):
-        assert len(local.curve(tag)) > 0
-        assert len(whole.curve(tag)) == len(local.curve(tag))
-        for mine, other in zip(whole.curve(tag), local.curve(tag), strict=True):
+        points, others = run.curve(tag), as_usual.curve(tag)
+        assert len(points) == len(others) > 0
+        for mine, other in zip(points, others, strict=True):
             assert mine == pytest.approx(other, abs=1e-4)
 
 
 @slow_cluster
-def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, whole: RunFolder) -> None:
-    # On disks of their own: the checkpoint is on a's, and host b never sees it.
-    (hosts.folder / "mortal.py").write_text(
-        "import os, pathlib, signal\n"
-        "from expt.models.mlp import MLP\n"
-        "class Net(MLP):\n"
-        "    steps = 0\n"
-        "    def forward(self, images):\n"
-        "        Net.steps += self.training\n"
-        "        mark = pathlib.Path('killed')\n"
-        "        if Net.steps == 50 and os.environ['RANK'] == '3' and not mark.exists():\n"
-        "            mark.touch()\n"
-        "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return super().forward(images)\n"
-    )
-    own = ("+model._target_=mortal.Net", "~model.hidden", *SETTINGS, "hydra.run.dir=own/run")
-    for done in hosts.run(*own, options=("--max-restarts", "2")).values():
+def test_a_run_that_nothing_disturbs(hosts: Hosts, trained: Trained) -> None:
+    for name, done in hosts.run(*SETTINGS).items():
         assert done.returncode == 0, done.stderr
-    restarted = RunFolder(hosts.folder / "own/run")
-    assert (restarted.result["status"], restarted.result["attempts"]) == ("completed", 2)
-    assert restarted.result["resumed_from"]["step"] in (35, 40, 42, 49)
+        assert done.stdout.count("run folder") == (name == "a")
+    (folder,) = (hosts.folder / "outputs").glob("*/*")
+    assert {path.name for path in (folder / "logs/0").iterdir()} == set("0123")
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+    _assert_equal(RunFolder(folder), _local(trained))
+
+
+@slow_cluster
+def test_checkpoints_on_a_disk_that_one_host_alone_sees(hosts: Hosts, trained: Trained) -> None:
+    restarted = _killed_once(hosts, "own/run")
     for attempt in "01":
         assert {path.name for path in (restarted.folder / "logs" / attempt).iterdir()} == {"0", "1"}
-    _assert_equal(restarted, whole)
+    _assert_equal(restarted, _local(trained))
 
 
 @slow_cluster
@@ -188,7 +205,6 @@ def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(hosts: Hosts, tra
         assert mine == pytest.approx(other, abs=1e-4)
 
 
-@slow_cluster
 def test_a_cut_cable_ends_both_sides(hosts: Hosts) -> None:
     long = ("epochs=100000", "log_every=1", "threads=1", "timeout_s=3", "hydra.run.dir=cut")
     impatient = ("--rdzv-conf", "read_timeout=3")  # of torchrun itself; its default is 60 s
