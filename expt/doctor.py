@@ -127,21 +127,11 @@ def _package(name: str) -> Finding:
 
 
 def _memory() -> Finding:
-    free = _available_memory()
+    free = machine.available_memory()
     found = f"{machine.usable_cpus()} cores, {free / GIB:.1f} GiB of memory free"
     if free < ENOUGH_MEMORY:
         return Finding("fail", "CPU", found, "end other programs; torch and two workers take about 1 GiB")
     return Finding("pass", "CPU", found)
-
-
-def _available_memory() -> int:
-    """Bytes that programs can still get, within this container's limit."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    return free
 
 
 def _shared_memory(folder: Path = Path("/dev/shm")) -> Finding:

@@ -104,6 +104,19 @@ def usable_cpus() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
+def available_memory() -> int:
+    """Bytes that this process may still take, within the machine and its cgroup."""
+    available = 0
+    with contextlib.suppress(OSError, ValueError):
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the limit is "max"
+        group = Path("/sys/fs/cgroup")
+        anonymous = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["anon"]
+        available = min(available, int((group / "memory.max").read_text()) - int(anonymous))
+    return available
+
+
 def gpu_names() -> list[str]:
     """The product name of each GPU that is installed."""
     import pynvml
@@ -138,9 +151,9 @@ def _nvml() -> Iterator[None]:
 def _cpu_facts() -> dict[str, Any]:
     """What Linux says of the first core."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
         return {}
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
     flags = facts.get("flags", "").split()
     return {"cpu_fp16": "avx512_fp16" in flags or "amx_fp16" in flags, "cpu_vendor": facts.get("vendor_id", "")}

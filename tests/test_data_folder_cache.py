@@ -112,7 +112,7 @@ def test_auto_leaves_what_does_not_fit_and_true_does_not(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 90 * 3 * SIZE[0] * SIZE[1]
-    for limit in ("_available_memory", "_free_disk"):
+    for limit in ("available_memory", "_free_disk"):
         with monkeypatch.context() as patch:
             patch.setattr(folder_cache, limit, lambda: 4 * size - 1)
             prepare(config(root))

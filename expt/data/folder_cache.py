@@ -18,7 +18,7 @@ from expt import schema
 from expt.data import cache
 from expt.data.listing import Listing, decode, list_images
 from expt.errors import DataError
-from expt.machine import usable_cpus
+from expt.machine import available_memory, usable_cpus
 from expt.signals import die_with_the_driver
 
 CHUNK = 64
@@ -65,20 +65,7 @@ def _name(listing: Listing, dataset: schema.ImageFolder) -> str:
 def _fits(listings: list[Listing], dataset: schema.ImageFolder) -> bool:
     height, width = dataset.image_size
     size = sum(len(listing.files) for listing in listings) * 3 * height * width
-    return size <= _SHARE * min(_available_memory(), _free_disk())
-
-
-def _available_memory() -> int:
-    """Bytes that this process may still take, within the machine and its cgroup."""
-    available = 0
-    with contextlib.suppress(OSError, ValueError):
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    with contextlib.suppress(OSError, ValueError):  # ValueError: the limit is "max"
-        group = Path("/sys/fs/cgroup")
-        anonymous = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["anon"]
-        available = min(available, int((group / "memory.max").read_text()) - int(anonymous))
-    return available
+    return size <= _SHARE * min(available_memory(), _free_disk())
 
 
 def _free_disk() -> int:
