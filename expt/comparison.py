@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import fnmatch
+import functools
 import io
 import operator
 import re
@@ -93,8 +94,8 @@ class Run:
     folder: Path
     result: Mapping[str, Any]
 
-    @property
-    def values(self) -> dict[str, Any]:
+    @functools.cached_property
+    def values(self) -> Mapping[str, Any]:
         """All that a run can be chosen or sorted by: columns, settings and metrics."""
         result, metrics = self.result, self.result.get("metrics") or {}
         best = result.get("best") or {}
@@ -233,7 +234,7 @@ def as_csv(runs: Sequence[Run]) -> str:
     writer = csv.DictWriter(text, keys, lineterminator="\n")
     writer.writeheader()
     for run in runs:
-        values = run.values
+        values = dict(run.values)
         if values["started"] is not None:
             values["started"] = datetime.fromtimestamp(values["started"]).isoformat(timespec="seconds")
         writer.writerow(values)
