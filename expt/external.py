@@ -21,7 +21,7 @@ from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.paths import RunPaths
 from expt.rendezvous import Arrival, Rendezvous
 from expt.resume import warn
-from expt.single_run import Asked
+from expt.single_run import Asked, recorded
 
 # What rank 0 decides for all; gpus and threads are each machine's own.
 AGREED = ("world_size", "backend", "channels_last", "onednn")
@@ -57,26 +57,20 @@ def lead(asked: Asked) -> None:
             again=asked.begun,
             about={**asked.about, **_where(arrivals)},
         )
-        source = launch.begin_record(begun)
-        if asked.on_start:
-            asked.on_start()
-        told = {
-            "folder": str(run_paths.folder.resolve()),
-            "source": str(source) if source else None,
-            "attempt": begun.attempt,
-            "settings": {**asked.settings, **{key: getattr(config, key) for key in AGREED}},
-            "env": dict(asked.env),
-        }
-        meeting.tell(arrivals, redaction.hidden(told))  # whoever reaches the store could read it
-        with _logged(run_paths, begun.attempt, 0) as terminal:
-            console = Console(file=terminal.out)
-            display = RunDisplay(run_paths, console, epochs=config.epochs, print_every=config.print_every)
-            try:
+        with recorded(begun, asked.on_start) as source:
+            told = {
+                "folder": str(run_paths.folder.resolve()),
+                "source": str(source) if source else None,
+                "attempt": begun.attempt,
+                "settings": {**asked.settings, **{key: getattr(config, key) for key in AGREED}},
+                "env": dict(asked.env),
+            }
+            meeting.tell(arrivals, redaction.hidden(told))  # whoever reaches the store could read it
+            with _logged(run_paths, begun.attempt, 0) as terminal:
+                console = Console(file=terminal.out)
+                display = RunDisplay(run_paths, console, epochs=config.epochs, print_every=config.print_every)
                 with watched(display):
                     _train(begun, source, meeting, terminal)
-            except BaseException as error:
-                launch.end_record(run_paths, error)
-                raise
     print_summary(Console(), run_paths)
 
 

@@ -18,6 +18,7 @@ from expt.paths import RunPaths
 from expt.schema import RunConfig
 
 if TYPE_CHECKING:
+    from expt.launch import Launch
     from expt.pool import Job
 
 ABOUT_DP = (
@@ -119,29 +120,28 @@ def _go_on(run_paths: RunPaths) -> str:
 
 def _run_in_process(asked: Asked) -> None:
     """The single worker of `debug=true`: here, where pdb works."""
-    from expt import distributed, entry
+    from expt import distributed, entry, launch
     from expt.data.files import prepare
 
     prepare(asked.config.dataset)
     alone = distributed.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=asked.config.gpu_indices
     )
-    with _recorded(asked) as source:
+    begun = launch.Launch(config=asked.config, paths=asked.paths, started=asked.started, about=asked.about)
+    with recorded(begun, asked.on_start) as source:
         entry.run_as(alone, asked.config, asked.paths, asked.started, source)
 
 
 @contextlib.contextmanager
-def _recorded(asked: Asked) -> Iterator[Path | None]:
+def recorded(begun: Launch, on_start: Callable[[], None] | None) -> Iterator[Path | None]:
     """Keep result.json true about a run that trains in this process; gives the checkpoint that it goes on from."""
     from expt import launch
 
-    source = launch.begin_record(
-        launch.Launch(config=asked.config, paths=asked.paths, started=asked.started, about=asked.about)
-    )
-    if asked.on_start:
-        asked.on_start()
+    source = launch.begin_record(begun)
+    if on_start:
+        on_start()
     try:
         yield source
     except BaseException as error:
-        launch.end_record(asked.paths, error)
+        launch.end_record(begun.paths, error)
         raise
