@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from scripts.benchmarks.bench import Bench
 from scripts.benchmarks.comparison import OURS, Comparison
@@ -35,31 +35,39 @@ def allreduce(bench: Bench) -> Iterator[Comparison]:
 
 def checkpoint(bench: Bench) -> Iterator[Comparison]:
     """Seconds of an epoch of the whole set with a checkpoint at its end, and without: blocks of steps, extrapolated."""
-    epoch_steps = TRAIN_IMAGES // 64
     for model in bench.models:
         found = _measure(bench, model, mode="no_checkpoint", workers=bench.workers)
-        saved_s = [(ours - without) * _num_steps(bench, model) for ours, without in zip(*found.values(), strict=True)]
-        case = f"{model}, {bench.workers} workers"
-        yield Comparison("checkpoint", f"{case}: written, and waited for", "s", {OURS: saved_s})
-        without = [step_s * epoch_steps for step_s in found["no_checkpoint"]]
-        values = {OURS: [a + b for a, b in zip(without, saved_s, strict=True)], "no_checkpoint": without}
-        bars = {"no_checkpoint": 1.02} if model == "resnet18" else {}
-        yield Comparison("checkpoint", f"{case}: an epoch of {epoch_steps} steps", "s", values, bars)
+        bar = 1.02 if model == "resnet18" else None
+        without = found["no_checkpoint"]
+        yield from _added(bench, model, found, "checkpoint", "written, and waited for", without, bar)
 
 
 def dashboard(bench: Bench) -> Iterator[Comparison]:
     """Seconds that pictures, norms and health add to an epoch of the whole set and its evaluation, drawn after each."""
-    epoch_steps = TRAIN_IMAGES // 64
     for model in bench.models:
         found = _measure(bench, model, mode="no_dashboard", workers=bench.workers, test_images=TEST_IMAGES)
-        blocks = zip(found["expt"], found["no_dashboard"], strict=True)
-        added_s = [(ours - without) * _num_steps(bench, model) for ours, without in blocks]
-        case = f"{model}, {bench.workers} workers"
-        yield Comparison("dashboard", f"{case}: pictures, norms, health of an epoch", "s", {OURS: added_s})
-        without = [step_s * epoch_steps for step_s in found["steps"]]
-        values = {OURS: [a + b for a, b in zip(without, added_s, strict=True)], "no_dashboard": without}
-        bars = {"no_dashboard": 1.01} if model == "convnet" else {}
-        yield Comparison("dashboard", f"{case}: an epoch of {epoch_steps} steps", "s", values, bars)
+        bar = 1.01 if model == "convnet" else None
+        what = "pictures, norms, health of an epoch"
+        yield from _added(bench, model, found, "dashboard", what, found["steps"], bar)
+
+
+def _added(
+    bench: Bench,
+    model: str,
+    found: Mapping[str, list[float]],
+    measure: str,
+    what: str,
+    step_s: list[float],
+    bar: float | None,
+) -> Iterator[Comparison]:
+    """What `measure` adds to a block of steps, and to an epoch of the whole set whose steps take `step_s`."""
+    off, epoch_steps, case = f"no_{measure}", TRAIN_IMAGES // 64, f"{model}, {bench.workers} workers"
+    blocks = zip(found[OURS], found[off], strict=True)
+    added_s = [(ours - without) * _num_steps(bench, model) for ours, without in blocks]
+    yield Comparison(measure, f"{case}: {what}", "s", {OURS: added_s})
+    without = [each * epoch_steps for each in step_s]
+    values = {OURS: [a + b for a, b in zip(without, added_s, strict=True)], off: without}
+    yield Comparison(measure, f"{case}: an epoch of {epoch_steps} steps", "s", values, {off: bar} if bar else {})
 
 
 def _num_steps(bench: Bench, model: str) -> int:
