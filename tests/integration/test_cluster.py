@@ -6,14 +6,14 @@ import os
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import expt
 from tests.conftest import RunFolder, Trained, environment, run, slow_cluster, start
+from tests.faults.running import wait_until
 
 SBATCH = Path(__file__).parents[2] / "scripts/slurm.sbatch"
 LIMIT_S = 45
@@ -64,7 +64,7 @@ class Slurm:
         for command in (["slurmctld", "-D", "-c"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"]):
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             self._daemons.append(subprocess.Popen(command, env=environment(**self.env), **quiet))  # type: ignore[call-overload]
-        _wait_until(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"], 20)
+        wait_until(lambda: self.ask("sinfo", "-h", "-o", "%T").split() == ["idle"], timeout_s=20)
 
     def stop(self) -> None:
         for daemon in reversed(self._daemons):
@@ -83,10 +83,10 @@ class Slurm:
     def preempt(self, job: str, signal_name: str) -> None:
         """Ask `job` to go, and do not leave it waiting for the two minutes that Slurm gives a requeued one."""
         self.ask("scancel", f"--signal={signal_name}", job)
-        _wait_until(lambda: self._state(job) == "PENDING")
+        wait_until(lambda: self._state(job) == "PENDING", timeout_s=LIMIT_S)
         # Slurm kills what it starts within the second in which it took the job from its nodes.
         self.ask("scontrol", "update", f"job={job}", "StartTime=now+2")
-        _wait_until(lambda: self._state(job) == "RUNNING")
+        wait_until(lambda: self._state(job) == "RUNNING", timeout_s=LIMIT_S)
 
     def _state(self, job: str) -> str:
         return self.ask("squeue", "-h", "-j", job, "-o", "%T")
@@ -102,13 +102,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield cluster
     finally:
         cluster.stop()
-
-
-def _wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def _has_come_to(folder: Path, step: int) -> bool:
@@ -145,7 +138,7 @@ def test_a_preempted_job_of_a_sweep_goes_on(slurm: Slurm, tmp_path: Path, traine
     grid = (*settings, "epochs=300,2", f"hydra.sweep.dir={tmp_path}/jobs")
     process = start("-m", "hydra/launcher=submitit_slurm", *grid, cwd=tmp_path, **slurm.env)
     long, short = (RunFolder(tmp_path / "jobs" / f"epochs={epochs}") for epochs in (300, 2))
-    _wait_until(lambda: _has_come_to(long.folder, 100))
+    wait_until(lambda: _has_come_to(long.folder, 100), timeout_s=LIMIT_S)
     job = slurm.jobs()[0]
     assert job.endswith("_0")  # of an array
     slurm.preempt(job, "USR2")
@@ -163,11 +156,11 @@ def test_the_template_trains_on_two_nodes_and_goes_on(slurm: Slurm, tmp_path: Pa
     (tmp_path / "job").write_text(SBATCH.read_text().replace("#SBATCH --gpus-per-node=4\n", ""))
     size = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1")
     slurm.ask("sbatch", *size, "job", *settings, cwd=tmp_path)
-    _wait_until(lambda: _has_come_to(tmp_path, 60))
+    wait_until(lambda: _has_come_to(tmp_path, 60), timeout_s=LIMIT_S)
     (job,) = slurm.jobs()
     slurm.preempt(job, "USR1")
     folder = tmp_path / "outputs/slurm" / job
-    _wait_until(lambda: not slurm.jobs())
+    wait_until(lambda: not slurm.jobs(), timeout_s=LIMIT_S)
     log = (tmp_path / f"slurm-{job}.out").read_text()
     result = RunFolder(folder).result
     assert (result["status"], result["attempts"]) == ("completed", 2), log

@@ -6,13 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import RunFolder, Trained, alive, descendants, environment, slow_cluster
+from tests.faults.running import wait_until
 from tests.integration.test_resume import _assert_equal
 
 PORT = 29400
@@ -91,13 +91,6 @@ def _ip(*words: str) -> None:
 def _ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     out, err = process.communicate(timeout=LIMIT_S)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def _wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +185,7 @@ def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(hosts: Hosts, tra
     arguments = (*settings, "hydra.run.dir=elastic")
     processes = {name: hosts.torchrun(name, *arguments, workers=1, options=elastic) for name in hosts.names}
     metrics = hosts.folder / "elastic/metrics.jsonl"
-    _wait_until(lambda: metrics.exists() and '"step": 100,' in metrics.read_text())
+    wait_until(lambda: metrics.exists() and '"step": 100,' in metrics.read_text())
     b = processes["b"]
     for pid in alive(descendants(b.pid) | {b.pid}):
         os.kill(pid, 9)
@@ -210,7 +203,7 @@ def test_a_cut_cable_ends_both_sides(hosts: Hosts) -> None:
     impatient = ("--rdzv-conf", "read_timeout=3")  # of torchrun itself; its default is 60 s
     processes = {name: hosts.torchrun(name, *long, workers=1, options=impatient) for name in hosts.names}
     metrics = hosts.folder / "cut/metrics.jsonl"
-    _wait_until(lambda: metrics.exists() and '"step": 20,' in metrics.read_text())
+    wait_until(lambda: metrics.exists() and '"step": 20,' in metrics.read_text())
     started = {pid for process in processes.values() for pid in descendants(process.pid)}
     hosts.cut()
     for process in processes.values():
