@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from expt.api import Result, rerun, run, sweep
 
+
 __all__ = ["Result", "__version__", "rerun", "run", "sweep"]
 __version__ = "0.1.0"
 

@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from expt import __version__, forkserver, machine, scheduler, signals
+from expt import __version__, machine, signals
 from expt.errors import ConfigError, ExptError, Interrupted
+from expt.launch import forkserver, slurm_variables
 
 STARTED = time.time()
 # Hydra's options that print something, and start no run.
@@ -37,10 +38,10 @@ def _run(arguments: Sequence[str]) -> None:
         return
     if arguments[:1] == ["doctor"]:
         forkserver.warm(forkserver.SWEEP_MODULES)
-        from expt.doctor import examine  # late: an option of few commands
+        from expt.command.doctor import examine  # late: an option of few commands
 
         sys.exit(examine(arguments[1:]))
-    scheduler.adopt(os.environ)
+    slurm_variables.adopt(os.environ)
     several = [word for word in arguments if word in ("-m", "--multirun") or word.startswith("sweep=")]
     if machine.is_external_worker():
         if several and os.environ["RANK"] != "0":  # rank 0 says so
@@ -52,15 +53,15 @@ def _run(arguments: Sequence[str]) -> None:
     elif not {*PRINTING, "debug=true"} & {*arguments} and "hydra/launcher=submitit" not in " ".join(arguments):
         # At once: it imports torch on another core while this process composes the configuration.
         forkserver.warm(forkserver.SWEEP_MODULES if several else ())
-    from expt import session  # late: it imports Hydra
+    from expt.command.main import command  # late: it imports Hydra
 
-    session.command(arguments, started=STARTED)
+    command(arguments, started=STARTED)
 
 
 def _help(arguments: Sequence[str]) -> None:
     from rich.console import Console
 
-    from expt.usage import print_help
+    from expt.command.help import print_help
 
     config_dir = None
     for option, value in zip(arguments, [*arguments[1:], ""], strict=True):

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expt import forkserver, record, repeat, session
+from expt.command.main import command
+from expt.command.rerun import repeat
 from expt.errors import ConfigError
+from expt.launch import forkserver
+from expt.runs.result import read_result
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,10 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     where the numbers are. Raises as `run` does.
     """
     forkserver.warm()
-    paths = repeat.repeat(Path(folder), None if into is None else Path(into), started=time.time())
-    return Result(paths.folder, record.read_result(paths))
+    paths = repeat(Path(folder), None if into is None else Path(into), started=time.time())
+    return Result(paths.folder, read_result(paths))
 
 
 def _results(arguments: Sequence[str], *, may_sweep: bool = True) -> list[Result]:
-    completed = session.command(arguments, started=time.time(), may_sweep=may_sweep)
-    return [Result(paths.folder, record.read_result(paths)) for paths in completed]
+    completed = command(arguments, started=time.time(), may_sweep=may_sweep)
+    return [Result(paths.folder, read_result(paths)) for paths in completed]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import socket
-import struct
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,28 +70,6 @@ def is_external_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def interface_towards(address: str) -> str | None:
-    """The network interface by which this machine reaches `address`; None where it has no name here."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # no packet leaves
-            own = probe.getsockname()[0]
-            for _, name in socket.if_nameindex():
-                if _address_of(probe, name) == own:
-                    return name
-    except OSError:
-        pass
-    return None
-
-
-def _address_of(probe: socket.socket, interface: str) -> str | None:
-    try:
-        answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
-    except OSError:  # it has no address
-        return None
-    return socket.inet_ntoa(answer[20:24])
-
-
 def usable_cpus() -> int:
     """Cores that this process may run on, by affinity and by cgroup quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -157,3 +133,21 @@ def _cpu_facts() -> dict[str, Any]:
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
     flags = facts.get("flags", "").split()
     return {"cpu_fp16": "avx512_fp16" in flags or "amx_fp16" in flags, "cpu_vendor": facts.get("vendor_id", "")}
+
+
+def umask(new: int | None = None) -> int:
+    """The permissions that this process takes from new files; `new` replaces them."""
+    before = os.umask(0 if new is None else new)
+    os.umask(before if new is None else new)
+    return before
+
+
+@contextlib.contextmanager
+def not_world_writable() -> Iterator[None]:
+    """Whatever the umask, let nobody but owner and group write to what is made meanwhile."""
+    before = umask()
+    umask(before | stat.S_IWOTH)
+    try:
+        yield
+    finally:
+        umask(before)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from expt import api, forkserver, signals
+from expt import api, signals
 from expt.errors import ConfigError, ExptError, Interrupted
+from expt.launch import forkserver
 
 
 def main() -> None:

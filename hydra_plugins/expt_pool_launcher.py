@@ -1,4 +1,4 @@
-"""Hydra's launcher `pool`: the runs of a sweep, packed on the machine's GPUs or cores. expt.pool does the work."""
+"""Hydra's launcher `pool`: the runs of a sweep, packed on the machine's GPUs or cores. expt.command.sweep does the work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class PoolLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what Hydra gives every launcher."""
-        from expt.multirun import Multirun  # late: Hydra imports every plugin, even to print --help
+        from expt.command.sweep import Multirun  # late: Hydra imports every plugin, even to print --help
 
         self._multirun = Multirun(hydra_context, task_function, config, self._options)
 

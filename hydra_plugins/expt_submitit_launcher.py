@@ -1,4 +1,4 @@
-"""Hydra's launchers `submitit_slurm` and `submitit_local`: a sweep as a job array. expt.cluster does the work.
+"""Hydra's launchers `submitit_slurm` and `submitit_local`: a sweep as a job array. expt.command.sweep_cluster does the work.
 
 conf/hydra/launcher holds their keys.
 """
@@ -23,7 +23,7 @@ class SubmititLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what Hydra gives every launcher."""
-        from expt.cluster import cluster_sweep  # late: Hydra imports every plugin, even to print --help
+        from expt.command.sweep_cluster import cluster_sweep  # late: Hydra imports every plugin, even to print --help
 
         self._sweep = cluster_sweep(hydra_context, task_function, config, self._options)
 

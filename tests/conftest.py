@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import expt
-from expt.repeat import NOT_REPEATED
+from expt.command.rerun import NOT_REPEATED
 from tests.faults.cases import TESTS
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: tests/gpu starts commands with their own

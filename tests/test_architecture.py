@@ -15,63 +15,20 @@ import pytest
 
 import expt
 
-# A module imports from lower layers only; `models` and `data` are packages, whose files may import one another.
-LAYERS: dict[int, tuple[str, ...]] = {
-    0: (
-        "errors", "machine", "paths", "schema", "rules", "config", "record", "provenance", "forkserver", "target",
-        "constraints", "model_schema", "schedule", "identity", "overrides", "signals", "device_locks", "watchdog",
-        "redaction", "process", "malloc", "scheduler",
-    ),
-    1: (
-        "models", "data", "optim", "eager", "precision", "metrics", "distributed", "tensorboard", "checkpoint",
-        "failed_events", "profiling", "shared_memory", "fault", "hparams", "pictures", "review", "norms", "health",
-        "onednn", "rendezvous",
-    ),
-    2: ("train", "agreement", "diagnosis"),
-    3: ("entry", "worker", "build", "log", "snapshot", "resume", "divergence", "dashboard"),
-    4: ("launch", "failure", "preload", "pool", "display", "sweep_display", "report", "comparison", "plot"),
-    5: (
-        "__main__", "session", "arguments", "explain", "usage", "grid", "multirun", "repeat", "rerun", "api",
-        "single_run", "doctor", "external", "cluster",
-    ),
-}  # fmt: skip
-# What a module may import beside that, from its own layer. Those of layer 0 may import one another.
-ALSO: dict[str, set[str]] = {
-    "optim": {"eager"},
-    "entry": {"worker"},
-    "worker": {"build", "divergence", "log", "snapshot"},
-    "launch": {"failure"},
-    "tensorboard": {"hparams", "pictures"},
-    "failed_events": {"hparams"},
-    "review": {"data"},
-    "build": {"dashboard"},
-    "dashboard": {"log"},
-    "pool": {"launch"},
-    "sweep_display": {"display", "pool"},
-    "report": {"display", "comparison"},
-    "comparison": {"display", "plot"},
-    "plot": {"display"},
-    "grid": {"explain"},
-    "multirun": {"grid", "session"},
-    "cluster": {"multirun", "single_run", "external"},
-    "external": {"single_run"},
-    "session": {"arguments", "explain", "single_run", "external"},
-    "arguments": {"explain"},
-    "repeat": {"single_run"},
-    "rerun": {"api"},
-    "api": {"repeat", "session"},
-    "doctor": {"api"},
-    "__main__": {"session", "explain", "usage", "doctor"},
+# From top to bottom: a package imports from those below it, and from itself.
+PACKAGES = ("command", "launch", "worker", "tensorboard", "training", "data", "models", "runs", "config")
+DOORS = ("__init__", "__main__", "api", "report", "rerun")  # above all packages
+GROUND = ("errors", "machine", "signals")  # below them
+LEVEL = {
+    name: level for level, names in enumerate((GROUND, *((name,) for name in PACKAGES[::-1]), DOORS)) for name in names
 }
-# The highest layer that a module may import, where that is not the one below its own.
-AT_MOST = dict.fromkeys(("display", "sweep_display", "report", "comparison", "plot", "explain", "usage"), 0)
+WITH_TORCH = ("checkpoint", "resume")  # of `runs`
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MEDIAN_LINES = 300, 60, 15
 GRAB_BAGS = {"utils", "util", "helpers", "helper", "common", "base", "misc", "manager"}
-WITHOUT_DOCSTRINGS = {"schema", "model_schema"}  # conf/ says what each key means
+WITHOUT_DOCSTRINGS = {"config.schema", "config.groups"}  # conf/ says what each key means
 
 PACKAGE = Path(expt.__file__).parent
-LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
 
 
 class Module(NamedTuple):
@@ -124,23 +81,34 @@ def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return function.end_lineno - function.lineno + 1
 
 
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a module that run when it is imported: no body of a function, nothing for type checkers alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from at_import(child)
+
+
+def imported_at_once(module: Module) -> set[str]:
+    """Dotted names of what importing the module imports."""
+    body: list[ast.stmt] = [node for node in at_import(module.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return set(imported(ast.Module(body, [])))
+
+
+def test_the_top_is_nine_packages_and_eight_files() -> None:
+    assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()} == set(PACKAGES)
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {*DOORS, *GROUND}
+
+
 @each_module
 def test_imports_go_down(module: Module) -> None:
     own = module.component
-    if own == "__init__":  # the public names
-        assert {name.partition(".")[0] for name in own_imports(module)} <= {"api", "errors"}
-        return
-    assert own in LAYER, f"{own}: add it to LAYERS in tests/test_architecture.py"
-    allowed = {name for name in LAYER if LAYER[name] <= AT_MOST.get(own, LAYER[own] - 1)} | ALSO.get(own, set()) | {own}
-    if LAYER[own] == 0:
-        allowed |= set(LAYERS[0])
     found = {name.partition(".")[0] for name in own_imports(module)}
-    assert found <= allowed, f"{module.name} (layer {LAYER[own]}) may not import {', '.join(sorted(found - allowed))}"
-
-
-@pytest.mark.parametrize("name", [name for name in LAYERS[0] if name in MODULES])
-def test_the_lowest_layer_is_free_of_torch(name: str) -> None:
-    assert not {found for found in imported(MODULES[name].tree) if re.match(r"torch(vision)?\b", found)}
+    up = {name for name in found if LEVEL[name] > LEVEL[own] or (LEVEL[name] == LEVEL[own] and own in DOORS + GROUND)}
+    assert up <= ({"api"} if own in DOORS else {"errors"} if own in GROUND else {own}), f"{module.name} imports {up}"
 
 
 def test_no_import_goes_round() -> None:
@@ -154,10 +122,40 @@ def test_no_import_goes_round() -> None:
 
 
 @each_module
+def test_only_command_knows_hydra(module: Module) -> None:
+    if module.component != "command":
+        assert not {name for name in imported(module.tree) if name.partition(".")[0] == "hydra"}
+
+
+@each_module
+def test_configuration_and_records_are_free_of_torch(module: Module) -> None:
+    own = module.component
+    if own in (*GROUND, "config") or (own == "runs" and module.name.rpartition(".")[2] not in WITH_TORCH):
+        assert not {name for name in imported(module.tree) if is_torch(name)}
+
+
+def is_torch(name: str) -> bool:
+    return name.partition(".")[0] in ("torch", "torchvision", "tensorboard")
+
+
+@pytest.mark.parametrize("door", ["__main__", "api", "command.main", "command.sweep", "launch.one_run", "launch.pool"])
+def test_the_driver_imports_no_torch(door: str) -> None:
+    """What it imports before a run's workers are started: the forkserver's import of torch runs beside it."""
+    seen, todo = set[str](), [door]
+    while todo:
+        name = todo.pop()
+        seen.add(name)
+        found = imported_at_once(MODULES[name])
+        assert not {other for other in found if is_torch(other)}, f"{door} imports torch through {name}"
+        own = {_module_of(other.removeprefix("expt.")) for other in found if other.startswith("expt.")}
+        todo += [other for other in own if other and other not in seen]
+
+
+@each_module
 def test_names_of_a_runs_files_stand_in_paths(module: Module) -> None:
-    names = {name for name in _strings(MODULES["paths"].tree) if re.fullmatch(r"\.?\w+\.\w+", name)}
+    names = {name for name in _strings(MODULES["runs.paths"].tree) if re.fullmatch(r"\.?\w+\.\w+", name)}
     assert {"result.json", "metrics.jsonl", "last.pt", "best.pt", "stderr.log", "error.json"} <= names
-    if module.name != "paths":
+    if module.name != "runs.paths":
         assert not {text for text in _strings(module.tree) if any(name in text for name in names)}
 
 

@@ -19,3 +19,5 @@
 
 Nothing is imported here: files, download, formats, cache, listing, folder_cache and classes need no torch.
 """
+
+from __future__ import annotations

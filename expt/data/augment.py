@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from expt.data.shard import mix
+from expt.data.indexing import mix
 
 _SEED = 20_250_301  # sets these numbers apart from the order of the images
 _BITS = 15  # of each random number: what int16 holds

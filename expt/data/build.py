@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from expt import schema, target
+from expt.config import groups, user_class
 from expt.data.augment import Augmentation
 from expt.data.classes import CLASS_NAMES
 from expt.data.files import Arrays, DatasetConfig, load
-from expt.data.folder import FolderDataset
-from expt.data.folder_cache import decoded_folder
-from expt.data.listing import list_images
+from expt.data.image_folder import FolderDataset
+from expt.data.image_folder_cache import decoded_folder
+from expt.data.image_folder_files import list_images
+from expt.data.indexing import split
 from expt.data.loading import Loader, Shard
 from expt.data.memory import InMemoryLoader, place
-from expt.data.shard import split
 from expt.data.stream import StreamLoader, to_tensor
 from expt.data.synthetic import synthetic
 from expt.errors import ConfigError, DataError
@@ -131,18 +131,18 @@ def build(
 
 
 def _source(dataset: DatasetConfig, device: torch.device, num_workers: int) -> _Source:
-    if isinstance(dataset, schema.Synthetic):
+    if isinstance(dataset, groups.Synthetic):
         names = tuple(map(str, range(dataset.num_classes)))
         return _in_memory(*synthetic(dataset), names, device)
-    if isinstance(dataset, schema.ImageFolder):
+    if isinstance(dataset, groups.ImageFolder):
         return _folder(dataset, device, num_workers)
-    if isinstance(dataset, schema.TargetDataset):
+    if isinstance(dataset, groups.TargetDataset):
         return _own(dataset, num_workers)
     tensors = (_tensors(load(dataset, "train")), _tensors(load(dataset, "test")))
     return _in_memory(*tensors, CLASS_NAMES[dataset.name], device)
 
 
-def _folder(dataset: schema.ImageFolder, device: torch.device, num_workers: int) -> _Source:
+def _folder(dataset: groups.ImageFolder, device: torch.device, num_workers: int) -> _Source:
     """From memory where the driver has put the images into the cache, else read one by one."""
     train, test = list_images(dataset.root, "train"), list_images(dataset.root, "test")
     decoded = decoded_folder(train, dataset), decoded_folder(test, dataset)
@@ -196,9 +196,9 @@ def _streamed(
     )
 
 
-def _own(dataset: schema.TargetDataset, num_workers: int) -> _Source:
+def _own(dataset: groups.TargetDataset, num_workers: int) -> _Source:
     """A person's own Dataset class; its first sample tells the images' shape."""
-    cls: type[Dataset[Any]] = target.resolve(dataset.target, Dataset)
+    cls: type[Dataset[Any]] = user_class.resolve(dataset.target, Dataset)
     if issubclass(cls, IterableDataset) or not hasattr(cls, "__len__"):
         raise ConfigError(f"dataset._target_={dataset.target}: must have __len__ and __getitem__ (a map-style Dataset)")
     train = _construct(dataset, cls, {**dataset.kwargs, **dataset.train})
@@ -220,7 +220,7 @@ def _own(dataset: schema.TargetDataset, num_workers: int) -> _Source:
     return _streamed(train, test, (channels, height, width), names, num_workers)
 
 
-def _construct(dataset: schema.TargetDataset, cls: type[Dataset[Any]], arguments: dict[str, Any]) -> Dataset[Any]:
+def _construct(dataset: groups.TargetDataset, cls: type[Dataset[Any]], arguments: dict[str, Any]) -> Dataset[Any]:
     try:
         return cls(**arguments)
     except TypeError as error:
@@ -240,7 +240,7 @@ def _check_channels(dataset: DatasetConfig, channels: int) -> None:
         raise ConfigError(problems)
 
 
-def _check_augment(augment: schema.Augment, image_size: tuple[int, int]) -> None:
+def _check_augment(augment: groups.Augment, image_size: tuple[int, int]) -> None:
     smallest = min(image_size)
     problems = [
         f"dataset.augment.{name}={value}: must be below {smallest}, the images being {image_size[0]}x{image_size[1]}"

@@ -12,18 +12,18 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from filelock import FileLock
 
-from expt import schema
+from expt.config import groups
 from expt.data.cache import Arrays, cache_dir, decoded
 from expt.data.classes import CLASS_NAMES
 from expt.data.download import fetch
-from expt.data.folder_cache import prepare_folder
 from expt.data.formats import read_cifar, read_idx
+from expt.data.image_folder_cache import prepare_folder
 from expt.errors import DataError
 
 __all__ = ["Arrays", "DatasetConfig", "Split", "cache_dir", "load", "prepare"]
 
 DatasetConfig: TypeAlias = (
-    schema.Digits | schema.Downloaded | schema.Synthetic | schema.ImageFolder | schema.TargetDataset
+    groups.Digits | groups.Downloaded | groups.Synthetic | groups.ImageFolder | groups.TargetDataset
 )
 Split: TypeAlias = Literal["train", "test"]
 
@@ -78,9 +78,9 @@ def prepare(dataset: DatasetConfig) -> None:
 
     Raises DataError that names what is missing or damaged, and the mend. For the driver, before workers start.
     """
-    if isinstance(dataset, schema.ImageFolder):
+    if isinstance(dataset, groups.ImageFolder):
         prepare_folder(dataset)
-    if not isinstance(dataset, schema.Downloaded):
+    if not isinstance(dataset, groups.Downloaded):
         return
     if isinstance(missing := _search(dataset), _Missing):
         _obtain(dataset, missing)
@@ -93,12 +93,12 @@ def prepare(dataset: DatasetConfig) -> None:
         )
 
 
-def load(dataset: schema.Digits | schema.Downloaded, split: Split) -> Arrays:
+def load(dataset: groups.Digits | groups.Downloaded, split: Split) -> Arrays:
     """The images and labels of one split, mapped copy-on-write into memory where possible.
 
     Raises DataError for files that are missing, damaged, or do not belong together.
     """
-    if isinstance(dataset, schema.Digits):
+    if isinstance(dataset, groups.Digits):
         with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
             return Arrays(file[f"{split}_images"], file[f"{split}_labels"].astype(np.int64))
     found = _search(dataset)
@@ -112,7 +112,7 @@ def load(dataset: schema.Digits | schema.Downloaded, split: Split) -> Arrays:
     return arrays
 
 
-def folder_of(dataset: schema.Downloaded) -> Path | None:
+def folder_of(dataset: groups.Downloaded) -> Path | None:
     """Where the dataset's files lie; None if they are yet to be downloaded."""
     found = _search(dataset)
     return None if isinstance(found, _Missing) else found["train"][0].parent
@@ -148,11 +148,11 @@ def _check(arrays: Arrays, sources: Sequence[Path], num_classes: int) -> None:
         )
 
 
-def _root(dataset: schema.Downloaded) -> Path:
+def _root(dataset: groups.Downloaded) -> Path:
     return Path(dataset.root).expanduser() if dataset.root is not None else cache_dir() / "data"
 
 
-def _search(dataset: schema.Downloaded) -> dict[Split, tuple[Path, ...]] | _Missing:
+def _search(dataset: groups.Downloaded) -> dict[Split, tuple[Path, ...]] | _Missing:
     """Each split's files, all from the first folder that has every one; else what the fullest folder lacks."""
     folders = _folders(dataset)
     if (archive := _archive(dataset)) is not None:
@@ -169,7 +169,7 @@ def _search(dataset: schema.Downloaded) -> dict[Split, tuple[Path, ...]] | _Miss
     return _Missing(min(lacking, key=len), folders)
 
 
-def _folders(dataset: schema.Downloaded) -> tuple[Path, ...]:
+def _folders(dataset: groups.Downloaded) -> tuple[Path, ...]:
     root = _root(dataset)
     if dataset.name in _CIFAR:
         return root / _CIFAR[dataset.name].folder, root
@@ -179,7 +179,7 @@ def _folders(dataset: schema.Downloaded) -> tuple[Path, ...]:
     return (*folders, DEBIAN_FASHION_MNIST) if packaged else folders
 
 
-def _archive(dataset: schema.Downloaded) -> Path | None:
+def _archive(dataset: groups.Downloaded) -> Path | None:
     """CIFAR's tar.gz, unless the batches themselves lie beside it."""
     if dataset.name not in _CIFAR or (_root(dataset) / _CIFAR[dataset.name].folder).is_dir():
         return None
@@ -195,7 +195,7 @@ def _file(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _obtain(dataset: schema.Downloaded, missing: _Missing) -> None:
+def _obtain(dataset: groups.Downloaded, missing: _Missing) -> None:
     """Download under a lock, unless another run has done so meanwhile."""
     if not dataset.download:
         raise _missing_error(dataset, missing, ", and dataset.download is false")
@@ -209,7 +209,7 @@ def _obtain(dataset: schema.Downloaded, missing: _Missing) -> None:
         raise _missing_error(dataset, missing, f", and the download failed ({error})") from error
 
 
-def _missing_error(dataset: schema.Downloaded, missing: _Missing, why: str) -> DataError:
+def _missing_error(dataset: groups.Downloaded, missing: _Missing, why: str) -> DataError:
     folders = ", ".join(map(str, missing.folders))
     root = _root(dataset)
     if dataset.name in _CIFAR:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from expt.data import shard as indexing
+from expt.data import indexing
 from expt.data.augment import Augmentation
 
 IGNORE_INDEX = -100

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from expt.data.augment import Augmentation
+from expt.data.indexing import Piece
 from expt.data.loading import IGNORE_INDEX, Batch, Normalise, Shard, ShardedLoader, to_device
 from expt.data.prefetch import prefetched
-from expt.data.shard import Piece
 
 # Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches cost nothing.
 _BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}

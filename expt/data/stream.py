@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from expt.data.augment import Augmentation
+from expt.data.indexing import Piece, mix
 from expt.data.loading import IGNORE_INDEX, Batch, Normalise, Shard, ShardedLoader, to_device
 from expt.data.prefetch import prefetched
-from expt.data.shard import Piece, mix
 from expt.errors import DataError
 
 _Sample: TypeAlias = "tuple[Tensor, int] | DataError"

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from expt import schema, target
+from expt.config import groups, user_class
 from expt.models.init import initialise
 
 
 def build(
-    config: schema.MLP | schema.ConvNet | schema.ResNet18 | schema.Target,
-    init: schema.Init,
+    config: groups.MLP | groups.ConvNet | groups.ResNet18 | groups.Target,
+    init: groups.Init,
     *,
     channels: int,
     image_size: tuple[int, int],
@@ -24,8 +24,8 @@ def build(
     Raises ConfigError if a person's own class is no Module or does not take the keywords.
     """
     shape: dict[str, Any] = {"channels": channels, "image_size": image_size, "num_classes": num_classes}
-    if isinstance(config, schema.Target):
-        module: nn.Module = target.build(config.target, nn.Module, **shape, **config.kwargs)
+    if isinstance(config, groups.Target):
+        module: nn.Module = user_class.build(config.target, nn.Module, **shape, **config.kwargs)
     else:
         names = (field.name for field in dataclasses.fields(config) if field.name != "name")
         module = _class_of(config)(**shape, **{name: getattr(config, name) for name in names})
@@ -33,13 +33,13 @@ def build(
     return module
 
 
-def _class_of(config: schema.MLP | schema.ConvNet | schema.ResNet18) -> type[nn.Module]:
+def _class_of(config: groups.MLP | groups.ConvNet | groups.ResNet18) -> type[nn.Module]:
     # Imported here: torchvision costs over a second, and only ResNet-18 needs it.
-    if isinstance(config, schema.MLP):
+    if isinstance(config, groups.MLP):
         from expt.models.mlp import MLP
 
         return MLP
-    if isinstance(config, schema.ConvNet):
+    if isinstance(config, groups.ConvNet):
         from expt.models.convnet import ConvNet
 
         return ConvNet

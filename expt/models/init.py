@@ -8,17 +8,17 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from expt import schema
+from expt.config import groups
 
 INITIALISED = (nn.Linear, _ConvNd)
 
 
-def initialise(module: nn.Module, config: schema.Init) -> None:
+def initialise(module: nn.Module, config: groups.Init) -> None:
     """Draw the weights of `module`'s linear and convolution layers anew, from torch's global generator, in order.
 
     Other layers, batch norms say, keep what they have.
     """
-    if isinstance(config, schema.DefaultInit):
+    if isinstance(config, groups.DefaultInit):
         return
     draw = _drawing(config)
     for layer in module.modules():
@@ -28,13 +28,13 @@ def initialise(module: nn.Module, config: schema.Init) -> None:
                 nn.init.zeros_(layer.bias)
 
 
-def _drawing(config: schema.NormalInit | schema.XavierInit | schema.KaimingInit | schema.OrthogonalInit) -> _Draw:
-    if isinstance(config, schema.NormalInit):
+def _drawing(config: groups.NormalInit | groups.XavierInit | groups.KaimingInit | groups.OrthogonalInit) -> _Draw:
+    if isinstance(config, groups.NormalInit):
         return functools.partial(nn.init.normal_, std=config.std)
-    if isinstance(config, schema.OrthogonalInit):
+    if isinstance(config, groups.OrthogonalInit):
         return functools.partial(nn.init.orthogonal_, gain=config.gain)
     uniform = config.distribution == "uniform"
-    if isinstance(config, schema.XavierInit):
+    if isinstance(config, groups.XavierInit):
         return nn.init.xavier_uniform_ if uniform else nn.init.xavier_normal_
     kaiming = nn.init.kaiming_uniform_ if uniform else nn.init.kaiming_normal_
     return functools.partial(kaiming, mode=config.mode, nonlinearity="relu")

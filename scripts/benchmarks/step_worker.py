@@ -20,14 +20,21 @@ from hydra import compose, initialize_config_dir
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from expt import build, checkpoint, distributed, machine, paths, snapshot, tensorboard, train
-from expt.config import parse, plain
-from expt.dashboard import Dashboard
+from expt import machine
+from expt.command import conf_files
+from expt.command import overrides as overrides_module
+from expt.config.parse import parse, plain
+from expt.config.schema import RunConfig
 from expt.data.loading import Batch
-from expt.log import Log
-from expt.metrics import Sums
-from expt.review import Review
-from expt.schema import RunConfig
+from expt.runs import checkpoint, paths, tags
+from expt.tensorboard.dashboard import Dashboard
+from expt.tensorboard.log import Log
+from expt.tensorboard.mistakes import Review
+from expt.training import collectives
+from expt.training.learner import Position
+from expt.training.loop import evaluate, train_epoch
+from expt.training.metrics import Sums
+from expt.worker import build, snapshot
 
 BATCHES = 8
 
@@ -41,9 +48,9 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
     config = _configuration(args.overrides)
-    worker = distributed.worker_from(os.environ, gpus=config.gpu_indices)
+    worker = collectives.worker_from(os.environ, gpus=config.gpu_indices)
     torch.set_num_threads(config.threads)
-    with distributed.process_group(worker, backend=config.backend, timeout_s=600):
+    with collectives.process_group(worker, backend=config.backend, timeout_s=600):
         ours = ExptLoop(config, worker)
         loops = {"expt": ours.run, args.mode: ours.without_all_reduce}
         if args.mode == "bare":
@@ -61,18 +68,18 @@ def main() -> None:
 class ExptLoop:
     """train.train_epoch over batches that are ready."""
 
-    def __init__(self, config: RunConfig, worker: distributed.Worker) -> None:
+    def __init__(self, config: RunConfig, worker: collectives.Worker) -> None:
         torch.manual_seed(0)
         self.data = build.build_data(config, worker)
         self.learner = build.build_learner(config, self.data, worker)
         self.batches = [_copied(batch) for batch in itertools.islice(self.data.train.epoch(1), BATCHES)]
         self._worker, self._sums = worker, Sums(worker.device)
         # Step 0 checks the gradients, which is no part of a later step.
-        self._position = train.Position(step=1)
+        self._position = Position(step=1)
 
     def run(self, steps: int) -> None:
         """`steps` steps, as an epoch has them between two log points."""
-        train.train_epoch(
+        train_epoch(
             self.learner,
             itertools.islice(itertools.cycle(self.batches), steps),
             self._position,
@@ -103,23 +110,23 @@ class ExptLoop:
 class ExptEpoch:
     """A few steps, the sums over all workers, and an evaluation, as a run has them; with its dashboard or without."""
 
-    def __init__(self, loop: ExptLoop, config: RunConfig, worker: distributed.Worker) -> None:
+    def __init__(self, loop: ExptLoop, config: RunConfig, worker: collectives.Worker) -> None:
         self._loop, self._config, self._worker = loop, config, worker
         self._folder = tempfile.TemporaryDirectory(prefix="expt-bench-")
         run_paths = paths.RunPaths(Path(self._folder.name))
-        charts = tensorboard.layout(config.eval_split, worker.world_size)
+        charts = tags.layout(config.eval_split, worker.world_size)
         self._log = Log(run_paths, {}, charts) if worker.rank == 0 else None
 
     def run(self, steps: int) -> None:
         """Without: `steps` steps, and the evaluation."""
-        position, sums = train.Position(), Sums(self._worker.device)
+        position, sums = Position(), Sums(self._worker.device)
         self._train(self._batches(steps), position, sums, lambda: None)
-        distributed.sum_across_workers(sums.values).tolist()
+        collectives.sum_across_workers(sums.values).tolist()
         self._evaluate(None)
 
     def with_dashboard(self, steps: int) -> None:
         """With all that a run's first and last epoch show, but for the model's graph, which is traced once."""
-        position, sums, config = train.Position(), Sums(self._worker.device), self._config
+        position, sums, config = Position(), Sums(self._worker.device), self._config
         mean, std, info = config.dataset.mean, config.dataset.std, self._loop.data.info
         dashboard = Dashboard(config, info, self._loop.learner, self._worker, mean=mean, std=std, steps=(steps, steps))
         self._train(dashboard.watch(self._batches(steps), position), position, sums, dashboard.before_update)
@@ -134,9 +141,9 @@ class ExptEpoch:
         return itertools.islice(itertools.cycle(self._loop.batches), steps)
 
     def _train(
-        self, batches: Iterable[Batch], position: train.Position, sums: Sums, on_gradients: Callable[[], None]
+        self, batches: Iterable[Batch], position: Position, sums: Sums, on_gradients: Callable[[], None]
     ) -> None:
-        train.train_epoch(
+        train_epoch(
             self._loop.learner,
             batches,
             position,
@@ -150,13 +157,13 @@ class ExptEpoch:
 
     def _evaluate(self, review: Review | None) -> None:
         test = self._loop.data.test
-        train.evaluate(self._loop.learner, test.evaluation(), Sums(self._worker.device), observe=review)
+        evaluate(self._loop.learner, test.evaluation(), Sums(self._worker.device), observe=review)
 
 
 class BareLoop:
     """Forward, backward, step: nothing else."""
 
-    def __init__(self, config: RunConfig, worker: distributed.Worker, batches: list[Batch]) -> None:
+    def __init__(self, config: RunConfig, worker: collectives.Worker, batches: list[Batch]) -> None:
         learner = build.build_learner(config, build.build_data(config, worker), worker)
         self._module, self._precision = learner.module.train(), learner.precision
         self._optimizer = torch.optim.SGD(self._module.parameters(), lr=0.05, fused=True)
@@ -173,8 +180,8 @@ class BareLoop:
 
 
 def _configuration(overrides: list[str]) -> RunConfig:
-    paths.register_resolvers()
-    with initialize_config_dir(str(paths.conf_dir()), version_base="1.3"):
+    overrides_module.register_resolvers()
+    with initialize_config_dir(str(conf_files.conf_dir()), version_base="1.3"):
         composed = compose("config", overrides=overrides, return_hydra_config=True)
     return parse(plain(composed), machine.detect())
 

@@ -8,7 +8,8 @@ WORKERS, WATCHDOGS, SIGNALS, SWEEPS, DISK, PORTS, BAD_INPUT = (
     for name in ("workers", "watchdogs", "signals", "sweeps", "disk", "folders_and_ports", "bad_input")
 )
 FILES, LOADING, CHECKPOINT, CONFIG = (
-    f"tests/test_{name}.py::test_" for name in ("data_files", "data_loading", "checkpoint", "config")
+    f"tests/{name}.py::test_"
+    for name in ("data/test_files", "data/test_loading", "runs/test_checkpoint", "config/test_parse")
 )
 
 CASES: dict[str, tuple[str, ...]] = {
@@ -107,7 +108,7 @@ CASES: dict[str, tuple[str, ...]] = {
         f"{SWEEPS}fail_fast_starts_no_further_run",
     ),
     "a value with slashes, dots and spaces": (
-        "tests/test_overrides.py::test_dots_and_unicode_stay_inside_the_folder",
+        "tests/command/test_overrides.py::test_dots_and_unicode_stay_inside_the_folder",
         f"{RUN}paths_may_hold_spaces_and_unicode",
     ),
     "what another launcher left in the environment": (

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import expt
-from expt import fault, forkserver
 from expt.errors import ExptError
+from expt.launch import forkserver
+from expt.worker import fault
 from tests.faults.running import open_ports, wait_until, with_variable
 
 MARK = "EXPT_TESTED_IN"

@@ -16,7 +16,8 @@ import pytest
 from PIL import Image
 
 import expt
-from expt import __main__, forkserver
+from expt import __main__
+from expt.launch import forkserver
 from tests.conftest import environment, run
 from tests.faults.test_disk import _fill
 

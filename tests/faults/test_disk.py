@@ -14,7 +14,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from expt import checkpoint
+from expt.runs import checkpoint
 from tests.conftest import RunFolder, Trained, start
 from tests.faults.running import LONG, ranks, training, wait_until
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from expt import checkpoint
-from expt.fault import VARIABLE
+from expt.runs import checkpoint
 from expt.signals import ASK_WORKER, IMPATIENT_S
+from expt.worker.fault import VARIABLE
 from tests.conftest import RunFolder, Trained, alive, run
 from tests.faults.running import ranks, training, wait_until, waits_for
 from tests.integration.test_resume import _assert_equal

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from expt import checkpoint
-from expt.data.shard import permutation, split
-from expt.fault import VARIABLE
+from expt.data.indexing import permutation, split
+from expt.runs import checkpoint
+from expt.worker.fault import VARIABLE
 from tests.conftest import RunFolder, Trained, run
 from tests.faults.conftest import Failing
 

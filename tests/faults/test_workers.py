@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.fault import VARIABLE
+from expt.worker.fault import VARIABLE
 from tests.conftest import RunFolder, alive, run
 from tests.faults.conftest import Failing
 from tests.faults.running import LONG, listening, ranks, training, wait_until

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from expt import schema
-from expt.optim import build_optimizer
-from expt.precision import Precision
+from expt.config import groups
+from expt.training.optim import build_optimizer
+from expt.training.precision import Precision
 from tests.conftest import Trained, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -89,9 +89,9 @@ def test_a_gpu_without_room_names_the_batch_size_that_fits(tmp_path: Path) -> No
 def test_a_step_is_skipped_without_a_word_of_the_host(optimizer: str, first: int) -> None:
     def train(losses: list[float]) -> list[torch.Tensor]:
         weight = torch.nn.Parameter(torch.ones(3, device="cuda"))
-        configs: dict[str, schema.SGD | schema.Adam] = {
-            "sgd": schema.SGD(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False),
-            "adam": schema.Adam(name="adam", lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0),
+        configs: dict[str, groups.SGD | groups.Adam] = {
+            "sgd": groups.SGD(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False),
+            "adam": groups.Adam(name="adam", lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0),
         }
         precision = Precision(False, torch.device("cuda"), skip_non_finite=True)
         update = build_optimizer(configs[optimizer], [weight])

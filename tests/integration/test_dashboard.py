@@ -20,9 +20,9 @@ from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
+from expt.config.identity import hyperparameters
 from expt.errors import RunFailed
-from expt.hparams import Value, columns
-from expt.identity import hyperparameters
+from expt.tensorboard.hparams import Value, columns
 from tests.conftest import Trained
 
 SUCCESS, FAILURE = 1, 2

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from expt import doctor
+from expt.command import doctor
 from tests.conftest import environment, run
 
 TIMEOUT_S = 60

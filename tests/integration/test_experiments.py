@@ -14,16 +14,17 @@ from torch import nn
 from torch.nn import functional
 
 import expt
-from expt import schema
-from expt.config import parse, plain
-from expt.data import files, shard
+from expt.command.conf_files import conf_dir
+from expt.command.overrides import register_resolvers
+from expt.config import groups
+from expt.config.identity import flat
+from expt.config.parse import parse, plain
+from expt.config.schema import RunConfig
+from expt.data import files, indexing
 from expt.errors import ConfigError
-from expt.identity import flat
 from expt.machine import Machine
-from expt.paths import conf_dir, register_resolvers
-from expt.schema import RunConfig
 from tests.conftest import FASHION_MNIST, Trained, run
-from tests.test_data_files import NAMES, idx
+from tests.data.test_files import NAMES, idx
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 # What the sources say, on a machine with two GPUs.
@@ -113,9 +114,9 @@ def few(tmp_path: Path, mnist: str) -> dict[str, str]:
     return folders
 
 
-def _dataset(name: Any, root: str) -> schema.Downloaded:
+def _dataset(name: Any, root: str) -> groups.Downloaded:
     options: dict[str, Any] = {"val_fraction": 0.0, "train_limit": None, "mean": None, "std": None}
-    return schema.Downloaded(name=name, root=root, download=False, **options)
+    return groups.Downloaded(name=name, root=root, download=False, **options)
 
 
 FEW = {"d2l_resnet18": ("batch_size=16", "max_steps=1"), "amp_sweep": ("model=convnet", "batch_size=64")}
@@ -164,7 +165,7 @@ def test_ddp_mlp_has_the_loss_of_a_hand_written_loop(mnist: str, trained: Traine
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.001)
     losses = []
-    for batch in shard.permutation(limit, 0, epoch=1).split(64):
+    for batch in indexing.permutation(limit, 0, epoch=1).split(64):
         loss = functional.cross_entropy(network(images[batch]), labels[batch])
         optimizer.zero_grad()
         loss.backward()

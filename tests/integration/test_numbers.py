@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from expt.data import files, shard
+from expt.config.groups import Digits
+from expt.data import files, indexing
 from expt.data.cache import Arrays
 from expt.models.mlp import MLP
-from expt.schema import Digits
 from tests.conftest import Trained
 
 SEED, BATCH, STEPS, LR, MOMENTUM = 3, 48, 50, 0.05, 0.9
@@ -27,7 +27,7 @@ def _images(arrays: Arrays, indices: torch.Tensor) -> tuple[torch.Tensor, torch.
 def reference() -> tuple[list[float], float]:
     """Loss of each step, and the final accuracy on the held-out images, of a loop without expt's training code."""
     arrays = files.load(DIGITS, "train")
-    train, val = shard.split(len(arrays.labels), 0.1, None)
+    train, val = indexing.split(len(arrays.labels), 0.1, None)
     torch.manual_seed(SEED)
     net = MLP(channels=1, image_size=(8, 8), num_classes=10)
     optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=MOMENTUM)
@@ -35,7 +35,7 @@ def reference() -> tuple[list[float], float]:
     epoch = 0
     while len(losses) < STEPS:
         epoch += 1
-        order = train[shard.permutation(len(train), SEED, epoch)]
+        order = train[indexing.permutation(len(train), SEED, epoch)]
         for batch in order.split(BATCH)[: len(order) // BATCH]:
             images, labels = _images(arrays, batch)
             loss = functional.cross_entropy(net(images), labels)

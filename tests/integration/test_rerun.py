@@ -53,7 +53,7 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
 
 
 def test_the_record_and_the_checkpoint_say_where_the_numbers_come_from(trained: Trained) -> None:
-    from expt import checkpoint
+    from expt.runs import checkpoint
 
     run = trained("epochs=1", "seed=5")
     saved = checkpoint.load(run.folder / "checkpoints" / "last.pt")

@@ -15,8 +15,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import expt
-from expt import checkpoint
 from expt.errors import CheckpointError, ConfigError
+from expt.runs import checkpoint
 from tests.conftest import RunFolder, Trained, start
 
 # scripts/stress_resume asks for more

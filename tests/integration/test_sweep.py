@@ -18,11 +18,12 @@ from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG, SESSION_S
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # type: ignore[attr-defined]
 
 import expt
-from expt.config import parse, plain
+from expt.command.conf_files import conf_dir
+from expt.command.overrides import register_resolvers
+from expt.command.rerun import NOT_REPEATED
+from expt.config.parse import parse, plain
 from expt.errors import ConfigError
 from expt.machine import Machine
-from expt.paths import conf_dir, register_resolvers
-from expt.repeat import NOT_REPEATED
 from tests.conftest import run, start
 
 SMALL = ("epochs=1", "dataset.train_limit=320")

@@ -1,0 +1,46 @@
+"""The YAML that expt ships: where it is, and which groups, options and keys it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+
+def conf_dir() -> Path:
+    """The YAML that expt ships: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def groups() -> list[str]:
+    """The groups that expt ships, by folder name."""
+    return sorted(folder.name for folder in conf_dir().iterdir() if folder.is_dir())
+
+
+def options(group: str) -> list[Path]:
+    """The YAML files of a group."""
+    return sorted((conf_dir() / group).glob("*.yaml"))
+
+
+def keys() -> Iterator[str]:
+    """Every key that a person may set, dotted."""
+    yield from groups()
+    yield from _flat(conf_dir() / "config.yaml", "")
+    for group in groups():
+        for path in options(group):
+            yield from _flat(path, f"{group}.")
+
+
+def _flat(path: Path, prefix: str) -> Iterator[str]:
+    content = OmegaConf.load(path)
+    assert isinstance(content, DictConfig)
+    for key in content:
+        if key in ("defaults", "hydra"):
+            continue
+        yield f"{prefix}{key!s}"
+        value = content._get_node(key)
+        if isinstance(value, DictConfig):
+            yield from (f"{prefix}{key!s}.{below!s}" for below in value)

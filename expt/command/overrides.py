@@ -1,0 +1,82 @@
+"""What a person typed for a run: as keys and values, and as a folder's name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from expt.runs.paths import make_unused_folder
+
+MAX_NAME_BYTES = 180  # file systems take 255; leaves room for a suffix and for .tmp beside it
+
+
+def as_dict(overrides: Sequence[str]) -> dict[str, Any]:
+    """From `["model=mlp", "optimizer.lr=0.1"]` to keys and values."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return {override.key_or_group: override.value() for override in parsed}
+
+
+def describe(name: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The fields of result.json that say what the run is called, and how to ask for it again."""
+    return {"name": name, "overrides": as_dict(overrides), "arguments": list(overrides)}
+
+
+def swept_keys(overrides: Sequence[str]) -> list[str]:
+    """The keys that have several values: `model=mlp,convnet`, `seed=range(3)`."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [override.key_or_group for override in parsed if override.is_sweep_override()]
+
+
+def hydra_quoted(value: object) -> str:
+    """`value` as Hydra's command-line grammar takes it, whatever it holds."""
+    text = str(value)
+    if re.fullmatch(r"[\w./+-]+", text):
+        return text
+    return "'" + re.sub(r"(\\*)'", r"\1\1\'", text) + "'"
+
+
+def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -> list[str]:
+    """A name for each point, of the settings in which the points differ: `lr=0.1,model=mlp`.
+
+    `swept` are keys that vary, whether or not they do among these points. Equal names are equal points.
+    """
+    settings = [dict(_split(override) for override in point) for point in points]
+    given = list(dict.fromkeys(key for point in settings for key in point))
+    varied = [key for key in given if key in swept or len({point.get(key) for point in settings}) > 1]
+    keys = varied or given
+    short = _short_keys(keys)
+    return [run_name({short[key]: point[key] for key in keys if key in point}) for point in settings]
+
+
+def run_name(settings: Mapping[str, str]) -> str:
+    """A folder's name that says what differs; one that a file system would not take is mended, and kept unique."""
+    text = ",".join(f"{key}={value}" for key, value in sorted(settings.items()))
+    name = re.sub(r"[^\w.,=+\-\[\]]", "_", text)
+    while len(name.encode()) > MAX_NAME_BYTES:
+        name = name[:-1]
+    if name != text:  # two texts may have become one
+        name = f"{name},{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    return name or "run"
+
+
+def _split(override: str) -> tuple[str, str]:
+    key, _, value = override.lstrip("+~").partition("=")
+    return key, value.strip("'\"")
+
+
+def _short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """`optimizer.lr` is `lr`, unless another key would be `lr` too."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}
+
+
+def register_resolvers() -> None:
+    """Let YAML say `${unused_folder:NAME}`, a folder made just now, and `${run_name:OVERRIDES}`, a name for a run."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("run_name", lambda overrides: folder_names([list(overrides)])[0], replace=True)
+    OmegaConf.register_new_resolver("unused_folder", make_unused_folder, use_cache=True, replace=True)

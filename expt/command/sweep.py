@@ -1,0 +1,171 @@
+"""A sweep by the pool: what Hydra's launcher `pool` does when Hydra hands it points of a grid."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from filelock import FileLock, Timeout
+from hydra.core.utils import JobReturn, setup_globals
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+from rich.console import Console
+
+from expt.command import overrides
+from expt.command.arguments import continue_command
+from expt.command.hydra_adapter import PointComposer
+from expt.command.sweep_display import SweepDisplay, show_dry_run
+from expt.command.sweep_observer import SweepObserver
+from expt.command.sweep_points import ComposedRun, Grid
+from expt.errors import ConfigError, Interrupted
+from expt.launch import forkserver
+from expt.launch.job import Job, Observer, Options
+from expt.launch.pool import Pool
+from expt.machine import Machine, detect
+from expt.runs import paths
+from expt.runs.result import COMPLETED, FAILED, results
+
+if TYPE_CHECKING:
+    from expt.command.main import Task
+
+
+class Runner(Protocol):
+    """Runs jobs to their ends: expt.launch.pool on this machine, expt.launch.submitit_jobs elsewhere."""
+
+    def run(self, source: Iterator[Job]) -> None:
+        """Run every job that `source` yields. Raises KeyboardInterrupt, with everything stopped and recorded."""
+
+
+class Multirun:
+    """One command's sweep; Hydra's sweepers may hand it over in several batches."""
+
+    def __init__(
+        self,
+        context: HydraContext,
+        task_function: TaskFunction,
+        config: DictConfig,
+        options: Mapping[str, Any],
+        *,
+        machine: Callable[[], Machine] = detect,
+        runner: Callable[[Observer], Runner] | None = None,
+    ) -> None:
+        self._context, self._task_function, self._config = context, task_function, config
+        self._composer = PointComposer(context)
+        self._task: Task = task_function.task  # type: ignore[attr-defined]  # see expt.command.main
+        self._dry_run = bool(options.get("dry_run"))
+        self.folder = Path(str(config.hydra.sweep.dir))
+        self._lock = FileLock(paths.RunPaths(self.folder).lock, timeout=0)
+        self._task.at_end.callback(self._leave)
+        self._machine = machine()
+        self._runner = runner or self._pool(options)
+        self._grid: Grid | None = None
+
+    def launch(self, points: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
+        """Run every point of the grid that is not complete already.
+
+        Raises ConfigError where another command is at work in the folder, Interrupted on Ctrl-C.
+        """
+        if not self._task.may_sweep:
+            raise ConfigError("this makes several runs; use expt.sweep, which returns a list of results")
+        self._composer.launching = True
+        try:
+            return self._launch(points, first_number)
+        finally:
+            self._composer.launching = False
+
+    def _launch(self, points: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
+        setup_globals()
+        overrides.register_resolvers()  # the line above has made Hydra's own anew
+        self._open()
+        assert self._grid is not None
+        composed = self._grid.compose(self._context, self._config, points, first_number)
+        if self._dry_run:
+            returned = show_dry_run(list(composed))
+            self._grid = None
+            return returned
+        runs: dict[Job, list[ComposedRun]] = {}
+        display = SweepDisplay(Console(), total=len(points), folder=self.folder)
+        watcher = SweepObserver(self._context, self._task_function, runs, display)
+        try:
+            with display:
+                self._runner(watcher).run(self._source(composed, runs, display))
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; to go on: {continue_command(self.folder)}") from None
+        finally:
+            self._tell(runs)
+            self._task.num_unseen += len(points) - sum(map(len, runs.values()))
+        self._refuse_if_all_were(list(runs))
+        started = sorted(itertools.chain(*runs.values()), key=lambda run: int(run.hydra_config.hydra.job.num))
+        return [run.finish() for run in started]
+
+    def _pool(self, options: Mapping[str, Any]) -> Callable[[Observer], Runner]:
+        pool_options = Options(**{key: value for key, value in options.items() if key != "dry_run"})
+
+        def pool(observer: Observer) -> Pool:
+            forkserver.warm(forkserver.SWEEP_MODULES)
+            return Pool(self._machine, pool_options, observer)
+
+        return pool
+
+    def _tell(self, jobs: Iterable[Job]) -> None:
+        """Let the command know what became of its runs."""
+        self._task.sweep_folder = self.folder
+        for job in jobs:
+            if job.status == COMPLETED:
+                self._task.completed.append(job.paths)
+            elif job.status == FAILED:
+                self._task.failed.append(job.paths)
+            else:
+                self._task.not_completed.append(job.paths)
+
+    def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
+        """Raise ConfigError, and leave no trace, where a new sweep's folder holds nothing but refused runs."""
+        refused = [job for job in jobs if job.refused]
+        if len(refused) < len(jobs) or {path.folder for path, _ in results(self.folder)} != {
+            job.paths.folder for job in refused
+        }:
+            return
+        self._task.sweep_folder = None
+        for job in refused:
+            for path in job.paths.folder.iterdir():
+                path.unlink()
+            job.paths.folder.rmdir()
+        raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
+
+    def _open(self) -> None:
+        if self._grid is not None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise ConfigError(f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it") from None
+        self._task.began = True
+        self._grid = Grid(self.folder, self._machine)
+
+    def _leave(self) -> None:
+        """Let others into the sweep's folder; it goes if it holds nothing but what Hydra and the lock put there."""
+        own = {self.folder / paths.SWEEP_RECORD, paths.RunPaths(self.folder).lock}
+        with contextlib.suppress(Timeout, OSError):  # another command is at work there, or the disk is read-only
+            if self.folder.is_dir() and {*self.folder.iterdir()} <= own:
+                self._lock.acquire()
+                for path in own:
+                    path.unlink(missing_ok=True)
+                self.folder.rmdir()
+        self._lock.release(force=True)
+
+    def _source(
+        self, composed: Iterator[ComposedRun], runs: dict[Job, list[ComposedRun]], display: SweepDisplay
+    ) -> Iterator[Job]:
+        for run in composed:
+            known = run.job in runs
+            runs.setdefault(run.job, []).append(run)
+            if known:
+                display.repeated(run.job)
+                continue
+            if run.job.status == COMPLETED:
+                display.skipped(run.job)
+            yield run.job

@@ -1,0 +1,150 @@
+"""The terminal's view of a sweep: a live table of the runs under way, and a line for each that ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.utils import JobReturn
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from expt.command.sweep_points import ComposedRun
+from expt.config.identity import identity
+from expt.errors import ExptError
+from expt.launch.job import Job
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, read_result
+from expt.runs.view import leaderboard
+from expt.runs.view.progress import REFRESH_S, RunState, duration, waiting_for
+from expt.runs.worker_error import in_one_line
+
+
+class SweepDisplay:
+    """Shows a sweep that is under way; without a terminal, plain lines."""
+
+    def __init__(self, console: Console, *, total: int, folder: Path) -> None:
+        self._console, self._total, self._folder = console, total, folder
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._states: dict[Job, RunState] = {}
+        self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
+        self._skipped = 0
+        self._began = time.monotonic()
+        self._busy_s = 0.0
+        self._next = 0.0
+
+    def __enter__(self) -> SweepDisplay:
+        self._console.print(f"sweep of {self._total} runs in {self._folder}", highlight=False, soft_wrap=True)
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def skipped(self, job: Job) -> None:
+        """A run that an earlier command has completed."""
+        self._skipped += 1
+        self._line("done before", job, "")
+
+    def repeated(self, job: Job) -> None:
+        """A point that the grid names a second time."""
+        self._skipped += 1
+        self._line("named twice", job, "")
+
+    def ended(self, job: Job) -> None:
+        """A run has completed, failed, or was interrupted."""
+        self._states.pop(job, None)
+        self._counts[job.status] += 1
+        self._busy_s += job.ended - job.started if job.started else 0.0
+        if job.error:
+            self._line(job.status, job, in_one_line(str(job.error), with_log=False), style="red")
+        else:
+            result = read_result(job.paths)
+            objective = result["objective"]
+            value = "" if objective["value"] is None else f"{objective['name']} {objective['value']:.4f}"
+            self._line("done", job, f"{value}  {job.ended - job.started:.1f} s", style="green")
+
+    def waiting(self, job: Job, devices: Sequence[str]) -> None:
+        """A run cannot start yet, since another command holds `devices`."""
+        self._line("waiting", job, waiting_for(devices))
+
+    def retrying(self, job: Job, error: ExptError) -> None:
+        """A run has failed, and will be started again."""
+        self._states.pop(job, None)
+        self._line("retrying", job, in_one_line(str(error), with_log=False), style="yellow")
+
+    def update(self, active: Sequence[Job]) -> None:
+        """Read what the running ones have written, and show it."""
+        now = time.monotonic()
+        if self._live is None or now < self._next:
+            return
+        self._next = now + REFRESH_S
+        for job in active:
+            if job not in self._states and job.config:
+                self._states[job] = RunState(job.paths, epochs=job.config.epochs)
+            self._states[job].read()
+        self._live.update(self._table(active))
+
+    def _line(self, what: str, job: Job, text: str, style: str = "dim") -> None:
+        ended = sum(self._counts.values()) + self._skipped
+        line = Text.assemble(f"[{ended}/{self._total}] ", (f"{what:<11}", style), f" {job.name}  {text}")
+        # On a terminal wrapped between words; elsewhere a line stays a line.
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
+
+    def _table(self, active: Sequence[Job]) -> RenderableType:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("running", ratio=1, no_wrap=True)
+        for column in ("on", "epoch", "loss", "val", "left"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for job in active:
+            state = self._states[job]
+            where = ",".join(job.devices) or f"{job.config.world_size if job.config else 0} cpu"
+            val = state.values.get("accuracy/val", state.values.get("accuracy/test"))
+            loss = state.values.get("loss/train")
+            table.add_row(
+                job.name,
+                where,
+                f"{state.epoch}/{state.epochs}",
+                "" if loss is None else f"{loss:.4f}",
+                "" if val is None else f"{val:.4f}",
+                "" if state.left_s is None else duration(state.left_s),
+            )
+        return Group(table, Text(self._totals(len(active)), style="bold"))
+
+    def _totals(self, running: int) -> str:
+        done, failed = self._counts[COMPLETED], self._counts[FAILED]
+        ended = sum(self._counts.values()) + self._skipped
+        queued = max(0, self._total - ended - running)
+        text = f"{done + self._skipped} done, {failed} failed, {running} running, {queued} queued"
+        if done and running:
+            # The machine has held `running` runs at a time; what is left takes as long for each as those before.
+            left_s = self._busy_s / done * (queued + running / 2) / running
+            text += f"; about {duration(left_s)} left"
+        return text
+
+
+def show_dry_run(runs: Sequence[ComposedRun]) -> list[JobReturn]:
+    """The dry run: what would be started, and what it would need."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("#", "run", "identity", "needs", "would"):
+        table.add_column(column)
+    # Larger runs start first, see expt.schedule.
+    for place, run in enumerate(sorted(runs, key=lambda run: -_size(run.job)), start=1):
+        job = run.job
+        if job.config is None:
+            row = (job.name, "", "", f"be refused: {in_one_line(str(job.error))}")
+        else:
+            needs = f"{job.config.num_gpus} GPU" if job.config.num_gpus else f"{job.config.world_size} cores"
+            would = "be skipped, it is complete" if job.status == COMPLETED else "start"
+            row = (job.name, identity(job.config), needs, would)
+        table.add_row(str(place), *row)
+    leaderboard.wide_console().print(table)
+    return [run.finish() for run in runs]
+
+
+def _size(job: Job) -> int:
+    return 0 if job.config is None else job.config.num_gpus or job.config.world_size

@@ -1,0 +1,83 @@
+"""Tells Hydra's callbacks, the record and the terminal what happens to a sweep's runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from hydra.core.utils import env_override
+from hydra.types import HydraContext, TaskFunction
+
+from expt.command.hydra_adapter import use_config
+from expt.command.hydra_folder import save_hydra
+from expt.command.sweep_display import SweepDisplay
+from expt.command.sweep_points import ComposedRun
+from expt.config.identity import hyperparameters
+from expt.errors import ExptError
+from expt.launch.job import Job
+from expt.runs import provenance
+from expt.runs.result import FAILED, create_result, update_result
+from expt.tensorboard.hparams import add_failure
+
+
+class SweepObserver:
+    """Tells Hydra's callbacks and the terminal of what happens in the pool."""
+
+    def __init__(
+        self,
+        context: HydraContext,
+        task_function: TaskFunction,
+        runs: Mapping[Job, Sequence[ComposedRun]],
+        display: SweepDisplay,
+    ) -> None:
+        self._callbacks, self._task_function, self._runs, self._display = (
+            context.callbacks,
+            task_function,
+            runs,
+            display,
+        )
+
+    def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
+        """Say so in the terminal."""
+        self._display.waiting(job, devices)
+
+    def job_starting(self, job: Job) -> None:
+        """Make the run's folder Hydra's, and tell Hydra's callbacks."""
+        run = self._runs[job][0]
+        job.attempt, job.again = job.paths.next_attempt(), True
+        use_config(run.hydra_config)
+        save_hydra(run)
+        job.env = {str(key): str(value) for key, value in run.hydra_config.hydra.job.env_set.items()}
+        if job.retries:
+            return  # for Hydra, the attempts of a run are one job
+        with env_override(job.env):
+            self._callbacks.on_job_start(config=run.hydra_config, task_function=self._task_function)
+
+    def job_retrying(self, job: Job, error: ExptError) -> None:
+        """Say so in the terminal."""
+        self._display.retrying(job, error)
+
+    def job_ended(self, job: Job) -> None:
+        """Record it, and tell Hydra's callbacks and the terminal."""
+        run = self._runs[job][0]
+        try:
+            _record_end(job)
+        except OSError as error:  # a full disk, maybe: the others go on
+            warning = f"warning: {job.paths.folder}: {error.strerror}; what became of the run is not recorded"
+            print(warning, file=sys.stderr, flush=True)
+        use_config(run.hydra_config)
+        self._callbacks.on_job_end(config=run.hydra_config, job_return=run.finish())
+        self._display.ended(job)
+
+    def tick(self, active: Sequence[Job]) -> None:
+        """Show how far the running ones are."""
+        self._display.update(active)
+
+
+def _record_end(job: Job) -> None:
+    if job.refused:  # the sweep's record names it too
+        create_result(job.paths, again=True, **job.about, **provenance.describe())
+        update_result(job.paths, status=job.status, error=str(job.error))
+    if job.status == FAILED:
+        settings = job.about["config"] if job.config else job.about["overrides"]
+        add_failure(job.paths.folder, hyperparameters(settings))

@@ -1,0 +1,132 @@
+"""The points of a grid as runs: composed by Hydra, each in a folder of its own, those that are done recognised."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hydra.core.utils import JobReturn, JobStatus, filter_overrides
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from expt.command.hydra_adapter import FailedReturn
+from expt.command.hydra_errors import as_config_error
+from expt.command.overrides import describe, folder_names, swept_keys
+from expt.config.identity import describe as describe_config
+from expt.config.identity import identity
+from expt.config.parse import parse, plain
+from expt.errors import ConfigError, ExptError
+from expt.launch.job import Job
+from expt.machine import Machine
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, DAMAGED, read_result, results
+
+ASKED = "asked:"
+
+
+class ComposedRun:
+    """One point of the grid: Hydra's configuration of it, and the job that the pool runs."""
+
+    def __init__(self, hydra_config: DictConfig, overrides: Sequence[str], job: Job) -> None:
+        self.hydra_config, self.overrides, self.job = hydra_config, list(overrides), job
+        self.returned = JobReturn()
+
+    def finish(self) -> JobReturn:
+        """What Hydra's sweepers and callbacks get to know."""
+        job, returned = self.job, self.returned
+        if job.status == COMPLETED:
+            returned.status = JobStatus.COMPLETED
+            returned._return_value = read_result(job.paths)["objective"]["value"]
+        else:
+            returned = self.returned = FailedReturn(**vars(returned))
+            returned.status = JobStatus.FAILED
+            returned._return_value = job.error or ExptError("was not started")
+        return returned
+
+
+class Grid:
+    """The runs of one sweep folder, new ones and those that an earlier command left there."""
+
+    def __init__(self, folder: Path, machine: Machine) -> None:
+        self.folder, self._machine = folder, machine
+        # A run that could not be made into a configuration is known by what was asked of it.
+        there = list(results(folder))
+        self._known = {
+            found.get("identity") or _asked(found["arguments"]): path
+            for path, found in there
+            if found["status"] != DAMAGED
+        }
+        self._names = {path.folder.name for path, _ in there}
+        self._jobs: dict[str, Job] = {}
+
+    def compose(
+        self,
+        context: HydraContext,
+        master: DictConfig,
+        points: Sequence[Sequence[str]],
+        first_number: int,
+    ) -> Iterator[ComposedRun]:
+        """Compose one run after another, as they are asked for."""
+        names = folder_names([filter_overrides(point) for point in points], _swept_keys(master))
+        for offset, (point, name) in enumerate(zip(points, names, strict=True)):
+            composed = context.config_loader.load_sweep_config(master, list(point))
+            with open_dict(composed):
+                composed.hydra.job.id = composed.hydra.job.num = first_number + offset
+            job = self._job(composed, filter_overrides(point), name)
+            run = ComposedRun(composed, filter_overrides(point), job)
+            _prepare_return(run)
+            yield run
+
+    def _job(self, composed: DictConfig, overrides: Sequence[str], name: str) -> Job:
+        """The job of a point; the very same one if the grid names the point twice."""
+        error: ExptError | None = None
+        config, settings, key = None, None, _asked(overrides)
+        try:
+            settings = plain(composed, sweep=True)
+            config = parse(settings, self._machine)
+            key = identity(config)
+        except ConfigError as problem:
+            error = problem
+        except OmegaConfBaseException as problem:
+            error = as_config_error(problem, overrides)
+        if key in self._jobs:
+            return self._jobs[key]
+        # A point that was refused before, and can run now, takes the place of its refusal.
+        known = self._known.get(key) or self._known.get(_asked(overrides))
+        paths = known or RunPaths(self.folder / self._unused(name, key))
+        about = {**describe(paths.folder.name, overrides), **(describe_config(config) if config else {})}
+        job = Job(paths.folder.name, paths, config, settings, error=error, about=about)
+        if read_result(paths).get("status") == COMPLETED:
+            job.status = COMPLETED
+        self._jobs[key] = job
+        return job
+
+    def _unused(self, name: str, key: str) -> str:
+        name = name if name not in self._names else f"{name},{key.removeprefix(ASKED)}"
+        self._names.add(name)
+        return name
+
+
+def _asked(overrides: Sequence[str]) -> str:
+    return ASKED + hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:12]
+
+
+def _swept_keys(master: DictConfig) -> list[str]:
+    """The keys with several values, of the command and of a named grid."""
+    params = OmegaConf.select(master, "hydra.sweeper.params") or {}
+    return swept_keys([*(f"{key}={value}" for key, value in params.items()), *master.hydra.overrides.task])
+
+
+def _prepare_return(run: ComposedRun) -> None:
+    composed, paths = run.hydra_config, run.job.paths
+    with read_write(composed.hydra), open_dict(composed.hydra):
+        composed.hydra.runtime.output_dir = str(paths.folder.absolute())
+        composed.hydra.sweep.subdir = paths.folder.name
+    task = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    run.returned.cfg = task
+    run.returned.hydra_cfg = OmegaConf.masked_copy(composed, "hydra")
+    run.returned.overrides = list(composed.hydra.overrides.task)
+    run.returned.working_dir = str(Path.cwd())
+    run.returned.task_name = composed.hydra.job.name

@@ -1,0 +1,1 @@
+"""YAML to a frozen, checked RunConfig. No torch."""

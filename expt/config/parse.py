@@ -1,0 +1,90 @@
+"""The typed gate: composed YAML in, a frozen dataclass or all problems at once out. Free of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import TypeAdapter, ValidationError
+
+from expt.config import rules, secrets
+from expt.config.auto import fill_auto
+from expt.config.groups import GROUPS
+from expt.config.problems import explain
+from expt.config.schema import RunConfig
+from expt.errors import ConfigError
+from expt.machine import Machine
+
+
+def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
+    """The composed configuration as plain containers, without Hydra's own part, interpolations resolved.
+
+    Raises MissingMandatoryValue for a `???`. In a sweep on the CPU, runs share the cores: `threads=auto` is one, for
+    every launcher, so that their numbers are equal; `tensorboard.images=auto` is as much as the time allows.
+    """
+    keys = [str(key) for key in composed if key != "hydra"]
+    with secrets.environment_read() as read:
+        content = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True, throw_on_missing=True)
+    assert isinstance(content, dict)
+    content["secrets"] = read
+    if sweep and content.get("threads") == "auto":
+        content["threads"] = 1
+    if sweep and isinstance(shown := content.get("tensorboard"), dict) and shown.get("images") == "auto":
+        shown["images"] = "spare"
+    return {str(key): value for key, value in content.items()}
+
+
+def parse(composed: Mapping[str, Any], machine: Machine) -> RunConfig:
+    """Check `composed` (plain containers, interpolations resolved) and give each `auto` its value on `machine`.
+
+    Raises ConfigError with every problem found: unknown keys, wrong types, values out of range, combinations
+    that cannot run.
+    """
+    node = fill_auto(dict(composed), machine)
+    for group in GROUPS:
+        node[group] = _untarget(node.get(group), GROUPS[group].get("_target_"))
+    return _checked(node, machine)
+
+
+def parse_elsewhere(hidden: Mapping[str, Any], machine: Machine) -> RunConfig:
+    """What `parse` gives for settings whose secrets `expt.redaction.hidden` has taken out, on their way here."""
+    node, read = _with_secrets(hidden)
+    return parse({**node, "secrets": read}, machine)
+
+
+def parse_again(shown: Mapping[str, Any], machine: Machine) -> RunConfig:
+    """The configuration that `expt.identity.shown` gave for a run. Raises ConfigError where it can't run here now."""
+    node, read = _with_secrets(shown)
+    return _checked({**node, "secrets": read}, machine)
+
+
+def _with_secrets(hidden: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    read: dict[str, str] = {}
+    node = secrets.restored(hidden, read)
+    secrets.remember(read)
+    return node, read
+
+
+def _checked(node: dict[str, Any], machine: Machine) -> RunConfig:
+    try:
+        # JSON, because pydantic then takes a list for a tuple and is strict all the same.
+        config = TypeAdapter(RunConfig).validate_json(json.dumps(node, default=str))
+    except ValidationError as error:
+        raise ConfigError(explain(error, node)) from None
+    problems = rules.impossible(config, machine)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _untarget(node: Any, cls: Any) -> Any:
+    """`{_target_: a.B, x: 1}` as `{name: _target_, target: a.B, kwargs: {x: 1}}`."""
+    if cls is None or not isinstance(node, Mapping) or "_target_" not in node:
+        return node
+    known = {field.name for field in dataclasses.fields(cls)} - {"name", "target", "kwargs"}
+    own = {key: value for key, value in node.items() if key in known}
+    kwargs = {key: value for key, value in node.items() if key not in known and key not in ("_target_", "name")}
+    return {"name": "_target_", "target": node["_target_"], "kwargs": kwargs, **own}

@@ -1,0 +1,60 @@
+"""What is wrong with a configuration, a line for each key: pydantic's findings in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from expt.config.groups import GROUPS, kind
+from expt.config.schema import DDP, Checkpoint, RunConfig, TensorBoard
+from expt.errors import did_you_mean
+
+
+def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
+    """One line for each wrong key: the key, its value, the rule, the nearest valid name."""
+    rules_by_key: dict[str, list[str]] = {}
+    for problem in error.errors():
+        path = _key_path(problem["loc"], node)
+        key, value, rule = ".".join(path), problem["input"], problem["type"]
+        if rule == "unexpected_keyword_argument":
+            line = f"{key}={value!r}: there is no such key.{did_you_mean(path[-1], _keys_beside(path, node))}"
+        elif rule == "missing" and isinstance(value, list):
+            line = f"{key}={value!r}: input should be longer"
+        elif rule in ("missing", "missing_argument"):
+            line = f"{key}: has no value; give one, as in {key}=..."
+        elif rule.startswith("union_tag"):
+            names = [name for name in GROUPS[path[0]] if name != "_target_"]
+            line = f"{key}.name={kind(value)}: not one of {', '.join(names)}.{did_you_mean(str(kind(value)), names)}"
+        else:
+            line = f"{key}={value!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+        rules_by_key.setdefault(key, []).append(line)
+    # A key of several types has a line for each type: `gpus` is an integer or a list.
+    return [
+        first + "".join(" or" + line.partition("input should be")[2] for line in others)
+        for first, *others in map(dict.fromkeys, rules_by_key.values())
+    ]
+
+
+def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
+    """`loc` without what pydantic adds for the members of a union."""
+    path = []
+    for part in loc[:-1]:
+        found = part in node if isinstance(node, Mapping) else isinstance(node, list) and isinstance(part, int)
+        if found:
+            path.append(str(part))
+            node = node[part]
+    last = loc[-1]
+    return [*path, str(last)] if isinstance(node, Mapping) and (last in node or not _is_union_tag(last)) else path
+
+
+def _is_union_tag(part: int | str) -> bool:
+    return not str(part).isidentifier() or part in ("bool", "int", "float", "str", "constrained-int")
+
+
+def _keys_beside(path: list[str], node: Mapping[str, Any]) -> list[str]:
+    plain_groups: dict[str, Any] = {"ddp": DDP, "checkpoint": Checkpoint, "tensorboard": TensorBoard}
+    cls = RunConfig if len(path) == 1 else plain_groups.get(path[0]) or GROUPS[path[0]][str(kind(node[path[0]]))]
+    return [field.name for field in dataclasses.fields(cls)]

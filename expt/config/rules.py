@@ -1,0 +1,138 @@
+"""What a configuration means on a given machine: the value of each `auto`, and what cannot run there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from expt.config.groups import ConvNet
+from expt.errors import did_you_mean
+from expt.machine import Machine
+
+if TYPE_CHECKING:
+    from expt.config.schema import RunConfig
+
+
+METRICS = ("loss", "accuracy")
+DDP = "use strategy=ddp, which is faster too"
+
+
+def impossible(config: RunConfig, machine: Machine) -> list[str]:
+    """Combinations that cannot run on `machine`, one line each, with the mend."""
+    return [
+        *_hardware(config, machine),
+        *_strategy(config),
+        *_compile(config),
+        *_model(config),
+        *_batch(config),
+        *_objective(config),
+    ]
+
+
+def _hardware(config: RunConfig, machine: Machine) -> list[str]:
+    problems = []
+    have = len(machine.gpus)
+    gpus = config.gpus
+    shown = gpus if isinstance(gpus, int) else "[" + ",".join(map(str, gpus)) + "]"
+    on_cpu = "use gpus=0 to run on the CPU"
+    if isinstance(gpus, int) and gpus > have:
+        problems.append(f"gpus={shown}: this machine has {_count(have, 'GPU')}; {on_cpu}")
+    elif not isinstance(gpus, int) and any(index >= have for index in gpus):
+        known = f"{_count(have, 'GPU')}, counted from 0" if have else "no GPU"
+        problems.append(f"gpus={shown}: this machine has {known}; {on_cpu}")
+    elif not isinstance(gpus, int) and len(set(gpus)) < len(gpus):
+        problems.append(f"gpus={shown}: names a GPU twice; use backend=gloo and world_size for two workers on one")
+    workers = machine.local_workers or config.world_size  # those that share this machine's GPUs
+    if machine.workers not in (None, config.world_size):
+        problems.append(f"world_size={config.world_size}: {machine.workers} workers were started; leave world_size out")
+    elif config.num_gpus > workers and config.strategy == "ddp":
+        problems.append(f"world_size={workers}: {config.num_gpus} GPUs need as many workers; use gpus={workers}")
+    if config.backend == "nccl" and (not config.num_gpus or machine.simulated):
+        problems.append("backend=nccl: needs a GPU, and this run uses none; use backend=gloo")
+    elif config.backend == "nccl" and workers > config.num_gpus:
+        problems.append(
+            f"world_size={workers}: nccl takes one worker per GPU, and gpus={shown}; "
+            f"use world_size={config.num_gpus} or backend=gloo"
+        )
+    if config.debug and workers > 1:
+        problems.append(f"world_size={workers}: debug=true runs one worker in this process; use world_size=1")
+    if config.amp == "fp16" and not config.num_gpus and not machine.cpu_fp16:
+        problems.append("amp=fp16: this CPU does not compute in float16; use amp=bf16 or a GPU")
+    if config.ddp.sync_batchnorm and not config.num_gpus:
+        problems.append("ddp.sync_batchnorm=true: works on GPUs only; use ddp.sync_batchnorm=false")
+    if config.on_nan == "skip" and config.ddp.comm_hook == "powersgd":
+        problems.append("on_nan=skip: powersgd would carry a nan into later steps; use another ddp.comm_hook")
+    return problems
+
+
+def _strategy(config: RunConfig) -> list[str]:
+    if config.strategy == "ddp":
+        return []
+    problems = []
+    if config.num_gpus < 2:
+        gpus = _count(config.num_gpus, "GPU")
+        problems.append(f"strategy=dp: shares each batch out among at least 2 GPUs, and this run uses {gpus}; {DDP}")
+    if config.world_size > 1:
+        problems.append(f"world_size={config.world_size}: strategy=dp has one process for all GPUs; {DDP}")
+    if config.compile:
+        problems.append(f"compile={config.compile}: the copies that strategy=dp makes can't be compiled; {DDP}")
+    if config.ddp.sync_batchnorm:
+        problems.append(f"ddp.sync_batchnorm=true: strategy=dp can't share batch statistics; {DDP}")
+    return problems
+
+
+def _compile(config: RunConfig) -> list[str]:
+    if config.compile and config.onednn:
+        return ["onednn=true: torch.compile can't take these layers; use onednn=auto"]
+    return []
+
+
+def _model(config: RunConfig) -> list[str]:
+    if not isinstance(config.model, ConvNet):
+        return []
+    model, lists = config.model, ("kernels", "strides", "paddings")
+    others = [f"model.{key} has {len(getattr(model, key))}" for key in lists]
+    if all(len(getattr(model, key)) == len(model.widths) for key in lists):
+        return []
+    shown = ", ".join(map(str, model.widths))
+    return [
+        f"model.widths=[{shown}]: {_count(len(model.widths), 'convolution')}, but {', '.join(others)}; give each one"
+    ]
+
+
+def _batch(config: RunConfig) -> list[str]:
+    parts = config.world_size * config.gradient_accumulation
+    problems = []
+    if config.lr_scaling != "none" and config.base_batch_size is None:
+        problems.append(
+            f"lr_scaling={config.lr_scaling}: needs the batch that optimizer.lr is meant for, as in base_batch_size=256"
+        )
+    if config.print_every and config.print_every % config.log_every:
+        problems.append(
+            f"print_every={config.print_every}: what is printed is logged, and log_every={config.log_every}; "
+            "use a multiple of it"
+        )
+    if config.batch_size % parts == 0:
+        return problems
+    below = config.batch_size // parts * parts
+    near = f"{below} or {below + parts}" if below else f"{parts}"
+    by = f"{config.world_size} workers"
+    if config.gradient_accumulation > 1:
+        by += f" x {config.gradient_accumulation} parts (gradient_accumulation)"
+    return [*problems, f"batch_size={config.batch_size}: is the global batch and must divide by {by}; use {near}"]
+
+
+def _objective(config: RunConfig) -> list[str]:
+    problems = []
+    if config.eval_split == "val" and config.dataset.val_fraction == 0:
+        problems.append("dataset.val_fraction=0.0: leaves nothing to evaluate on; use eval_split=test")
+    metric, _, split = config.objective.partition("/")
+    splits = ["train", "test"] if config.eval_split == "test" else ["train", "val", "test"]
+    tags = [f"{metric}/{split}" for metric in METRICS for split in splits]
+    if metric not in METRICS or split not in splits:
+        hint = did_you_mean(config.objective, tags)
+        problems.append(f"objective={config.objective}: not one of {', '.join(tags)}.{hint}")
+    return problems
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,102 @@
+"""The frozen dataclasses of a run's configuration; conf/ holds the values. Free of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from expt.config.groups import (
+    GROUPS,
+    STRICT,
+    Count,
+    Fraction,
+    Positive,
+    _group,
+)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DDP:
+    find_unused_parameters: bool
+    static_graph: bool
+    gradient_as_bucket_view: bool
+    bucket_cap_mb: Positive
+    sync_batchnorm: bool
+    comm_hook: Literal["bf16", "fp16", "powersgd"] | None
+    shared_memory: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TensorBoard:
+    images: bool | Literal["end", "spare"]
+    graph: bool | Literal["auto"]
+    norms: bool
+    histograms: bool
+    health: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Checkpoint:
+    every_steps: Count | None
+    every_epochs: Count | None
+    every_minutes: Positive | None
+    keep: Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RunConfig:
+    """One run, resolved and checked; conf/config.yaml says what each key means, and its unit."""
+
+    model: _group(**GROUPS["model"])  # type: ignore[valid-type]
+    init: _group(**GROUPS["init"])  # type: ignore[valid-type]
+    dataset: _group(**GROUPS["dataset"])  # type: ignore[valid-type]
+    optimizer: _group(**GROUPS["optimizer"])  # type: ignore[valid-type]
+    scheduler: _group(**GROUPS["scheduler"])  # type: ignore[valid-type]
+    gpus: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...]
+    world_size: Count
+    strategy: Literal["ddp", "dp"]
+    backend: Literal["nccl", "gloo"]
+    threads: Count
+    batch_size: Count
+    lr_scaling: Literal["none", "linear", "sqrt"]
+    base_batch_size: Count | None
+    epochs: Count
+    max_steps: Count | None
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    deterministic: bool
+    drop_last: bool
+    label_smoothing: Fraction
+    gradient_clip: Positive | None
+    gradient_accumulation: Count
+    eval_split: Literal["val", "test"]
+    objective: str
+    log_every: Count
+    tensorboard: TensorBoard
+    print_every: Count | None
+    amp: bool | Literal["bf16", "fp16"]
+    compile: bool | Literal["default", "reduce-overhead", "max-autotune"]
+    matmul_precision: Literal["highest", "high", "medium"]
+    channels_last: bool
+    onednn: bool
+    ddp: DDP
+    resume: str | None
+    checkpoint: Checkpoint
+    on_nan: Literal["stop", "skip"]
+    max_restarts: Annotated[int, Field(ge=0)]
+    timeout_s: Positive
+    profile: bool
+    debug: bool
+    secrets: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def num_gpus(self) -> int:
+        """How many GPUs the run uses; 0 is the CPU."""
+        return self.gpus if isinstance(self.gpus, int) else len(self.gpus)
+
+    @property
+    def gpu_indices(self) -> tuple[int, ...]:
+        """The GPUs that the run uses, of those that this process can see."""
+        return tuple(range(self.gpus)) if isinstance(self.gpus, int) else self.gpus

@@ -1,0 +1,123 @@
+"""A folder of images that fits in memory, decoded once into the cache: by the driver, on all cores. Free of torch."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import numpy as np
+
+from expt.config import groups
+from expt.data import cache
+from expt.data.image_folder_files import Listing, decode, list_images
+from expt.errors import DataError
+from expt.machine import available_memory, usable_cpus
+from expt.signals import die_with_the_driver
+
+CHUNK = 64
+"""images that a process decodes at a time"""
+_SHARE = 0.25  # of the free memory and disk, that `auto` takes
+
+
+def prepare_folder(dataset: groups.ImageFolder) -> None:
+    """Decode the folder's images into the cache, unless they are there, do not fit, or `dataset.cache` is false.
+
+    Raises DataError for an image that cannot be read, and where cache=true and the cache cannot be written.
+    """
+    listings = [list_images(dataset.root, "train"), list_images(dataset.root, "test")]
+    if dataset.cache is False:
+        return
+    missing = [listing for listing in listings if cache.read(_name(listing, dataset)) is None]
+    if not missing or (dataset.cache == "auto" and not _fits(listings, dataset)):
+        return
+    try:
+        for listing in missing:
+            _decode_into_cache(listing, dataset)
+    except (OSError, NotImplementedError) as error:  # a read-only or full disk, or one without locks
+        if dataset.cache is True:
+            raise DataError(
+                f"dataset.cache=true: {cache.cache_dir()} cannot be written ({error}); "
+                "set EXPT_CACHE to a folder with room, or use dataset.cache=false"
+            ) from error
+
+
+def decoded_folder(listing: Listing, dataset: groups.ImageFolder) -> cache.Arrays | None:
+    """The images of `listing` where `prepare_folder` has put them in the cache, mapped into memory."""
+    return None if dataset.cache is False else cache.read(_name(listing, dataset))
+
+
+def _name(listing: Listing, dataset: groups.ImageFolder) -> str:
+    """The cache's entry: another one as soon as a file is added, removed or changed."""
+    words = [str(listing.folder.resolve()), *map(str, dataset.image_size), *listing.classes]
+    for file, label in zip(listing.files, listing.labels, strict=True):
+        stat = os.stat(file)
+        words += (os.path.relpath(file, listing.folder), str(label), str(stat.st_size), str(stat.st_mtime_ns))
+    return f"image_folder-{listing.folder.name}-{cache.digest(words)}"
+
+
+def _fits(listings: list[Listing], dataset: groups.ImageFolder) -> bool:
+    height, width = dataset.image_size
+    size = sum(len(listing.files) for listing in listings) * 3 * height * width
+    return size <= _SHARE * min(available_memory(), _free_disk())
+
+
+def _free_disk() -> int:
+    folder = cache.cache_dir()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _decode_into_cache(listing: Listing, dataset: groups.ImageFolder) -> None:
+    def write(images: Path) -> None:
+        with _stopped_together(len(listing.files)) as pool:
+            starts = range(0, len(listing.files), CHUNK)
+            jobs = [(images, start, listing.files[start : start + CHUNK], dataset.image_size) for start in starts]
+            if pool is None:
+                for job in jobs:
+                    _decode_chunk(*job)
+            else:
+                for future in [pool.submit(_decode_chunk, *job) for job in jobs]:
+                    future.result()
+
+    labels = np.array(listing.labels, np.int64)
+    cache.fill(_name(listing, dataset), labels, (3, *dataset.image_size), write)
+
+
+@contextlib.contextmanager
+def _stopped_together(size: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Processes to decode `size` images, none where one core is enough; an error stops what has not begun."""
+    count = min(usable_cpus(), -(-size // CHUNK))
+    if count == 1:
+        yield None
+        return
+    # From the forkserver: the driver may have threads, and imports are done there.
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("forkserver"), initializer=_start_process)
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise DataError(
+            "dataset=image_folder: a process that decoded images was killed, by lack of memory perhaps; "
+            "use dataset.cache=false"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_process() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver answers it
+    die_with_the_driver()
+
+
+def _decode_chunk(images: Path, start: int, files: list[str], image_size: tuple[int, int]) -> None:
+    """Decode `files` into the array stored in `images`, from row `start` on."""
+    array = np.load(images, mmap_mode="r+")
+    for row, file in enumerate(files, start):
+        array[row] = decode(file, image_size).transpose(2, 0, 1)

@@ -1,0 +1,1 @@
+"""From runs to processes: workers on this machine, under torchrun, under Slurm."""

@@ -1,0 +1,210 @@
+"""Many runs on one machine: each starts the moment its devices are free, one loop watches them all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+
+from expt import signals
+from expt.config.schema import RunConfig
+from expt.data.files import prepare
+from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed
+from expt.launch.gpu_locks import DeviceLocks
+from expt.launch.job import Job, Observer, Options, config_of, workers_of
+from expt.launch.packing import Demand, Schedule
+from expt.launch.workers import start
+from expt.machine import Machine
+from expt.runs.attempt import Launch, end_record
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING
+
+POLL_S = 0.02
+LOCKED_ELSEWHERE_S = 1.0
+"""How long a device that another command holds is left alone before it is tried again."""
+
+
+class Pool:
+    """Runs jobs to their ends on a machine's GPUs, or on its CPU cores where it has none."""
+
+    def __init__(
+        self, machine: Machine, options: Options, observer: Observer, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._machine, self._options, self._observer, self._clock = machine, options, observer, clock
+        cores = [f"cpu{index}" for index in range(machine.cpus)]
+        self._gpus = Schedule(machine.gpus, share=options.runs_per_gpu, max_concurrent=options.max_concurrent)
+        self._cores = Schedule(cores, max_concurrent=options.max_concurrent)
+        self._locks = DeviceLocks()
+        self._jobs: dict[int, Job] = {}
+        self._active: dict[int, Job] = {}
+        self._next_start = 0.0
+        self._held_up: set[int] = set()  # by another command
+        self._closed = False  # no further run may start
+        self._asked_at: float | None = None  # when the workers were asked to stop
+
+    def run(self, source: Iterator[Job]) -> None:
+        """Run every job that `source` yields; it is asked for more between two looks at the running ones.
+
+        A job's failure is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded.
+        """
+        with signals.Heeded():
+            self._run(source)
+
+    def _run(self, source: Iterator[Job]) -> None:
+        more, left = True, False
+        try:
+            while more or self._active or self._waiting():
+                if signals.asked():
+                    left |= more
+                    more = False
+                    self._ask_to_stop()
+                elif more and (self._closed or not self._take(source)):
+                    more = False
+                self._start_ready()
+                self._poll()
+                self._observer.tick(list(self._active.values()))
+                if not more:
+                    sentinels = [p.sentinel for job in self._active.values() for p in workers_of(job).processes]
+                    wait(sentinels, POLL_S)
+            if self._asked_at is not None and (left or any(j.status != COMPLETED for j in self._jobs.values())):
+                raise KeyboardInterrupt
+        except BaseException:
+            self._stop_all()
+            raise
+
+    def _ask_to_stop(self) -> None:
+        """Let the workers save and end, start no others. Raises KeyboardInterrupt if they take too long."""
+        if self._asked_at is None:
+            self._asked_at = self._clock()
+            self._gpus.drop_waiting()
+            self._cores.drop_waiting()
+            for job in self._active.values():
+                workers_of(job).ask_to_stop()
+        if self._clock() - self._asked_at > signals.grace_s():
+            raise KeyboardInterrupt
+
+    def _waiting(self) -> list[int]:
+        return [*self._gpus.waiting, *self._cores.waiting]
+
+    def _take(self, source: Iterator[Job]) -> bool:
+        job = next(source, None)
+        if job is None:
+            return False
+        number = len(self._jobs)
+        self._jobs[number] = job
+        if job.status == COMPLETED:
+            return True
+        try:
+            if job.error:
+                raise job.error
+            config = config_of(job)
+            with signals.heeded_at_once():
+                prepare(config.dataset)  # once for all its workers, before any could try the same
+            schedule, demand = self._demand(number, config)
+            schedule.add([demand])
+        except KeyboardInterrupt:
+            return True  # the loop stops what runs, see signals.asked
+        except ExptError as error:
+            self._end(job, error)
+        return True
+
+    def _demand(self, number: int, config: RunConfig) -> tuple[Schedule, Demand]:
+        if not config.num_gpus:
+            cores = min(config.world_size * config.threads, self._machine.cpus)
+            return self._cores, Demand(number, cores)
+        devices = None if isinstance(config.gpus, int) else tuple(self._machine.gpus[index] for index in config.gpus)
+        return self._gpus, Demand(number, config.num_gpus, devices)
+
+    def _start_ready(self) -> None:
+        for schedule in (self._gpus, self._cores):
+            while self._clock() >= self._next_start:
+                ready = schedule.start_next(elsewhere=len(self._active) - len(schedule.running))
+                if ready is None:
+                    break
+                number, devices = ready
+                missed = self._locks.acquire(devices) if schedule is self._gpus else None
+                if missed:
+                    if number not in self._held_up:
+                        self._held_up.add(number)
+                        self._observer.job_waiting(self._jobs[number], missed)
+                    schedule.put_back(number, unavailable=missed, until=self._clock() + LOCKED_ELSEWHERE_S)
+                    continue
+                self._start(number, devices if schedule is self._gpus else ())
+            schedule.release_unavailable(self._clock())
+
+    def _start(self, number: int, devices: tuple[str, ...]) -> None:
+        job = self._jobs[number]
+        job.devices, job.started, job.status = devices, self._clock(), RUNNING
+        self._next_start = job.started + self._options.stagger_s
+        self._active[number] = job
+        try:
+            self._observer.job_starting(job)
+            job.workers = start(
+                Launch(
+                    config=config_of(job),
+                    paths=job.paths,
+                    devices=devices,
+                    started=job.typed or job.started,
+                    attempt=job.attempt,
+                    again=job.again,
+                    about=job.about,
+                ),
+                job.env,
+            )
+        except ExptError as error:
+            self._release(number)
+            self._end(job, error)
+        except OSError as error:  # a full disk, maybe; other runs may still be able to end
+            self._release(number)
+            self._end(job, RunFailed(f"{error.filename or job.paths.folder}: {error.strerror or error}"))
+
+    def _poll(self) -> None:
+        for number, job in list(self._active.items()):
+            if number not in self._active:
+                continue  # stopped meanwhile, because another has failed
+            try:
+                if not workers_of(job).poll():
+                    continue
+                error: ExptError | None = None
+            except ExptError as failure:
+                # A worker that has only just begun dies of the question.
+                error = failure if self._asked_at is None else Interrupted("interrupted by a person")
+                end_record(job.paths, error)
+            self._release(number)
+            restarts = max(self._options.retries, config_of(job).max_restarts)
+            if error and not isinstance(error, ConfigError | Interrupted | Diverged) and job.retries < restarts:
+                self._retry(number, job, error)
+            else:
+                self._end(job, error)
+
+    def _retry(self, number: int, job: Job, error: ExptError) -> None:
+        job.retries, job.attempt, job.status, job.workers = job.retries + 1, job.attempt + 1, "queued", None
+        self._observer.job_retrying(job, error)
+        schedule, demand = self._demand(number, config_of(job))
+        schedule.add([demand])
+
+    def _release(self, number: int) -> None:
+        job = self._active.pop(number)
+        schedule = self._gpus if job.devices else self._cores
+        schedule.end(number)
+        still_used = {device for other in self._active.values() for device in other.devices}
+        self._locks.release([device for device in job.devices if device not in still_used])
+
+    def _end(self, job: Job, error: ExptError | None) -> None:
+        job.error, job.ended = error, self._clock()
+        interrupted = isinstance(error, Interrupted)
+        job.status = INTERRUPTED if interrupted else FAILED if error else COMPLETED
+        self._observer.job_ended(job)
+        if error and not interrupted and self._options.fail_fast:
+            self._closed = True
+            self._gpus.drop_waiting()
+            self._cores.drop_waiting()
+            self._stop_all("another run failed, and fail_fast is on")
+
+    def _stop_all(self, why: str = "interrupted by a person") -> None:
+        error = Interrupted(why)
+        for number, job in list(self._active.items()):
+            if job.workers:
+                job.workers.stop()
+                end_record(job.paths, error)
+            self._release(number)
+            self._end(job, error)

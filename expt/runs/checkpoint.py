@@ -1,0 +1,216 @@
+"""Checkpoints: written atomically with a checksum beside, loaded with weights_only, holding all a resumed run needs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from expt.errors import CheckpointError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No space, no quota, or a file larger than allowed."""
+
+
+def save(path: Path, state: Mapping[str, Any], *, keep: int = 0) -> None:
+    """Write `state` beside `path`, sync it to the disk, and only then take the place of the old file.
+
+    `keep` older files stay, as NAME-1 (the newest) and so on. Raises CheckpointError, with the old files as they were.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.tmp")
+    with _full_disk_in_words(path), _removed_at_end(beside):
+        _write(beside, state)
+        digest = _sha256(beside)
+        for number in range(keep, 0, -1):
+            if _older(path, number - 1).exists():
+                keep_as(_older(path, number - 1), _older(path, number))
+        _publish(beside, path, [digest])
+        _sync_folder(path.parent)
+
+
+def _write(beside: Path, state: Mapping[str, Any]) -> None:
+    torch.save(state, str(beside))  # by name: torch then writes without holding up the training thread
+    with beside.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _full_disk_in_words(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in FULL:
+            raise
+        # Of a RuntimeError: torch's word for a full disk is "unexpected pos".
+        free_mb = shutil.disk_usage(path.parent).free / 1e6
+        raise CheckpointError(
+            f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free. "
+            f"The checkpoint before it is kept. ({str(error).splitlines()[0][:200]})"
+        ) from error
+
+
+@contextlib.contextmanager
+def _removed_at_end(path: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def keep_as(last: Path, best: Path) -> None:
+    """Give the file `last` the second name `best`; the next `last` is another file."""
+    beside = best.with_name(f".{best.name}.tmp")
+    beside.unlink(missing_ok=True)
+    with _full_disk_in_words(best), _removed_at_end(beside):
+        try:
+            os.link(last, beside)
+        except OSError:  # another disk, or one without links
+            shutil.copyfile(last, beside)
+        _publish(beside, best, _digests(last))
+        _sync_folder(best.parent)
+
+
+def load(path: Path, *, lazily: bool = False) -> dict[str, Any]:
+    """The state that `save` wrote, on the CPU; `lazily` leaves tensors on the disk. No pickled code is run."""
+    # Given explicitly: the environment can turn the default off.
+    state: dict[str, Any] = torch.load(str(path), map_location="cpu", weights_only=True, mmap=lazily)
+    return state
+
+
+def check(path: Path) -> None:
+    """Raise CheckpointError if `path` isn't what was written there: truncated, changed, or no checkpoint at all."""
+    digests = _digests(path)
+    if digests and _sha256(path) not in digests:
+        raise CheckpointError(f"{path}: is truncated or damaged, its checksum is not that of {_sidecar(path).name}")
+    try:
+        state = load(path, lazily=True)
+    except Exception as error:  # EOFError, RuntimeError, UnpicklingError, UnicodeDecodeError, ...
+        raise CheckpointError(f"{path}: cannot be read ({type(error).__name__}), it is truncated or damaged") from error
+    if not isinstance(state, dict) or not {"model", "position", "config", "workers"} <= state.keys():
+        raise CheckpointError(f"{path}: is not a checkpoint of this version of expt")
+
+
+def candidates(last: Path) -> list[Path]:
+    """`last` and the older ones beside it that exist, newest first."""
+    older = sorted(last.parent.glob(f"{last.stem}-*{last.suffix}"), key=lambda path: (len(path.name), path.name))
+    return [path for path in (last, *older) if path.exists()]
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file that is no good, so that nothing takes it for a checkpoint; returns its new name."""
+    names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
+    new = next(name for name in names if not name.exists())
+    path.rename(new)
+    with contextlib.suppress(FileNotFoundError):
+        _sidecar(path).rename(_sidecar(new))
+    return new
+
+
+class Writer:
+    """Writes checkpoints in a thread, from a copy, one at a time; a failure is raised by the next call."""
+
+    def __init__(self, last: Path, best: Path, *, keep: int) -> None:
+        self._last, self._best, self._keep = last, best, keep
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(self, state: Mapping[str, Any], *, is_best: bool) -> None:
+        """Copy `state` and return; training may change it at once."""
+        self.wait()
+        copy = _copied(state)
+        copied = torch.cuda.Event() if torch.cuda.is_initialized() else None
+        if copied:
+            copied.record()
+        self._thread = threading.Thread(
+            target=self._write, args=(copy, copied, is_best), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more. Raises what went wrong."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        if self._error:
+            raise self._error
+
+    def _write(self, state: Mapping[str, Any], copied: torch.cuda.Event | None, is_best: bool) -> None:
+        try:
+            if copied:
+                copied.synchronize()
+            save(self._last, state, keep=self._keep)
+            if is_best:
+                keep_as(self._last, self._best)
+        except Exception as error:
+            self._error = error
+
+
+def _copied(value: Any) -> Any:
+    """A copy of nested containers with their tensors; those of a GPU in pinned memory, under way."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "cuda":
+            pinned = torch.empty_like(value, device="cpu", pin_memory=True)
+            return pinned.copy_(value.detach(), non_blocking=True)
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(item) for item in value)
+    return value
+
+
+def _older(path: Path, number: int) -> Path:
+    return path.with_stem(f"{path.stem}-{number}") if number else path
+
+
+def _publish(beside: Path, path: Path, digests: list[str]) -> None:
+    """Give `beside` the name `path`; at no moment does the file beside it not list the checksum of `path`."""
+    _write_digests(path, [*digests, *(_digests(path) if path.exists() else [])])
+    beside.replace(path)
+    _write_digests(path, digests)
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _digests(path: Path) -> list[str]:
+    """The checksums that `path` may have, none where nothing is known; see `_publish`."""
+    try:
+        return [line.split()[0] for line in _sidecar(path).read_text(encoding="ascii").splitlines() if line.strip()]
+    except (OSError, ValueError):
+        return []
+
+
+def _write_digests(path: Path, digests: list[str]) -> None:
+    sidecar = _sidecar(path)
+    beside = sidecar.with_name(f".{sidecar.name}.tmp")
+    with _removed_at_end(beside):
+        beside.write_text("".join(f"{digest}  {path.name}\n" for digest in digests), encoding="ascii")
+        beside.replace(sidecar)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,63 @@
+"""metrics.jsonl: a line per value, as it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import NamedTuple, TextIO
+
+from expt.runs.paths import RunPaths
+
+
+class Point(NamedTuple):
+    """One value of one tag; `step` counts optimiser steps done, `epoch` those begun, from 1."""
+
+    step: int
+    epoch: int
+    tag: str
+    value: float
+
+
+class MetricsWriter:
+    """Appends to metrics.jsonl; every log point is flushed, so that a reader or a crash loses none."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._file: TextIO = paths.metrics.open("a", encoding="utf-8")
+
+    def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        """One line for each of `values`, tag to value."""
+        lines = [json.dumps(Point(step, epoch, tag, value)._asdict()) + "\n" for tag, value in values.items()]
+        self._file.write("".join(lines))
+        self._file.flush()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what was written."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class MetricsReader:
+    """Reads what has been added to metrics.jsonl since the last call, while a worker writes it."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._path = paths.metrics
+        self._offset = 0
+
+    def read(self) -> list[Point]:
+        """The new points; a line that is still being written is left for the next call."""
+        try:
+            with self._path.open("rb") as file:
+                if self._offset > os.fstat(file.fileno()).st_size:  # cut back, by a run that goes on
+                    self._offset = 0
+                file.seek(self._offset)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [Point(**json.loads(line)) for line in whole.splitlines()]

@@ -1,0 +1,123 @@
+"""Where things are: the configuration that expt ships, and the files of a run. The one place that knows their names."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+EVENT_FILES = "events.out.tfevents."
+"""What the names of TensorBoard's files start with; the seconds of their beginning follow."""
+
+
+def make_unused_folder(name: str) -> str:
+    """Make a folder `name`, or `name_2` and so on; two processes never get the same."""
+    for number in itertools.count(1):
+        folder = Path(name if number == 1 else f"{name}_{number}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return str(folder)
+    raise AssertionError
+
+
+def latest_sweep(outputs: Path) -> Path | None:
+    """The sweep below `outputs` that was worked at last; a folder without any run is none."""
+    folders = {path.parent.parent for path in (outputs / "sweeps").glob("*/*/result.json")}
+    return max(folders, key=lambda folder: folder.stat().st_ctime, default=None)
+
+
+SWEEP_RECORD = "multirun.yaml"
+"""What Hydra writes into a sweep's folder before it starts a run."""
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether `folder` is that of a sweep, and not one where single runs lie side by side."""
+    return (folder / SWEEP_RECORD).is_file()
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one run, below its folder."""
+
+    folder: Path
+
+    @property
+    def result(self) -> Path:
+        """Status and final numbers; see expt.runs.result."""
+        return self.folder / "result.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line: step, epoch, tag, value."""
+        return self.folder / "metrics.jsonl"
+
+    def event_files(self) -> list[Path]:
+        """TensorBoard's: one, and one more for each time that the run went on."""
+        return sorted(self.folder.glob(f"{EVENT_FILES}*"))
+
+    @property
+    def lock(self) -> Path:
+        """Held by the command that is at work in this folder."""
+        return self.folder / ".lock"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of `last` and `best`."""
+        return self.folder / "checkpoints"
+
+    @property
+    def last(self) -> Path:
+        """The newest checkpoint."""
+        return self.checkpoints / "last.pt"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the best objective so far."""
+        return self.checkpoints / "best.pt"
+
+    @property
+    def trace(self) -> Path:
+        """What torch.profiler saw of a few steps, for Perfetto."""
+        return self.folder / "trace.json.gz"
+
+    @property
+    def operators(self) -> Path:
+        """The most expensive operators of the trace, as a table."""
+        return self.folder / "operators.txt"
+
+    @property
+    def hydra(self) -> Path:
+        """What Hydra writes: config.yaml, overrides.yaml, hydra.yaml."""
+        return self.folder / ".hydra"
+
+    @property
+    def overrides(self) -> Path:
+        """The words of the command that began the run, as Hydra keeps them."""
+        return self.hydra / "overrides.yaml"
+
+    def next_attempt(self) -> int:
+        """The number of the next attempt: every one before has left logs."""
+        return sum(1 for _ in self.logs(0).parent.glob("*"))
+
+    def clear_records(self) -> None:
+        """Remove what earlier attempts recorded, but their logs, for one that starts from the beginning."""
+        for path in (self.metrics, *self.event_files()):
+            path.unlink(missing_ok=True)
+
+    def logs(self, attempt: int) -> Path:
+        """The folder of one attempt's logs, one folder a rank in it."""
+        return self.folder / "logs" / str(attempt)
+
+    def stdout(self, attempt: int, rank: int) -> Path:
+        """What a worker printed."""
+        return self.logs(attempt) / str(rank) / "stdout.log"
+
+    def stderr(self, attempt: int, rank: int) -> Path:
+        """What a worker printed to stderr, its traceback included."""
+        return self.logs(attempt) / str(rank) / "stderr.log"
+
+    def error(self, attempt: int, rank: int) -> Path:
+        """The exception that ended a worker, as torch's `record` writes it."""
+        return self.logs(attempt) / str(rank) / "error.json"

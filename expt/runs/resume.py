@@ -1,0 +1,112 @@
+"""Where a run goes on from: a checkpoint found and checked, the record cut back to it. Before workers start."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from expt.config.identity import NOT_IN_RESULT, flat, shown
+from expt.config.schema import RunConfig
+from expt.errors import CheckpointError, ConfigError
+from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
+
+# How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
+MAY_CHANGE = NOT_IN_RESULT | {
+    "epochs", "max_steps", "log_every", "gpus", "world_size", "backend", "gradient_accumulation", "deterministic",
+    "on_nan",
+    "compile", "matmul_precision", "channels_last",
+}  # fmt: skip
+
+
+def find(config: RunConfig, paths: RunPaths, *, again: bool) -> Path | None:
+    """The checkpoint from which the run of `paths` starts, None for a start from the beginning; `again`: it ran before.
+
+    Damaged checkpoints of this run are set aside, with a warning. Raises CheckpointError if none is left, ConfigError
+    if it is another experiment's.
+    """
+    source = None
+    if again:
+        source = _newest(checkpoint.candidates(paths.last), mine=True)
+        if source is None and any(paths.checkpoints.glob("*.corrupt*")):
+            raise CheckpointError(f"{paths.checkpoints}: every checkpoint there is damaged; start anew elsewhere")
+        if source is None and paths.metrics.exists():
+            warn(f"{paths.folder}: has no checkpoint yet, the run starts from the beginning")
+    if source is None and config.resume not in (None, "auto"):
+        source = _elsewhere(Path(str(config.resume)))
+    if source is not None:
+        _refuse_another(config, checkpoint.load(source, lazily=True)["config"], source)
+    return source
+
+
+def adopt(source: Path, paths: RunPaths) -> dict[str, Any]:
+    """Make the run's folder what it was when `source` was written; returns what result.json says of it."""
+    state = checkpoint.load(source, lazily=True)
+    metrics = RunPaths(source.parent.parent).metrics
+    text = metrics.read_bytes() if metrics.exists() else b""
+    paths.metrics.write_bytes(text[: state["metrics_bytes"]])
+    if state["best"] and not _has_best(paths.best, state):
+        beside = source.with_name(paths.best.name)
+        best = source if state["is_best"] else beside if _has_best(beside, state) else None
+        if best is not None:
+            paths.checkpoints.mkdir(parents=True, exist_ok=True)
+            checkpoint.keep_as(best, paths.best)
+        else:
+            warn(f"{beside}: is not the best that {source.name} knows of; the test at the end is of a later one")
+    return {"resumed_from": {"checkpoint": str(source), "step": state["position"]["step"]}}
+
+
+def warn(text: str) -> None:
+    """Tell the person at the terminal."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def _elsewhere(path: Path) -> Path:
+    found = [path] if path.is_file() else checkpoint.candidates(RunPaths(path).last)
+    try:
+        source = _newest(found, mine=False)
+    except CheckpointError as error:
+        raise ConfigError(f"resume={path}: {error}; give another run's folder, or another checkpoint") from error
+    if source is None:
+        raise ConfigError(f"resume={path}: there is no checkpoint; give a run's folder, or a checkpoint in it")
+    return source
+
+
+def _newest(found: list[Path], *, mine: bool) -> Path | None:
+    """The first that is whole. Raises CheckpointError if there are some, and none is."""
+    problem = None
+    for path in found:
+        try:
+            checkpoint.check(path)
+        except CheckpointError as error:
+            problem = error
+            where = f"set aside as {checkpoint.set_aside(path)}" if mine else "passed over"
+            warn(f"{error}; {where}")
+        else:
+            return path
+    if problem:
+        raise CheckpointError(f"no checkpoint is left to go on from: {problem}")
+    return None
+
+
+def _has_best(path: Path, state: Mapping[str, Any]) -> bool:
+    try:
+        return bool(checkpoint.load(path, lazily=True)["best"] == state["best"])
+    except Exception:  # missing, damaged: what torch raises is of many kinds
+        return False
+
+
+def _refuse_another(config: RunConfig, saved: Mapping[str, Any], source: Path) -> None:
+    now, then = (_comparable(settings) for settings in (shown(config), saved))
+    differs = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
+    problems = [f"{key}={now.get(key)}: the checkpoint is of a run with {then.get(key)}" for key in differs]
+    if problems:
+        raise ConfigError([*problems, f"{source} can't be gone on from so; give what it had, or start a new run"])
+
+
+def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    plain = json.loads(json.dumps(settings, default=str))  # a tuple is a list then
+    return {k: v for k, v in flat(plain).items() if k not in MAY_CHANGE and not k.startswith("ddp.")}

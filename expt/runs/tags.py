@@ -1,0 +1,63 @@
+"""The tags of what is measured, and the charts that TensorBoard makes of them. Free of torch."""
+
+from __future__ import annotations
+
+LR = "lr"
+SAMPLES_PER_S = "speed/samples_per_s"
+EPOCH_S = "speed/epoch_s"
+DATA_WAIT_S = "speed/data_wait_s"
+"""Seconds of the epoch that rank 0 waited for its next batch."""
+SKIPPED_STEPS = "skipped_steps"
+"""Steps left out so far, because a loss or gradient was not finite (`on_nan=skip`)."""
+
+GRADIENT_NORM, WEIGHT_NORM = "norm_gradients", "norm_weights"
+"""Before a layer's name. Late in the alphabet: HPARAMS shows the first five tags until others are chosen."""
+TRAIN_IMAGES = "images/train"
+PARAMETERS = "model/parameters"
+GRAPH_ERROR = "model/graph"
+
+
+def loss(split: str) -> str:
+    """Tag of the mean loss on `split`: train, val or test."""
+    return f"loss/{split}"
+
+
+def accuracy(split: str) -> str:
+    """Tag of the fraction of `split` classified correctly."""
+    return f"accuracy/{split}"
+
+
+def best(objective: str) -> str:
+    """Tag of the best value so far of the tag `objective`."""
+    return f"best/{objective}"
+
+
+def confusion(split: str) -> str:
+    """Tag of the picture of `split`'s confusion matrix."""
+    return f"confusion/{split}"
+
+
+def mistakes(split: str) -> str:
+    """Tag of the picture of the images of `split` that were classified worst."""
+    return f"mistakes/{split}"
+
+
+def layout(eval_split: str, world_size: int) -> dict[str, dict[str, list[str]]]:
+    """The CUSTOM SCALARS tab: categories of charts, and the tags (as patterns) of each."""
+    of_ranks = {
+        "step time of the ranks, without waiting for one another [ms]": ["^ranks/step_ms_"],
+        "share of all-reduce": ["^ranks/all_reduce_share$"],
+    }
+    return {
+        "Is it learning?": {
+            "loss": [f"^loss/train$|^loss/{eval_split}$"],
+            "accuracy": [f"^accuracy/train$|^accuracy/{eval_split}$"],
+            "learning rate": ["^lr$"],
+        },
+        "Is the hardware busy?": {
+            "images per second": ["^speed/samples_per_s$"],
+            "seconds per epoch, and waiting for data": ["^speed/(epoch|data_wait)_s$"],
+            "memory [MiB]": ["^memory/"],
+            **(of_ranks if world_size > 1 else {}),
+        },
+    }

@@ -1,0 +1,1 @@
+"""Run folders as a person sees them: progress, leaderboard, comparison, curves."""

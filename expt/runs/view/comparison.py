@@ -1,0 +1,96 @@
+"""Any runs in a list, or two of them side by side: what `python -m expt.report` prints beside a sweep's leaderboard."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.table import Table
+
+from expt.runs.view.progress import WIDE, duration, shown_path
+from expt.runs.view.query import Run
+
+
+def listing(runs: Sequence[Run], width: int) -> Table:
+    """A line for each run; in a narrow terminal without what is the same for all of them."""
+    objectives = {run.objective for run in runs if run.objective}
+    shared = objectives.pop() if len(objectives) == 1 else ""
+    final = next((tag for tag in ("accuracy/test", "accuracy/val") if any(tag in run.values for run in runs)), "final")
+    about = ["model", "dataset", "workers"]
+    if width < WIDE:
+        about = [key for key in about if len({run.values.get(key) for run in runs}) > 1]
+    best, last = ("best", final.rpartition("/")[2]) if width < WIDE else (f"best {shared}".strip(), final)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run", overflow="fold")
+    for column in ("status", *about):
+        table.add_column(column, justify="right" if column == "workers" else "left", no_wrap=True)
+    for column in (best, last, "time"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for run in runs:
+        values = run.values
+        reached = _shown(values["best"]) + ("" if shared or values["best"] is None else f" {run.objective}")
+        cells = [str(values.get(key) or "") for key in ("run", "status", *about)]
+        seconds = values["time"]
+        took = f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+        table.add_row(*cells, reached, _shown(values.get(final)), took if seconds else "")
+    return table
+
+
+def as_csv(runs: Sequence[Run]) -> str:
+    """A line for each run, with every setting and metric that any of them has."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.values))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, keys, lineterminator="\n")
+    writer.writeheader()
+    for run in runs:
+        values = dict(run.values)
+        if values["started"] is not None:
+            values["started"] = datetime.fromtimestamp(values["started"]).isoformat(timespec="seconds")
+        writer.writerow(values)
+    return text.getvalue()
+
+
+def side_by_side(first: Run, second: Run) -> Table:
+    """The settings in which two runs differ, then their results, with the difference of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", shown_path(first.folder), shown_path(second.folder), "difference"):
+        name_or_number = column in ("", "difference")
+        table.add_column(
+            column, overflow="fold", justify="right" if column == "difference" else "left", no_wrap=name_or_number
+        )
+    pairs = [(run.values, run.result) for run in (first, second)]
+    metrics = dict.fromkeys(tag for _, result in pairs for tag in result.get("metrics") or {})
+    results = ["status", "workers", "best", *metrics, "time"]
+    settings = dict.fromkeys(key for values, _ in pairs for key in values if key not in {*results, "run", "started"})
+    for key in settings:
+        a, b = (values.get(key, "") for values, _ in pairs)
+        if a != b:
+            table.add_row(key, str(a), str(b), "")
+    for name, about in (("commit", _commit), ("versions", _versions)):
+        a, b = (about(result) for _, result in pairs)
+        if a != b:
+            table.add_row(name, a, b, "")
+    table.add_section()
+    for key in results:
+        a, b = (values.get(key) for values, _ in pairs)
+        difference = f"{b - a:+.4g}" if isinstance(a, float) and isinstance(b, float) else ""
+        table.add_row(key, _shown(a), _shown(b), difference)
+    return table
+
+
+def _commit(result: Mapping[str, Any]) -> str:
+    git = result.get("git") or {}
+    return str(git.get("commit", ""))[:12] + (" with changes" if git.get("diff") else "")
+
+
+def _versions(result: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in (result.get("versions") or {}).items())
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:.4g}" if abs(value) >= 10 else f"{value:.4f}"

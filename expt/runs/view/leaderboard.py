@@ -1,0 +1,202 @@
+"""A sweep in a table: the leaderboard, the failures, summary.csv and summary.md. `python -m expt.report FOLDER ...`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import shlex
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from expt.config.identity import hyperparameters
+from expt.runs.result import COMPLETED, FAILED, results, write_atomically
+from expt.runs.view.progress import duration, shown_path
+from expt.runs.worker_error import in_one_line
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ by their seed alone; most often just one."""
+
+    settings: dict[str, Any]
+    runs: tuple[dict[str, Any], ...]
+
+    @property
+    def values(self) -> list[float]:
+        """The objective of each completed run."""
+        found = [run["objective"]["value"] for run in self.runs if run.get("objective")]
+        return [value for value in found if value is not None]
+
+    @property
+    def mean(self) -> float:
+        """Mean of the objective; nan where no run has completed."""
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation over seeds; 0 for one run."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+
+    @property
+    def status(self) -> str:
+        """`completed`, or how many are."""
+        done = sum(run["status"] == COMPLETED for run in self.runs)
+        if len(self.runs) == 1:
+            return str(self.runs[0]["status"])
+        return COMPLETED if done == len(self.runs) else f"{done} of {len(self.runs)} completed"
+
+    @property
+    def seconds(self) -> float:
+        """Mean training time of a run."""
+        return statistics.fmean(sum(run.get("epoch_s") or [0.0]) for run in self.runs)
+
+
+def read_runs(folder: Path) -> list[dict[str, Any]]:
+    """What result.json says of every run below `folder`, with its path under `folder`."""
+    return [{**result, "folder": paths.folder} for paths, result in results(folder)]
+
+
+def rows(runs: Sequence[dict[str, Any]]) -> list[Row]:
+    """The leaderboard: best first, what has no result last."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    keys = _varied(runs)
+    for run in runs:
+        settings = {key: _setting(run, key) for key in keys}
+        groups.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
+    found = [Row({key: _setting(group[0], key) for key in keys}, tuple(group)) for group in groups.values()]
+    falling = not _objective(runs).startswith("loss")
+    return sorted(found, key=lambda row: (math.isnan(row.mean), -row.mean if falling else row.mean))
+
+
+def conclude(console: Console, folder: Path) -> None:
+    """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the failures."""
+    runs = read_runs(folder)
+    if not runs:
+        return
+    try:
+        write_summary(folder, runs)
+    except OSError as error:  # a full disk, maybe: the table is still worth seeing
+        print(f"warning: {folder}: {error.strerror}; summary.csv and summary.md are not written", file=sys.stderr)
+    console.print(leaderboard(runs))
+    failed = [run for run in runs if run["status"] == FAILED]
+    if failed:
+        console.print(f"\n[bold red]{len(failed)} failed[/]")
+        for run in failed:
+            _print_failure(console, run)
+    console.print(f"summary      {shown_path(folder / 'summary.csv')}, summary.md", highlight=False, soft_wrap=True)
+    logdir = shlex.quote(shown_path(folder))
+    console.print(f"look at it   tensorboard --logdir {logdir}", highlight=False, soft_wrap=True)
+
+
+def wide_console() -> Console:
+    """The terminal; where there is none, lines are as long as what they hold."""
+    return Console() if sys.stdout.isatty() else Console(width=1000)
+
+
+def leaderboard(runs: Sequence[dict[str, Any]]) -> Table:
+    """The table of `rows`."""
+    found, objective = rows(runs), _objective(runs)
+    keys = list(dict.fromkeys(key for row in found for key in row.settings))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (*keys, objective, "status", "time"):
+        table.add_column(column, justify="right" if column in (objective, "time") else "left", overflow="fold")
+    for row in found:
+        settings = [str(row.settings.get(key, "")) for key in keys]
+        table.add_row(*settings, _value(row), row.status, _time(row.seconds))
+    return table
+
+
+def write_summary(folder: Path, runs: Sequence[dict[str, Any]]) -> None:
+    """summary.csv has a line for each run, summary.md the leaderboard."""
+    keys = _given(runs)
+    tags = list(dict.fromkeys(tag for run in runs for tag in run.get("metrics") or {}))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", "status", "identity", *keys, "objective", *tags, "train_s", "error"])
+    for run in runs:
+        metrics = run.get("metrics") or {}
+        objective = (run.get("objective") or {}).get("value")
+        error = in_one_line(str(run.get("error") or ""))
+        numbers = [
+            _cell(objective),
+            *(_cell(metrics.get(tag)) for tag in tags),
+            _cell(sum(run.get("epoch_s") or [0.0])),
+        ]
+        settings = [_cell(_setting(run, key)) for key in keys]
+        writer.writerow([run["folder"].name, run["status"], run.get("identity", ""), *settings, *numbers, error])
+    write_atomically(folder / "summary.csv", text.getvalue())
+    write_atomically(folder / "summary.md", "\n".join(_markdown(runs)) + "\n")
+
+
+def _markdown(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    found, objective = rows(runs), _objective(runs)
+    keys = list(dict.fromkeys(key for row in found for key in row.settings))
+    yield "| " + " | ".join([*keys, objective, "status", "train_s"]) + " |"
+    yield "|" + "---|" * (len(keys) + 3)
+    for row in found:
+        cells = [*(str(row.settings.get(key, "")) for key in keys), _value(row), row.status, f"{row.seconds:.1f}"]
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _print_failure(console: Console, run: Mapping[str, Any]) -> None:
+    error = in_one_line(str(run.get("error") or ""))
+    console.print(f"  {run['folder'].name}: {error}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"      again: {again(run)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def again(run: Mapping[str, Any]) -> str:
+    """The command that runs one point of a sweep by itself."""
+    words = shlex.split(str(run.get("command", "")))
+    words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
+    kept = [word for word in words if word not in ("-m", "--multirun")]
+    # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are the point's own.
+    searched = [word for word in kept if word.startswith("hydra.searchpath=")]
+    kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
+    settings = [*searched, *run.get("arguments", ())]
+    alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in settings) else []
+    return shlex.join(["python", "-m", "expt", *kept, *settings, *alone])
+
+
+def _value(row: Row) -> str:
+    if not row.values:
+        return ""
+    spread = f" ± {row.std:.4f} ({len(row.values)})" if len(row.values) > 1 else ""
+    return f"{row.mean:.4f}{spread}"
+
+
+def _varied(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings in which the runs differ, but for the seed; all that were given where they don't."""
+    keys = [key for key in _given(runs) if key not in ("seed", "sweep")]
+    return [key for key in keys if len({str(_setting(run, key)) for run in runs}) > 1] or keys
+
+
+def _given(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for run in runs for key in run.get("overrides", {})))
+
+
+def _setting(run: Mapping[str, Any], key: str) -> Any:
+    """The value of a key, whether it was given for this run or is its default."""
+    overrides = run.get("overrides", {})
+    return overrides[key] if key in overrides else hyperparameters(run.get("config") or {}).get(key, "")
+
+
+def _objective(runs: Sequence[Mapping[str, Any]]) -> str:
+    return next((run["objective"]["name"] for run in runs if run.get("objective")), "objective")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

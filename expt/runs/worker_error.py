@@ -1,0 +1,71 @@
+"""error.json: the exception that ended a worker, and its text in one line."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+from expt.config.secrets import hidden
+from expt.errors import ExptError
+
+LOG = "log: "
+
+
+def write_error(path: Path, error: BaseException, exit_code: int) -> None:
+    """Keep the exception that ends a worker, in the form that torch elastic reads, with the exit code it asks for."""
+    content = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": "".join(traceback.format_exception(error)),
+                "timestamp": str(int(time.time())),
+            },
+        },
+        "text": str(error),
+        "expected": isinstance(error, ExptError),
+        "kind": type(error).__name__,
+        "exit_code": exit_code,
+    }
+    path.write_text(json.dumps(hidden(content)), encoding="utf-8")
+
+
+class Raised(NamedTuple):
+    """What a worker's error.json says."""
+
+    text: str
+    traceback: str
+    exit_code: int
+    time_ns: int
+    expected: bool
+    """Whether `text` is meant for a person, without the traceback."""
+    kind: str
+    """The name of its class."""
+
+
+def read_error(path: Path) -> Raised | None:
+    """The exception that ended a worker; None if it left no word, or only part of one."""
+    try:
+        content, time_ns = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime_ns
+        callstack = content["message"]["extraInfo"]["py_callstack"]
+        return Raised(
+            content.get("text", ""),
+            callstack,
+            content.get("exit_code", 1),
+            time_ns,
+            content.get("expected", False),
+            content.get("kind", ""),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def in_one_line(error: str, *, with_log: bool = True) -> str:
+    """The text of a run's error: what went wrong, its cause, and where the log is."""
+    first, *rest = error.strip().splitlines() or [""]
+    # A traceback's last line is the exception; its log path comes after. A list of problems follows its own head.
+    cause = next((line.strip() for line in reversed(rest) if line and not line.startswith(LOG)), "")
+    log = next((f"  ({line})" for line in rest if line.startswith(LOG)), "") if with_log else ""
+    return f"{first}{': ' + cause if cause else ''}{log}"

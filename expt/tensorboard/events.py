@@ -1,0 +1,99 @@
+"""TensorBoard: one writer and one event file a run, and every tag's name."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from expt.runs.paths import RunPaths
+from expt.tensorboard import hparams
+from expt.tensorboard.pictures import Picture
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class Writer:
+    """Rank 0's event file in the run folder; `continued_at` hides what older files there hold after that step."""
+
+    def __init__(
+        self,
+        folder: Path,
+        hyperparameters: Mapping[str, bool | int | float | str],
+        charts: Mapping[str, Mapping[str, list[str]]],
+        *,
+        continued_at: int | None = None,
+    ) -> None:
+        self._folder, self._continued_at = folder, continued_at
+        self._hyperparameters, self._charts = hyperparameters, charts
+        self._writer: SummaryWriter | None = None
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Add one value to each tag."""
+        for tag, value in values.items():
+            self._open().add_scalar(tag, value, step)
+
+    def picture(self, tag: str, picture: Picture, step: int) -> None:
+        """Add a picture to the IMAGES tab."""
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+
+        # SummaryWriter.add_image would compress it a second time, and more slowly.
+        image = Summary.Image(height=picture.height, width=picture.width, encoded_image_string=picture.png)
+        summary = Summary(value=[Summary.Value(tag=tag, image=image)])
+        self._open()._get_file_writer().add_summary(summary, step)
+
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        """Add a text to the TEXT tab."""
+        self._open().add_text(tag, markdown, step)
+
+    def histogram(self, tag: str, values: torch.Tensor, step: int) -> None:
+        """Add the distribution of `values`, which must be finite, to the HISTOGRAMS tab."""
+        self._open().add_histogram(tag, values.detach().float().cpu(), step)
+
+    def graph(self, module: torch.nn.Module, images: torch.Tensor) -> None:
+        """Add the model's graph, from tracing it on `images`. Raises whatever the model raises when traced."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that tracing is deprecated; TensorBoard reads nothing newer
+            self._open().add_graph(module, images)
+
+    def flush(self) -> None:
+        """Let a running TensorBoard see what was written."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self, *, complete: bool = True) -> None:
+        """Write what is left; the HPARAMS tab then says that the run is `complete`."""
+        if complete:
+            self._open()._get_file_writer().add_summary(hparams.end("success", time.time()))
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> SummaryWriter:
+        if self._writer is None:
+            # Imported at the first log point: 0.3 s that the first step need not wait for.
+            from torch.utils.tensorboard import SummaryWriter
+
+            if self._continued_at is None:
+                self._writer = SummaryWriter(str(self._folder))
+                self._writer._get_file_writer().add_summary(hparams.begin(self._hyperparameters))
+                charts = {
+                    category: {title: ["Multiline", tags] for title, tags in inside.items()}
+                    for category, inside in self._charts.items()
+                }
+                self._writer.add_custom_scalars(charts)
+            else:
+                _let_the_second_pass(self._folder)
+                self._writer = SummaryWriter(str(self._folder), purge_step=self._continued_at + 1)
+        return self._writer
+
+
+def _let_the_second_pass(folder: Path) -> None:
+    """TensorBoard reads event files by the second in their names: a file that continues another must have a later."""
+    seconds = [int(path.name.split(".")[3]) for path in RunPaths(folder).event_files()]
+    while seconds and int(time.time()) <= max(seconds):
+        time.sleep(0.01)

@@ -1,0 +1,93 @@
+"""TensorBoard's HPARAMS tab: what a run's event file says of its settings, and of its end.
+
+Each run describes itself alone. Without an experiment's description beside it, TensorBoard makes the columns from all
+runs that it is shown: every setting of every model has one, those in which the runs differ come first, and every scalar
+is a metric. SummaryWriter.add_hparams would write that description, and make a second run of each (pytorch #32651).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from expt.runs.paths import EVENT_FILES, RunPaths
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+
+
+Value: TypeAlias = bool | int | float | str
+
+
+def begin(hyperparameters: Mapping[str, Value]) -> Summary:
+    """That a run with these settings is under way."""
+    # late, here and below: half a second that a sweep without failures, or a first step, need not wait for
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import SessionStartInfo  # type: ignore[attr-defined]
+
+    start = SessionStartInfo()
+    for key, value in columns(hyperparameters).items():
+        kind = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
+        setattr(start.hparams[key], kind, value)
+    return _summary(metadata.SESSION_START_INFO_TAG, session_start_info=start)
+
+
+def columns(hyperparameters: Mapping[str, Value]) -> dict[str, Value]:
+    """The settings by the names of their columns; a model's or dataset's own stand under its name: `mlp.hidden`.
+
+    TensorBoard shows five until others are chosen, first those in which runs differ: under common names what tells one
+    model from another would fill them. A person's own class is told by its name.
+    """
+    shown = dict(hyperparameters)
+    for group in ("model", "dataset", "optimizer", "scheduler"):
+        if shown.get(group) == "_target_":
+            shown[group] = shown.pop(f"{group}.target")
+        owner = str(shown[group]).rpartition(".")[2] if group in ("model", "dataset") and group in shown else group
+        for key in [key for key in shown if key.startswith(f"{group}.")]:
+            name = key.removeprefix(f"{group}.").removeprefix("kwargs.")
+            shown[f"{owner}.{name}"] = shown.pop(key)
+    return shown
+
+
+def end(status: Literal["success", "failure"], time_s: float) -> Summary:
+    """What became of it, at `time_s` [seconds since the epoch]."""
+    from tensorboard.plugins.hparams import api_pb2, metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import SessionEndInfo  # type: ignore[attr-defined]
+
+    code = api_pb2.Status.Value(f"STATUS_{status.upper()}")  # type: ignore[attr-defined]
+    return _summary(metadata.SESSION_END_INFO_TAG, session_end_info=SessionEndInfo(status=code, end_time_secs=time_s))
+
+
+def _summary(tag: str, **content: Any) -> Summary:
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-defined]
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # type: ignore[attr-defined]
+
+    data = HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **content)
+    # The empty tensor is what TensorBoard's own writer adds.
+    value = Summary.Value(tag=tag, metadata=metadata.create_summary_metadata(data), tensor=metadata.NULL_TENSOR)
+    return Summary(value=[value])
+
+
+def add_failure(folder: Path, hyperparameters: Mapping[str, bool | int | float | str]) -> None:
+    """Say that the run of `folder` has failed; where it has no event file yet, also what it was."""
+    # late: half a second that a sweep without failures need not wait for
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    now = time.time()
+    events = [Event(wall_time=now, summary=end("failure", now))]
+    path = max(RunPaths(folder).event_files(), default=None)
+    if path is None:
+        path = folder / f"{EVENT_FILES}{now:.0f}.{socket.gethostname()}.{os.getpid()}.0"
+        start = Event(wall_time=now, summary=begin(hyperparameters))
+        events = [Event(wall_time=now, file_version="brain.Event:2"), start, *events]
+    with path.open("ab") as file:
+        writer = RecordWriter(file)
+        for event in events:
+            writer.write(event.SerializeToString())
+        writer.flush()

@@ -1,0 +1,122 @@
+"""Ranks and collectives: the one module that knows RANK, WORLD_SIZE and torch.distributed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """One process of a run; passed to whoever needs a rank, never looked up."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+
+
+def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:
+    """The worker that the launcher's variables describe; its device is one of `gpus`, of those it can see."""
+    local_rank = int(environment["LOCAL_RANK"])
+    return Worker(
+        rank=int(environment["RANK"]),
+        world_size=int(environment["WORLD_SIZE"]),
+        local_rank=local_rank,
+        local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
+        device=torch.device("cuda", gpus[local_rank % len(gpus)]) if gpus else torch.device("cpu"),
+    )
+
+
+@contextlib.contextmanager
+def process_group(worker: Worker, *, backend: str, timeout_s: float, store: dist.Store | None = None) -> Iterator[None]:
+    """The run's process group; a single worker needs none. Left without a word of its own when the body raises.
+
+    The workers find one another in the `store`, or else by MASTER_ADDR and MASTER_PORT.
+    """
+    if worker.device.type == "cuda":
+        torch.cuda.set_device(worker.device)
+    if worker.world_size == 1:
+        yield
+        return
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=worker.rank,
+        world_size=worker.world_size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=worker.device if backend == "nccl" else None,
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sum_across_workers(values: torch.Tensor) -> torch.Tensor:
+    """The sum of every worker's `values`, in one collective; the given tensor stays as it is."""
+    if not dist.is_initialized():
+        return values
+    total = values.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def max_across_workers(values: Sequence[float], device: torch.device) -> list[float]:
+    """The largest of every worker's `values`, each by itself, in one collective. Waits for the device."""
+    if not dist.is_initialized():
+        return list(values)
+    largest = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return cast("list[float]", largest.tolist())
+
+
+def from_rank_0(value: T | None, device: torch.device) -> T:
+    """Rank 0's `value`, on every worker; tensors in it must be on the CPU."""
+    values = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(values, src=0, device=device)
+    return cast("T", values[0])
+
+
+def gather_across_workers(value: T) -> list[T]:
+    """Every worker's `value`, by rank, on every worker."""
+    if not dist.is_initialized():
+        return [value]
+    gathered: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return cast("list[T]", gathered)
+
+
+def broadcast_buffers(module: nn.Module) -> None:
+    """Give every worker rank 0's buffers, in one collective for each data type."""
+    _broadcast(module.buffers())
+
+
+def broadcast_parameters(module: nn.Module) -> None:
+    """Give every worker rank 0's parameters and buffers, in one collective for each data type."""
+    _broadcast([*module.parameters(), *module.buffers()])
+
+
+@torch.no_grad()
+def _broadcast(tensors: Iterable[torch.Tensor]) -> None:
+    if not dist.is_initialized():
+        return
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for same in by_dtype.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in same])
+        dist.broadcast(flat, src=0)
+        for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
+            tensor.copy_(part.view_as(tensor))

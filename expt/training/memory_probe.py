@@ -1,0 +1,41 @@
+"""How large a batch fits, tried after the GPU's memory did not suffice."""
+
+from __future__ import annotations
+
+import torch
+
+from expt.data.loading import Batch
+from expt.training.learner import Learner
+from expt.training.metrics import summed_loss
+
+
+def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
+    """How many images a worker can train on at a time, halved until it does; None where that can't be said.
+
+    For a run that has failed: the model has taken some steps more afterwards. No collective.
+    """
+    if learner.module._compiled_call_impl is not None:  # it would compile for each size
+        return None
+    count = len(batch.images) // learner.gradient_accumulation
+    while count > 1:
+        count //= 2
+        learner.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+        try:
+            _step_alone(learner, batch.images[:count], batch.labels[:count])
+        except torch.OutOfMemoryError:
+            continue
+        except Exception:  # a batch norm of one image, ...
+            return None
+        return count
+    return None
+
+
+def _step_alone(learner: Learner, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """A step of this worker alone; not through `backward`, which would have DistributedDataParallel call the others."""
+    parameters = [parameter for parameter in learner.module.parameters() if parameter.requires_grad]
+    with learner.precision.autocast():
+        loss = summed_loss(learner.module(images), labels)
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+        parameter.grad = gradient
+    learner.optimizer.step()

@@ -1,0 +1,87 @@
+"""Loss and accuracy as sums over samples: added on the device, reduced over all workers once, divided once."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from expt.data.loading import IGNORE_INDEX
+from expt.errors import Diverged
+
+MAX_RECENT = 1024
+"""Batches whose losses are kept until the next log point."""
+
+
+class Averages(NamedTuple):
+    """What a log point shows; `samples` are those of all workers."""
+
+    loss: float
+    accuracy: float
+    samples: int
+
+
+class Sums:
+    """Running sums of loss, correct predictions and samples, on `device`; nothing here waits for the device."""
+
+    def __init__(self, device: torch.device, *, finite_only: bool = False) -> None:
+        # float64: a float32 sum over a large set would lose the last samples. MPS has none.
+        self.values = torch.zeros(3, dtype=torch.float64, device=device)
+        self.logged = self.values.clone()
+        """The sums at the last log point."""
+        self._finite_only = finite_only
+        self._recent: deque[torch.Tensor] = deque(maxlen=MAX_RECENT)
+
+    def add(self, logits: torch.Tensor, labels: torch.Tensor, loss_sum: torch.Tensor) -> None:
+        """Count a batch: `logits` [B, num_classes], `labels` [B] (-100 counts for nothing), summed loss [].
+
+        With `finite_only`, one whose loss is not finite is left out.
+        """
+        correct = (logits.argmax(1) == labels).sum()
+        new = torch.stack((loss_sum.double(), correct.double(), (labels >= 0).sum().double()))
+        self.values += torch.where(loss_sum.isfinite(), new, 0.0) if self._finite_only else new
+        self._recent.append(loss_sum)
+
+    def mark_logged(self) -> None:
+        """Begin the next stretch between log points."""
+        self.logged.copy_(self.values)
+        self._recent.clear()
+
+    def first_not_finite(self) -> tuple[int, float] | None:
+        """How many batches ago since the last log point a loss was first nan or infinite, and which. Waits."""
+        losses = [loss.item() for loss in self._recent]
+        bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
+        return (len(losses) - 1 - bad[0], losses[bad[0]]) if bad else None
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        self.values.zero_()
+        self.logged.zero_()
+        self._recent.clear()
+
+    def put_back(self, values: Sequence[float], logged: Sequence[float]) -> None:
+        """Go on from earlier sums."""
+        self.values.copy_(torch.tensor(values, dtype=torch.float64))
+        self.logged.copy_(torch.tensor(logged, dtype=torch.float64))
+
+
+def averages(values: torch.Tensor) -> Averages:
+    """Mean loss and accuracy from summed values [3]. Waits for the device.
+
+    Raises Diverged if no sample was counted.
+    """
+    loss_sum, correct, count = values.tolist()
+    if not count:
+        raise Diverged("no sample was counted since the last log point: every loss was nan or infinite")
+    return Averages(loss_sum / count, correct / count, int(count))
+
+
+def summed_loss(logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+    """Cross-entropy of `logits` [B, num_classes] summed over the batch, in float32."""
+    return functional.cross_entropy(
+        logits.float(), labels, reduction="sum", ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing
+    )

@@ -1,0 +1,95 @@
+"""The optimiser, and the learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import torch
+from torch import nn, optim
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
+
+from expt.config import groups, user_class
+from expt.training.patches import unguarded
+
+
+def build_optimizer(config: groups.SGD | groups.Adam | groups.Target, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """The optimiser over `parameters`; fused, so that one kernel updates all of them."""
+    parameters = list(parameters)
+    if isinstance(config, groups.Target):
+        return user_class.build(config.target, Optimizer, parameters, **config.kwargs)
+    if isinstance(config, groups.SGD):
+        sgd = unguarded.optimizer(optim.SGD)(
+            parameters,
+            lr=config.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            nesterov=config.nesterov,
+            fused=True,
+        )
+        # torch makes it in the first step, and leaves it as it found the memory where that step is skipped.
+        for parameter in parameters if config.momentum else ():
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
+    cls = optim.Adam if config.name == "adam" else optim.AdamW
+    return unguarded.optimizer(cls)(
+        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+    )
+
+
+def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], ratio: float) -> None:
+    """Change the learning rate with the batch, which is `ratio` times that for which it was chosen.
+
+    linear: Goyal et al., 2017, to go with a warm-up; sqrt: Krizhevsky, 2014, which keeps the gradient's variance.
+    """
+    factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+
+
+def build_scheduler(
+    config: groups.Constant | groups.Cosine | groups.Step | groups.OneCycle | groups.Target,
+    optimizer: Optimizer,
+    *,
+    steps_per_epoch: int,
+    total_steps: int,
+) -> LRScheduler:
+    """The schedule to advance after each of `total_steps` optimiser steps."""
+    if isinstance(config, groups.Target):
+        return user_class.build(config.target, LRScheduler, optimizer, **config.kwargs)
+    if isinstance(config, groups.OneCycle):
+        return OneCycleLR(
+            optimizer,
+            max_lr=optimizer.param_groups[0]["lr"],
+            total_steps=max(total_steps, 2),
+            pct_start=config.rise_fraction * (1 - 1e-9),  # torch divides by zero where the rise is one step
+            div_factor=1 / config.start_factor,
+            final_div_factor=config.start_factor / config.end_factor,
+            cycle_momentum=bool(optimizer.defaults.get("momentum") or optimizer.defaults.get("betas")),
+        )
+    peak_lr = optimizer.param_groups[0]["lr"]
+    return LambdaLR(optimizer, lr_factor(config, peak_lr, steps_per_epoch=steps_per_epoch, total_steps=total_steps))
+
+
+def lr_factor(
+    config: groups.Constant | groups.Cosine | groups.Step, peak_lr: float, *, steps_per_epoch: int, total_steps: int
+) -> Callable[[int], float]:
+    """From the number of steps done to the fraction of `peak_lr` that the next step uses."""
+    warmup_steps = round(config.warmup_epochs * steps_per_epoch)
+
+    def after_warmup(step: int) -> float:
+        if isinstance(config, groups.Cosine):
+            progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+            floor = config.min_lr / peak_lr
+            return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        if isinstance(config, groups.Step):
+            # An epoch's fraction of a step must not move the drop: 0.1 * 10 steps is one step.
+            return config.gamma ** math.floor(step / (config.every_epochs * steps_per_epoch) + 1e-9)
+        return 1.0
+
+    def factor(step: int) -> float:
+        return (step + 1) / (warmup_steps + 1) if step < warmup_steps else after_warmup(step)
+
+    return factor

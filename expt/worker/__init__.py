@@ -1,0 +1,1 @@
+"""One rank of a run: builds everything, in order, and trains."""

@@ -1,0 +1,140 @@
+"""From a run's configuration to what a worker trains, and on what."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from expt.config.schema import RunConfig
+from expt.data import build as data_build
+from expt.data.build import Data
+from expt.data.loading import Shard
+from expt.errors import ConfigError
+from expt.models import build as model_build
+from expt.tensorboard.dashboard import Dashboard
+from expt.training import optim, shared_memory
+from expt.training.collectives import Worker
+from expt.training.learner import Learner
+from expt.training.patches import onednn_linear
+from expt.training.patches.unguarded import DataParallel
+from expt.training.precision import Precision
+from expt.training.shared_memory import SharedMemory, average_gradients
+
+
+def build_data(config: RunConfig, worker: Worker) -> Data:
+    """The loaders of `worker`'s share of each batch."""
+    num_workers: int | str = getattr(config.dataset, "num_workers", "auto")
+    return data_build.build(
+        config.dataset,
+        batch_size=config.batch_size,
+        shard=Shard(worker.rank, worker.world_size),
+        device=worker.device,
+        seed=config.seed,
+        drop_last=config.drop_last,
+        channels_last=config.channels_last,
+        num_workers=num_workers if isinstance(num_workers, int) else config.threads,
+    )
+
+
+def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
+    """The model on `worker`'s device, and all that trains it; weights come from torch's global generator."""
+    info = data.info
+    module = model_build.build(
+        config.model, config.init, channels=info.channels, image_size=info.image_size, num_classes=info.num_classes
+    )
+    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
+    if config.ddp.sync_batchnorm:
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    if config.onednn and worker.device.type == "cpu":
+        onednn_linear.use_for_linear(module)
+    if config.compile:
+        module.compile(mode="default" if config.compile is True else config.compile)
+    optimizer = optim.build_optimizer(config.optimizer, module.parameters())
+    parallel, all_reduce_s = _parallelise(module, config, worker)
+    optim.scale_lr(optimizer, config.lr_scaling, config.batch_size / (config.base_batch_size or config.batch_size))
+    return Learner(
+        module=module,
+        parallel=parallel,
+        all_reduce_s=all_reduce_s,
+        optimizer=optimizer,
+        scheduler=optim.build_scheduler(
+            config.scheduler,
+            optimizer,
+            steps_per_epoch=len(data.train),
+            total_steps=total_steps(config, data),
+        ),
+        precision=Precision(
+            config.amp, worker.device, gradient_clip=config.gradient_clip, skip_non_finite=config.on_nan == "skip"
+        ),
+        world_size=worker.world_size,
+        label_smoothing=config.label_smoothing,
+        gradient_accumulation=config.gradient_accumulation,
+    )
+
+
+def build_dashboard(config: RunConfig, data: Data, learner: Learner, worker: Worker) -> Dashboard:
+    """What TensorBoard is to show beside curves."""
+    mean, std = config.dataset.mean, config.dataset.std
+    steps = len(data.train), total_steps(config, data)
+    return Dashboard(config, data.info, learner, worker, mean=mean, std=std, steps=steps)
+
+
+def total_steps(config: RunConfig, data: Data) -> int:
+    """Optimiser steps of the whole run."""
+    steps = config.epochs * len(data.train)
+    return min(steps, config.max_steps or steps)
+
+
+def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> tuple[nn.Module, Callable[[int], float]]:
+    """The model that is trained, and what tells how long its gradients' averaging has taken; see Learner."""
+    if config.strategy == "dp":
+        if worker.world_size > 1:  # torchrun has started it, and says so
+            raise ConfigError("strategy=dp: has one process for all GPUs; start it with python -m expt")
+        return nn.DataParallel(module), lambda _: 0.0
+    if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+        return module, lambda _: 0.0
+    parallel = DataParallel(
+        module,
+        device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
+        find_unused_parameters=config.ddp.find_unused_parameters,
+        static_graph=config.ddp.static_graph,
+        gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
+        bucket_cap_mb=config.ddp.bucket_cap_mb,
+    )
+    if config.ddp.comm_hook:
+        _compress(parallel, config.ddp.comm_hook)
+    elif config.ddp.shared_memory and _can_share_memory(module, worker):
+        memory = SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)
+        parallel.register_comm_hook(memory, average_gradients)
+        return parallel, lambda _: memory.spent_s
+    return parallel, functools.partial(_sampled_all_reduce_s, parallel)
+
+
+def _sampled_all_reduce_s(parallel: DataParallel, steps: int) -> float:
+    """From the steps that DistributedDataParallel times: the first ten, and every hundredth."""
+    found: dict[str, float] = parallel._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    hidden_ns = found.get("avg_backward_compute_comm_overlap_time", 0)  # behind the rest of the backward pass
+    return max(0, found.get("avg_backward_comm_time", 0) - hidden_ns) / 1e9 * steps
+
+
+def _can_share_memory(module: nn.Module, worker: Worker) -> bool:
+    one_machine = worker.local_world_size == worker.world_size
+    plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters() if p.requires_grad)
+    return one_machine and plain and shared_memory.is_supported()
+
+
+def _compress(parallel: DataParallel, hook: str) -> None:
+    """Let gradients travel in fewer bytes; torch's own hooks, imported only here."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if hook == "powersgd":
+        # Rank 1 from the tenth step on, as the hook's documentation advises: before, it needs the exact gradients.
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=10)
+        parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    else:
+        compress = default_hooks.bf16_compress_hook if hook == "bf16" else default_hooks.fp16_compress_hook
+        parallel.register_comm_hook(None, compress)

@@ -1,0 +1,106 @@
+"""What torch raises, in a person's words: another worker that did not come, memory that did not suffice."""
+
+from __future__ import annotations
+
+import re
+import socket
+import traceback
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+
+from expt.config.schema import RunConfig
+from expt.errors import ExptError, OutOfMemory, RunFailed, TimedOut
+from expt.training.collectives import Worker
+
+_CPU_MEMORY = re.compile(r"(?:can't allocate memory|not enough memory): you tried to allocate (\d+)")
+
+
+def in_words(error: Exception, config: RunConfig) -> Exception:
+    """The ExptError that says what `error` means; `error` itself where nothing better is known."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError | OutOfMemory):
+        fits = getattr(error, "fits", None)
+        return _explained(error, OutOfMemory(f"{_first_sentences(error)}\n{_to_need_less(config, fits)}"))
+    if isinstance(error, ExptError):
+        return error
+    if isinstance(error, RuntimeError) and (asked := _CPU_MEMORY.search(text)):
+        size = f"{int(asked[1]) / 1e9:.1f} GB"
+        return _explained(error, OutOfMemory(f"out of memory: {size} more were asked for\n{_to_need_less(config)}"))
+    if isinstance(error, MemoryError):
+        return _explained(error, OutOfMemory(f"out of memory {text}\n{_to_need_less(config)}"))
+    if isinstance(error, RuntimeError) and ("Timed out waiting" in text or _is_store_timeout(error)):
+        return _explained(
+            error, TimedOut(f"waited for another worker, in vain, for {config.timeout_s:g} s (timeout_s)")
+        )
+    if _is_lack_of_shared_memory(error):
+        mend = "mount it, or make it larger (as docker run --shm-size does), or use dataset.num_workers=0"
+        return _explained(
+            error, RunFailed(f"/dev/shm: {_reason(error)}; the processes that read images need it; {mend}")
+        )
+    if isinstance(error, RuntimeError) and "Address already in use" in text:
+        return _explained(
+            error, RunFailed("no port is free for the workers to meet at; end other runs, or start fewer")
+        )
+    return error
+
+
+def _is_lack_of_shared_memory(error: Exception) -> bool:
+    """Whether torch's loader processes, or their locks, found no room in /dev/shm."""
+    if isinstance(error, OSError):
+        frames = traceback.extract_tb(error.__traceback__)
+        return bool(frames) and Path(frames[-1].filename).match("multiprocessing/synchronize.py")
+    return isinstance(error, RuntimeError) and re.search(r"shared memory|\bshm\b", str(error)) is not None
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0][:200]
+
+
+def _is_store_timeout(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) and re.search(r"time[d ]*out", str(error), re.IGNORECASE) is not None
+
+
+def _explained(cause: Exception, error: ExptError) -> ExptError:
+    error.__cause__ = cause
+    return error
+
+
+def _first_sentences(error: Exception) -> str:
+    """What was asked for and what there was; the rest of CUDA's message is about the allocator."""
+    return ". ".join(str(error).strip().splitlines()[0].split(". ")[:3])[:400].rstrip(".")
+
+
+def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
+    """What to set, for a run that needed too much memory; `fits` images at a time were seen to do."""
+    each = config.batch_size // config.world_size
+    part = each // config.gradient_accumulation
+    now = f"batch_size={config.batch_size} is {each} images on each of {config.world_size} workers"
+    if part != each:
+        now += f", {part} at a time"
+    ways = []
+    if fits is not None and fits < part:
+        now += f"; {fits} at a time fit, it was tried"
+        ways = [f"gradient_accumulation={each // fits}", f"batch_size={fits * config.world_size}"]
+    elif part > 1:
+        ways = [f"gradient_accumulation={2 * config.gradient_accumulation}", f"batch_size={config.batch_size // 2}"]
+    if config.amp is False:
+        ways += ["amp=true"]
+    return f"{now}; try {', or '.join(ways) or 'a smaller model'}"
+
+
+LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "timed out after")
+
+
+def lost_peers(error: BaseException, worker: Worker) -> str | None:
+    """What to tell a person where a collective failed because other workers are gone; else None.
+
+    torch raises a RuntimeError for it, whose text comes from gloo or nccl.
+    """
+    cause = error.__cause__ or error  # expt.diagnosis may have put it in other words
+    first = str(cause).strip().splitlines()[:1]
+    if not isinstance(cause, RuntimeError) or not first or not any(text in str(cause) for text in LOST):
+        return None
+    who = f"rank {worker.rank} of {worker.world_size} on {socket.gethostname()}"
+    return f"{who} has lost the other workers: one has died, or the network is cut. ({first[0]})"

@@ -1,0 +1,61 @@
+"""A loss or weights that are not finite: where it began, said alike by all workers, who stop together."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from expt.data.loading import Loader
+from expt.errors import Diverged
+from expt.training import collectives
+from expt.training.collectives import Worker
+from expt.training.learner import Position
+from expt.training.metrics import Sums
+
+SHOWN_INDICES = 64
+MEND = "try a lower optimizer.lr or gradient_clip=1.0; on_nan=skip leaves such a step out"
+
+
+def stop_at_loss(sums: Sums, position: Position, loader: Loader, worker: Worker, parts: int) -> None:
+    """Raise Diverged with the first step, rank and images whose loss was not finite since the last log point.
+
+    A collective, which every worker must join; `parts` is the number of batches that one step adds to `sums`.
+    """
+    found = sums.first_not_finite()
+    mine: tuple[int, int, float, list[int]] | None = None
+    if found is not None:
+        ago = found[0] // parts
+        indices = loader.indices(position.epoch, position.step_in_epoch - ago - 1).tolist()
+        mine = (position.step - ago, worker.rank, found[1], indices)
+    everyones = [theirs for theirs in collectives.gather_across_workers(mine) if theirs is not None]
+    if not everyones:
+        raise Diverged(f"the loss was nan or infinite by step {position.step} (epoch {position.epoch}); {MEND}")
+    step, rank, loss, indices = min(everyones)
+    if rank == worker.rank:
+        print(f"images of step {step}, rank {rank}: {_listed(indices, len(indices))}", file=sys.stderr)
+    raise Diverged(
+        f"the loss was {loss} at step {step} (epoch {position.epoch}) on rank {rank}; {MEND}\n"
+        f"the images there, by their place in the training data: {_listed(indices, SHOWN_INDICES)}"
+    )
+
+
+def all_finite(workers_sums: Iterable[Sequence[float]]) -> bool:
+    """Whether every worker's sums are finite."""
+    return all(math.isfinite(value) for values in workers_sums for value in values)
+
+
+@torch.no_grad()
+def refuse_weights(module: nn.Module, position: Position) -> None:
+    """Raise Diverged if a parameter is not finite. Waits for the device; alike on all workers."""
+    parameters = [p for p in module.parameters() if p.is_floating_point()]
+    if parameters and not torch.isfinite(nn.utils.get_total_norm(parameters, torch.inf, foreach=True)):
+        raise Diverged(f"the weights are not finite after step {position.step} (epoch {position.epoch}); {MEND}")
+
+
+def _listed(indices: Sequence[int], most: int) -> str:
+    more = f" and {len(indices) - most} more, in its log" if len(indices) > most else ""
+    return ", ".join(map(str, indices[:most])) + more

@@ -1,0 +1,119 @@
+"""What a worker process runs: its surroundings, the training, and a word about its end."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch.distributed import Store
+
+from expt import machine, signals
+from expt.config import secrets
+from expt.config.schema import RunConfig
+from expt.errors import TimedOut
+from expt.runs.paths import RunPaths
+from expt.runs.worker_error import write_error
+from expt.training import collectives
+from expt.training.collectives import Worker
+from expt.training.patches import malloc
+from expt.worker import watchdog
+from expt.worker.diagnosis import in_words
+from expt.worker.meeting import Meeting, connect
+from expt.worker.run import Run
+
+
+def main(
+    config: RunConfig,
+    paths: RunPaths,
+    started: float,
+    source: Path | None = None,
+    meeting: Meeting | Store | None = None,
+    umask: int | None = None,
+    tell: Callable[[Exception], None] = lambda error: None,
+) -> str:
+    """What a worker process runs; `started` is when the command was typed [seconds since the epoch].
+
+    `source` is the checkpoint that it goes on from, see expt.resume; `umask` is the driver's, for the forkserver may
+    have another. The workers find one another at the `meeting`. `tell` hears of what ends this worker, before it does.
+
+    Returns "completed", or "interrupted" when it was asked to stop: a process that ends without it has failed.
+    """
+    driven = multiprocessing.parent_process() is not None
+    if driven:
+        signals.die_with_the_driver()
+    signals.heed_in_worker()
+    if umask is not None:
+        machine.umask(umask)
+    secrets.remember(config.secrets)
+    watchdog.answer_dumps(when_asked=driven)
+    try:
+        guard = watchdog.Watchdog(_patience_s(config), lambda: _give_up(config, tell))
+        return run_as(worker_of_environment(config), config, paths, started, source, meeting, guard.beat)
+    except Exception as error:
+        _fail(in_words(error, config), tell)
+
+
+def _patience_s(config: RunConfig) -> float:
+    """Longer than `timeout_s` where there are others: who waits for one that is stuck is to say so first."""
+    return config.timeout_s + (0 if config.world_size == 1 else 5 if config.backend == "gloo" else 90)
+
+
+def _give_up(config: RunConfig, tell: Callable[[Exception], None]) -> NoReturn:
+    """End this process, whose main thread is stuck."""
+    faulthandler.dump_traceback(all_threads=True)
+    where = watchdog.main_stack().rstrip()
+    _fail(TimedOut(f"finished no step within {config.timeout_s:g} s (timeout_s); it was here\n\n{where}\n"), tell)
+
+
+def _fail(error: Exception, tell: Callable[[Exception], None]) -> NoReturn:
+    """Leave `error` for the driver and in the log, and end this process."""
+    # At once and without leaving the group: the peers' errors, which follow from that, then bear a later time.
+    with contextlib.suppress(OSError):  # a full disk, maybe
+        _record_error(error)
+    with contextlib.suppress(OSError):
+        print(secrets.hidden("".join(traceback.format_exception(error))), file=sys.stderr)
+        tell(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(getattr(error, "exit_code", 1))
+
+
+def worker_of_environment(config: RunConfig) -> Worker:
+    """The worker that RANK and its companions in the environment describe."""
+    simulated = config.num_gpus and not torch.cuda.is_available()  # see expt.machine.SIMULATED_GPUS
+    # expt's driver has named the run's GPUs in CUDA_VISIBLE_DEVICES; another launcher shows all of the machine's.
+    gpus = range(config.num_gpus) if multiprocessing.parent_process() is not None else config.gpu_indices
+    return collectives.worker_from(os.environ, gpus=() if simulated else gpus)
+
+
+def run_as(
+    worker: Worker,
+    config: RunConfig,
+    paths: RunPaths,
+    started: float,
+    source: Path | None = None,
+    meeting: Meeting | Store | None = None,
+    beat: Callable[[], None] = lambda: None,
+) -> str:
+    """Train as `worker`, in this process; returns what became of it. Calls `beat` after each batch."""
+    if worker.device.type == "cpu":
+        malloc.keep_freed()
+    torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision(config.matmul_precision)
+    store = connect(meeting, config.timeout_s) if isinstance(meeting, Meeting) else meeting
+    with collectives.process_group(worker, backend=config.backend, timeout_s=config.timeout_s, store=store):
+        return Run(config, paths, worker, started, source, beat).train()
+
+
+def _record_error(error: Exception) -> None:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        write_error(Path(path), error, getattr(error, "exit_code", 1))

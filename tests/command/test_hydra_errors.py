@@ -1,0 +1,72 @@
+"""A mistake on the command line: exit code 2, one line that names it and its mend, and nothing left behind."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+
+from expt.command.conf_files import conf_dir
+from expt.command.hydra_errors import as_config_error
+from expt.command.overrides import register_resolvers
+from tests.conftest import run
+
+MISTAKES = {
+    "modle=mlp": "modle=mlp: there is no key 'modle'. Did you mean 'model'?",
+    "bakend=gloo": "bakend=gloo: there is no key 'bakend'. Did you mean 'backend'?",
+    "optimizer.lrr=1": "optimizer.lrr=1: there is no key 'optimizer.lrr'. Did you mean 'optimizer.lr'?",
+    "model=resnet19": "model=resnet19: not one of convnet, mlp, paddle_convnet, resnet18. Did you mean 'resnet18'?",
+    "x": "x: not of the form key=value; quote values with spaces or brackets",
+    "model=mlp,convnet": (
+        "model=mlp,convnet: several values make a sweep; add -m, as in python -m expt -m model=mlp,convnet"
+    ),
+    "dataset=image_folder": "dataset.root: has no value; give one, as in dataset.root=...",
+    "gpus=4": "gpus=4: this machine has no GPUs; use gpus=0 to run on the CPU",
+    "world_size=3": "batch_size=64: is the global batch and must divide by 3 workers; use 63 or 66",
+    "model=null": "model=null: not one of convnet, mlp, paddle_convnet, resnet18.",
+}
+COMPOSING = {
+    "sweep=sedes": "sweep=sedes: not one of amp_grid, models_by_lr, seeds. Did you mean 'seeds'?",
+    "experiment=ddp_mpl": (
+        "experiment=ddp_mpl: not one of amp_sweep, d2l_resnet18, ddp_mlp, keras_convnet, paddle_mnist. "
+        "Did you mean 'ddp_mlp'?"
+    ),
+    "model.hidden=[": "model.hidden=[: not of the form key=value; quote values with spaces or brackets",
+    "dataset.seeed=1": "dataset.seeed=1: there is no key 'dataset.seeed'. Did you mean 'dataset.seed'?",
+    "ddp.static=true": "ddp.static=true: there is no key 'ddp.static'. Did you mean 'ddp.static_graph'?",
+}
+
+Result = tuple[CompletedProcess[str], Path]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """What the command did with each mistake, and the folder it was given to work in."""
+    folders = {mistake: tmp_path_factory.mktemp("mistake") for mistake in MISTAKES}
+    with ThreadPoolExecutor(2) as pool:
+        done = pool.map(lambda mistake: run(mistake, cwd=folders[mistake]), MISTAKES)
+        return {mistake: (each, folders[mistake]) for mistake, each in zip(MISTAKES, done, strict=True)}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_on_the_command_line(results: dict[str, Result], mistake: str) -> None:
+    done, folder = results[mistake]
+    assert (done.stdout, done.stderr) == ("", f"error: {MISTAKES[mistake]}\n")
+    assert done.returncode == 2
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+    assert len(list(folder.rglob("*"))) <= 2  # outputs/DATE
+
+
+@pytest.mark.parametrize("override", COMPOSING)
+def test_what_hydra_raises_is_put_in_words(override: str) -> None:
+    register_resolvers()
+    with (
+        initialize_config_dir(str(conf_dir()), version_base="1.3"),
+        pytest.raises(HydraException) as caught,
+    ):
+        compose("config", overrides=[override])
+    assert str(as_config_error(caught.value, [override])) == COMPOSING[override]

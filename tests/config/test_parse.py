@@ -1,0 +1,313 @@
+"""The gate: what conf/ says, what `auto` becomes on a machine, and the line that each mistake earns."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from expt.command.conf_files import conf_dir
+from expt.command.overrides import register_resolvers
+from expt.config import groups
+from expt.config.parse import parse
+from expt.config.schema import RunConfig
+from expt.errors import ConfigError
+from expt.machine import Machine
+
+FREE_OF_TORCH = (
+    "config.parse", "config.schema", "config.rules", "errors", "runs.paths", "machine", "runs.result",
+    "launch.forkserver",    "command.help", "command.hydra_errors", "command.main", "command.sweep", "launch.one_run", "launch.pool",
+)  # fmt: skip
+GROUPS = ("model", "init", "dataset", "optimizer", "scheduler")
+OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
+
+CALLED = {"plain_sgd": "sgd"}  # further settings of one kind
+
+Parse = Callable[..., RunConfig]
+
+
+def machine(gpus: int = 0, **facts: Any) -> Machine:
+    return Machine(gpus=tuple(map(str, range(gpus))), cpus=8, **facts)
+
+
+@pytest.fixture(scope="module")
+def parsed() -> Iterator[Parse]:
+    """`parsed("model=mlp", on=machine(2))`: what the command line would give on that machine."""
+    register_resolvers()
+
+    def parse_overrides(*overrides: str, on: Machine | None = None, **replaced: Any) -> RunConfig:
+        composed = OmegaConf.to_container(compose("config", overrides=list(overrides)), resolve=True)
+        assert isinstance(composed, dict)
+        return parse({str(key): value for key, value in (composed | replaced).items()}, on or machine())
+
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        yield parse_overrides
+
+
+def test_the_defaults(parsed: Parse) -> None:
+    config = parsed()
+    assert config.model == groups.MLP(name="mlp", hidden=(256,), dropout=0.0)
+    assert config.init == groups.DefaultInit(name="default")
+    assert config.optimizer == groups.SGD(name="sgd", lr=0.05, momentum=0.9, weight_decay=0.0, nesterov=False)
+    assert config.scheduler == groups.Constant(name="constant", warmup_epochs=0.0)
+    assert (config.dataset.name, config.dataset.val_fraction, config.dataset.mean) == ("digits", 0.1, (0.3053,))
+    assert (config.batch_size, config.epochs, config.max_steps, config.seed) == (64, 10, None, 0)
+    assert (config.objective, config.amp, config.ddp.bucket_cap_mb) == ("accuracy/val", False, 25)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None:
+    group, _, name = option.partition("=")
+    root = ["dataset.root=photos"] if option == "dataset=image_folder" else []
+    assert getattr(parsed(option, *root), group).name == CALLED.get(name, name)
+
+
+def test_the_groups_of_the_schema_are_those_of_conf() -> None:
+    options = (option.partition("=") for option in OPTIONS)
+    named = {(group, CALLED.get(name, name)) for group, _, name in options}
+    assert named == {(group, name) for group in GROUPS for name in groups.GROUPS[group] if name != "_target_"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "expected"),
+    [
+        (0, [], (0, 2, "gloo", 4)),
+        (1, [], (1, 1, "nccl", 8)),
+        (8, [], (8, 8, "nccl", 1)),
+        (8, ["gpus=2"], (2, 2, "nccl", 4)),
+        (8, ["gpus=[4,5]"], ((4, 5), 2, "nccl", 4)),
+        (8, ["gpus=0", "world_size=4"], (0, 4, "gloo", 2)),
+        (1, ["gpus=1", "world_size=2", "backend=gloo"], (1, 2, "gloo", 4)),
+        (0, ["world_size=16", "batch_size=64"], (0, 16, "gloo", 1)),
+        (0, ["threads=3"], (0, 2, "gloo", 3)),
+        (0, ["debug=true"], (0, 1, "gloo", 8)),
+        (8, ["debug=true"], (1, 1, "nccl", 8)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else " ".join(value) if isinstance(value, list) else "",
+)
+def test_auto(parsed: Parse, gpus: int, overrides: list[str], expected: tuple[Any, ...]) -> None:
+    config = parsed(*overrides, on=machine(gpus))
+    assert (config.gpus, config.world_size, config.backend, config.threads) == expected
+
+
+def test_onednn_is_for_amds_cpus(parsed: Parse) -> None:
+    amd = machine(0, cpu_vendor="AuthenticAMD")
+    assert parsed(on=amd).onednn
+    assert not parsed("compile=true", on=amd).onednn
+    assert not parsed(on=machine(0, cpu_vendor="GenuineIntel")).onednn
+
+
+@pytest.mark.parametrize(
+    ("overrides", "batch_size"),
+    [
+        (["batch_size=32 per worker"], 128),
+        (["batch_size='32 per worker'", "gpus=2"], 64),
+        (["batch_size=32 per worker", "gpus=2", "strategy=dp"], 32),
+        (["experiment=keras_convnet"], 256),
+    ],
+    ids=str,
+)
+def test_a_batch_size_for_each_worker(parsed: Parse, overrides: list[str], batch_size: int) -> None:
+    assert parsed(*overrides, on=machine(4)).batch_size == batch_size
+
+
+def test_data_parallel_is_one_worker(parsed: Parse) -> None:
+    config = parsed("strategy=dp", on=machine(4))
+    assert (config.num_gpus, config.world_size, config.threads) == (4, 1, 8)
+
+
+def test_simulated_gpus_compute_on_the_cpu_with_gloo(parsed: Parse) -> None:
+    config = parsed(on=machine(4, simulated=True))
+    assert (config.num_gpus, config.world_size, config.backend) == (4, 4, "gloo")
+
+
+ON_CPU = "use gpus=0 to run on the CPU"
+NO_GPU = "this machine has no GPU"
+TAGS = "loss/train, loss/val, loss/test, accuracy/train, accuracy/val, accuracy/test"
+
+MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
+    "unknown key": (0, ["+modle=mlp"], ["modle='mlp': there is no such key. Did you mean 'model'?"]),
+    "unknown key, nothing near": (0, ["+zzz=1"], ["zzz=1: there is no such key."]),
+    "unknown key of a group": (
+        0, ["+optimizer.lrr=1"], ["optimizer.lrr=1: there is no such key. Did you mean 'lr'?"],
+    ),
+    "unknown key of ddp": (
+        0, ["+ddp.static=true"], ["ddp.static=True: there is no such key. Did you mean 'static_graph'?"],
+    ),
+    "unknown name in a group": (0, ["model.name=mlpp"], [
+        "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18. Did you mean 'mlp'?",
+    ]),
+    "text for an integer": (0, ["batch_size=abc"], ["batch_size='abc': input should be a valid integer"]),
+    "a float for an integer": (0, ["epochs=1.0"], ["epochs=1.0: input should be a valid integer"]),
+    "an integer for a boolean": (
+        0, ["ddp.static_graph=1"], ["ddp.static_graph=1: input should be a valid boolean"],
+    ),
+    "a number for a list": (0, ["model.hidden=256"], ["model.hidden=256: input should be a valid array"]),
+    "null": (0, ["batch_size=null"], ["batch_size=None: input should be a valid integer"]),
+    "below its range": (0, ["optimizer.lr=-1"], ["optimizer.lr=-1: input should be greater than 0"]),
+    "above its range": (0, ["dataset.val_fraction=1"], ["dataset.val_fraction=1: input should be less than 1"]),
+    "not a number": (0, ["gradient_clip=nan"], ["gradient_clip=nan: input should be a finite number"]),
+    "a choice": (0, ["backend=glo"], ["backend='glo': input should be 'nccl' or 'gloo'"]),
+    "one of several types": (0, ["amp=fp8"], ["amp='fp8': input should be a valid boolean or 'bf16' or 'fp16'"]),
+    "neither a number nor a list": (
+        2, ["gpus=all"], ["gpus='all': input should be a valid integer or a valid array"],
+    ),
+    "a key taken away": (0, ["~model.hidden"], ["model.hidden: has no value; give one, as in model.hidden=..."]),
+    "not so many per worker": (0, ["batch_size=x per worker"], [
+        "batch_size='x per worker': input should be a valid integer",
+    ]),
+    "scaling of an unknown base": (0, ["lr_scaling=linear"], [
+        "lr_scaling=linear: needs the batch that optimizer.lr is meant for, as in base_batch_size=256",
+    ]),
+    "printing what is not logged": (0, ["print_every=75"], [
+        "print_every=75: what is printed is logged, and log_every=50; use a multiple of it",
+    ]),
+    "data parallel on one GPU": (1, ["strategy=dp"], [
+        "strategy=dp: shares each batch out among at least 2 GPUs, and this run uses 1 GPU; "
+        "use strategy=ddp, which is faster too",
+    ]),
+    "compiled, with oneDNN": (
+        0, ["onednn=true", "compile=true"], ["onednn=true: torch.compile can't take these layers; use onednn=auto"],
+    ),
+    "data parallel in two processes, compiled": (2, ["strategy=dp", "world_size=2", "compile=true"], [
+        "world_size=2: strategy=dp has one process for all GPUs; use strategy=ddp, which is faster too",
+        "compile=True: the copies that strategy=dp makes can't be compiled; use strategy=ddp, which is faster too",
+    ]),
+    "lists of two lengths": (0, ["model=convnet", "model.strides=[1]"], [
+        "model.widths=[12, 24, 32]: 3 convolutions, but model.kernels has 3, model.strides has 1, "
+        "model.paddings has 3; give each one",
+    ]),
+    "several at once": (0, ["epochs=0", "seed=-1", "+foo=1"], [
+        "epochs=0: input should be greater than or equal to 1",
+        "seed=-1: input should be greater than or equal to 0",
+        "foo=1: there is no such key.",
+    ]),
+    "4 GPUs of none": (0, ["gpus=4"], [f"gpus=4: {NO_GPU}s; {ON_CPU}"]),
+    "4 GPUs of 2": (2, ["gpus=4"], [f"gpus=4: this machine has 2 GPUs; {ON_CPU}"]),
+    "listed GPUs of none": (0, ["gpus=[4,5]"], [f"gpus=[4,5]: {NO_GPU}; {ON_CPU}"]),
+    "listed GPUs of 2": (2, ["gpus=[4,5]"], [f"gpus=[4,5]: this machine has 2 GPUs, counted from 0; {ON_CPU}"]),
+    "a GPU listed twice": (2, ["gpus=[0,0]"], [
+        "gpus=[0,0]: names a GPU twice; use backend=gloo and world_size for two workers on one",
+    ]),
+    "nccl without a GPU": (
+        0, ["backend=nccl"], ["backend=nccl: needs a GPU, and this run uses none; use backend=gloo"],
+    ),
+    "nccl with more workers than GPUs": (2, ["backend=nccl", "gpus=2", "world_size=4"], [
+        "world_size=4: nccl takes one worker per GPU, and gpus=2; use world_size=2 or backend=gloo",
+    ]),
+    "fewer workers than GPUs": (8, ["gpus=4", "world_size=2"], [
+        "world_size=2: 4 GPUs need as many workers; use gpus=2",
+    ]),
+    "batch that does not divide": (0, ["world_size=3"], [
+        "batch_size=64: is the global batch and must divide by 3 workers; use 63 or 66",
+    ]),
+    "batch smaller than the workers": (0, ["batch_size=1"], [
+        "batch_size=1: is the global batch and must divide by 2 workers; use 2",
+    ]),
+    "batch that does not divide into parts": (0, ["gradient_accumulation=3"], [
+        "batch_size=64: is the global batch and must divide by 2 workers x 3 parts (gradient_accumulation); "
+        "use 60 or 66",
+    ]),
+    "fp16 on a CPU without": (
+        0, ["amp=fp16"], ["amp=fp16: this CPU does not compute in float16; use amp=bf16 or a GPU"],
+    ),
+    "sync_batchnorm on a CPU": (0, ["ddp.sync_batchnorm=true"], [
+        "ddp.sync_batchnorm=true: works on GPUs only; use ddp.sync_batchnorm=false",
+    ]),
+    "objective": (0, ["objective=acuracy/val"], [
+        f"objective=acuracy/val: not one of {TAGS}. Did you mean 'accuracy/val'?",
+    ]),
+    "objective on a split that is not evaluated": (0, ["eval_split=test"], [
+        "objective=accuracy/val: not one of loss/train, loss/test, accuracy/train, accuracy/test."
+        " Did you mean 'accuracy/train'?",
+    ]),
+    "nothing to evaluate on": (0, ["dataset.val_fraction=0"], [
+        "dataset.val_fraction=0.0: leaves nothing to evaluate on; use eval_split=test",
+    ]),
+    "debug with 2 workers": (0, ["debug=true", "world_size=2"], [
+        "world_size=2: debug=true runs one worker in this process; use world_size=1",
+    ]),
+    "several impossible at once": (0, ["gpus=4", "amp=bf16", "objective=f1/val", "batch_size=6"], [
+        f"gpus=4: {NO_GPU}s; {ON_CPU}",
+        "batch_size=6: is the global batch and must divide by 4 workers; use 4 or 8",
+        f"objective=f1/val: not one of {TAGS}.",
+    ]),
+    # What pydantic says of these is not what a person did wrong.
+    "a negative number of GPUs": (2, ["gpus=-1"], [
+        "gpus=-1: input should be greater than or equal to 0 or a valid array",
+    ]),
+    "infinite": (0, ["optimizer.lr=inf"], ["optimizer.lr=inf: input should be a finite number"]),
+    "a key of another model": (0, ["+model.width=3"], ["model.width=3: there is no such key."]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("gpus", "overrides", "problems"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_each_mistake_earns_its_line(parsed: Parse, gpus: int, overrides: list[str], problems: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(*overrides, on=machine(gpus))
+    assert list(caught.value.problems) == problems
+    assert all(problem in str(caught.value) for problem in problems)
+
+
+@pytest.mark.parametrize("widths", ["[1, 2]", "[1]", "[1, 2, 3, 4]"])
+def test_a_list_of_the_wrong_length_is_shown(parsed: Parse, widths: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed("model=convnet", f"model.widths={widths}")
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"model.widths={widths}: ")
+
+
+def test_several_problems_make_one_message(parsed: Parse) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed("epochs=0", "seed=-1")
+    first, *rest = str(caught.value).splitlines()
+    assert (first, len(rest)) == ("2 problems in the configuration", 2)
+
+
+def test_a_processor_with_fp16_may_use_it(parsed: Parse) -> None:
+    assert parsed("amp=fp16", on=machine(cpu_fp16=True)).amp == "fp16"
+
+
+@pytest.mark.parametrize("group", ["model", "optimizer", "scheduler"])
+def test_a_class_of_ones_own(parsed: Parse, group: str) -> None:
+    config = parsed(**{group: {"_target_": "mine.Own", "lr": 3, "sizes": [1, 2], "name": "ignored"}})
+    assert getattr(config, group) == groups.Target(target="mine.Own", kwargs={"lr": 3, "sizes": [1, 2]})
+
+
+def test_a_dataset_of_ones_own(parsed: Parse) -> None:
+    node = {"_target_": "mine.Own", "num_classes": 3, "root": "x", "train": {"split": "a"}, "mean": [0.5], "std": [1.0]}
+    dataset = parsed(dataset=node).dataset
+    assert (dataset.target, dataset.num_classes, dataset.kwargs) == ("mine.Own", 3, {"root": "x"})
+    assert (dataset.train, dataset.test, dataset.mean) == ({"split": "a"}, {"train": False}, (0.5,))
+    assert (dataset.val_fraction, dataset.train_limit, dataset.num_workers) == (0.1, None, "auto")
+
+
+def test_a_dataset_of_ones_own_has_to_say_its_classes(parsed: Parse) -> None:
+    with pytest.raises(ConfigError, match=r"^dataset\.num_classes: has no value; give one"):
+        parsed(dataset={"_target_": "mine.Own"})
+
+
+def test_a_target_is_a_dotted_name(parsed: Parse) -> None:
+    with pytest.raises(ConfigError, match=r"^model\.\w+='own': "):
+        parsed(model={"_target_": "own"})
+
+
+def test_a_configuration_is_frozen(parsed: Parse) -> None:
+    config = parsed()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.epochs = 3  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.model.hidden = ()
+
+
+def test_a_mistake_is_told_without_torch() -> None:
+    modules = ", ".join(f"expt.{name}" for name in FREE_OF_TORCH)
+    program = f"import sys, {modules}; assert 'torch' not in sys.modules, 'torch was imported'"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

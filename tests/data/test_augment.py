@@ -1,0 +1,183 @@
+"""Augmentation of whole batches: against a slow reference, and the same whatever the number of workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from expt.config import groups
+from expt.data.augment import Augmentation
+from expt.data.build import build
+from expt.data.loading import IGNORE_INDEX, Batch, Loader, Shard, TimedBatches
+from expt.data.memory import InMemoryLoader
+from expt.data.stream import StreamLoader
+from expt.errors import ConfigError
+
+CPU = torch.device("cpu")
+SIZE, HEIGHT, WIDTH = 203, 7, 5
+IMAGES = torch.randint(1, 256, (SIZE, 2, HEIGHT, WIDTH), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(SIZE)
+ALL_THREE = Augmentation(crop_padding=2, flip=True, cutout=3)
+MEAN, STD = (0.4, 0.6), (0.2, 0.3)
+
+
+class Stored(Dataset[Any]):
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return IMAGES[index], index
+
+
+def in_memory(**options: Any) -> Loader:
+    chosen: dict[str, Any] = {"batch_size": 8, "shard": Shard(), "device": CPU, "shuffle": True, **options}
+    return InMemoryLoader(IMAGES, LABELS, LABELS, mean=MEAN, std=STD, **chosen)
+
+
+def streamed(**options: Any) -> Loader:
+    chosen: dict[str, Any] = {"batch_size": 8, "shard": Shard(), "device": CPU, "shuffle": True, **options}
+    shape: dict[str, Any] = {"num_classes": SIZE, "channels": 2, "image_size": (HEIGHT, WIDTH)}
+    return StreamLoader(Stored(), LABELS, mean=MEAN, std=STD, **shape, **chosen)
+
+
+make_loader = pytest.mark.parametrize("make", [in_memory, streamed])
+
+
+def reference(image: Tensor, augment: Augmentation, numbers: list[int]) -> Tensor:
+    """One image [C, H, W], pixel by pixel; `numbers` are below 2**15."""
+    flip, top, left, cut_y, cut_x = numbers
+    padding = augment.crop_padding
+    top, left = top * (2 * padding + 1) // 2**15 - padding, left * (2 * padding + 1) // 2**15 - padding
+    first_row = cut_y * HEIGHT // 2**15 - augment.cutout // 2
+    first_column = cut_x * WIDTH // 2**15 - augment.cutout // 2
+    made = torch.empty(image.shape)
+    for y in range(HEIGHT):
+        for x in range(WIDTH):
+            column = left + (WIDTH - 1 - x if augment.flip and flip < 2**14 else x)
+            inside = 0 <= top + y < HEIGHT and 0 <= column < WIDTH
+            pixel = image[:, top + y, column] / 255 if inside else torch.zeros(2)
+            cut = 0 <= y - first_row < augment.cutout and 0 <= x - first_column < augment.cutout
+            made[:, y, x] = 0 if cut else (pixel - torch.tensor(MEAN)) / torch.tensor(STD)
+    return made
+
+
+@make_loader
+@pytest.mark.parametrize(
+    "augment", [Augmentation(crop_padding=2), Augmentation(flip=True), Augmentation(cutout=4), ALL_THREE], ids=str
+)
+def test_each_image_is_augmented_as_by_hand(make: Callable[..., Loader], augment: Augmentation) -> None:
+    drawn = Augmentation.draw(SIZE, seed=5, epoch=2)
+    position = 0
+    for batch in make(seed=5, augment=augment, drop_last=True).epoch(2):
+        for image, label in zip(batch.images, batch.labels, strict=True):
+            expected = reference(IMAGES[label], augment, drawn[:, position].tolist())
+            torch.testing.assert_close(image, expected, rtol=1e-5, atol=1e-5)
+            position += 1
+    assert position == SIZE // 8 * 8
+
+
+def test_every_offset_comes_as_often_as_the_others() -> None:
+    marked = torch.zeros(20_000, 1, 3, 3, dtype=torch.uint8)
+    marked[:, :, 1, 1] = 255
+    augment = Augmentation(crop_padding=1, flip=True)
+    moved = augment.move(marked, Augmentation.draw(len(marked), seed=0, epoch=0))
+    assert moved.dtype == torch.uint8
+    torch.testing.assert_close(moved.float().div(255).mean(0), torch.full((1, 3, 3), 1 / 9), atol=0.01, rtol=0)
+    places = augment.move(marked[:1].expand(9, -1, -1, -1), Augmentation.draw(9, seed=0, epoch=0))
+    assert len({tuple(image.flatten().tolist()) for image in places}) > 1  # not one place for a batch
+    flipped = Augmentation(flip=True).move(
+        torch.tensor([0, 1]).expand(20_000, 1, 1, 2), Augmentation.draw(20_000, seed=0, epoch=0)
+    )
+    assert abs(flipped[..., 0].float().mean() - 0.5) < 0.02
+
+
+@make_loader
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_workers_together_see_what_one_sees(make: Callable[..., Loader], world_size: int) -> None:
+    alone = list(make(augment=ALL_THREE).epoch(1))
+    ranks = [make(augment=ALL_THREE, shard=Shard(rank, world_size)).epoch(1) for rank in range(world_size)]
+    for whole, *parts in zip(alone, *ranks, strict=True):
+        images = torch.cat([part.images for part in parts if part.labels[0] != IGNORE_INDEX])
+        assert torch.equal(images, whole.images)
+
+
+@make_loader
+def test_a_run_that_goes_on_in_the_middle_of_an_epoch_draws_the_same(make: Callable[..., Loader]) -> None:
+    whole, rest = (list(make(augment=ALL_THREE).epoch(1, skip=skip)) for skip in (0, 9))
+    assert all(torch.equal(one.images, other.images) for one, other in zip(whole[9:], rest, strict=True))
+
+
+@make_loader
+def test_epochs_and_seeds_differ_in_more_than_order(make: Callable[..., Loader]) -> None:
+    def images(seed: int, epoch: int) -> Tensor:
+        batches = make(augment=ALL_THREE, shuffle=False, seed=seed).epoch(epoch)
+        return torch.cat([batch.images for batch in batches])
+
+    assert torch.equal(images(0, 1), images(0, 1))
+    assert not torch.equal(images(0, 1), images(0, 2))
+    assert not torch.equal(images(0, 1), images(1, 1))
+
+
+@make_loader
+def test_an_evaluation_is_not_augmented(make: Callable[..., Loader]) -> None:
+    for batch, plain in zip(make(augment=ALL_THREE).evaluation(), make().evaluation(), strict=True):
+        assert torch.equal(batch.images, plain.images)
+
+
+def test_streamed_and_stored_images_are_augmented_alike() -> None:
+    for one, other in zip(in_memory(augment=ALL_THREE).epoch(1), streamed(augment=ALL_THREE).epoch(1), strict=True):
+        assert torch.equal(one.images, other.images)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_layout_of_images_is_kept(channels_last: bool) -> None:
+    batch = next(in_memory(augment=ALL_THREE, channels_last=channels_last).epoch(0))
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    assert batch.images.is_contiguous(memory_format=layout)
+
+
+def digits(**augment: Any) -> groups.Digits:
+    return groups.Digits(
+        name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None, augment=groups.Augment(**augment)
+    )
+
+
+def test_the_configuration_chooses_what_is_done_in_training_alone() -> None:
+    def batches(**augment: Any) -> list[Tensor]:
+        options: dict[str, Any] = {"batch_size": 64, "shard": Shard(), "device": CPU, "seed": 0}
+        data = build(digits(**augment), drop_last=True, channels_last=False, **options)
+        assert data.val is not None
+        passes = (data.train.epoch(1), data.val.evaluation(), data.test.evaluation())
+        return [torch.cat([batch.images for batch in each]) for each in passes]
+
+    plain = batches()
+    for augment in ({"crop_padding": 1}, {"flip": True}, {"cutout": 2}):
+        train, val, test = batches(**augment)
+        assert not torch.equal(train, plain[0])
+        assert torch.equal(val, plain[1])
+        assert torch.equal(test, plain[2])
+    with pytest.raises(
+        ConfigError, match=r"dataset.augment.crop_padding=9: must be below 8, the images being 8x8"
+    ) as bad:
+        batches(crop_padding=9, cutout=8)
+    assert len(bad.value.problems) == 2
+
+
+def test_the_time_that_a_step_waits_for_its_batch_is_counted() -> None:
+    def slow() -> Iterator[Batch]:
+        for _ in range(3):
+            time.sleep(0.02)
+            yield Batch(IMAGES, LABELS, SIZE)
+
+    batches = TimedBatches(slow())
+    for _ in batches:
+        before = batches.waited_s
+        time.sleep(0.05)  # a step
+        assert batches.waited_s == before
+    assert 0.06 <= batches.waited_s < 0.15

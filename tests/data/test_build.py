@@ -1,0 +1,213 @@
+"""From a configuration to loaders: each kind of dataset, and the errors of a person's own data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset
+
+from expt.config import groups
+from expt.data.build import Data, build
+from expt.data.files import prepare
+from expt.data.image_folder import image_folder
+from expt.data.loading import Shard
+from expt.errors import ConfigError, DataError
+
+
+def write_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), test: str = "test") -> Path:
+    for split, size in (("train", 6), (test, 3)):
+        for label, name in enumerate(classes):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(size):
+                Image.new("RGB", (20 + number, 12), (100 * label, 10 * number, 7)).save(folder / f"{number}.png")
+    return root
+
+
+def folder_config(root: Path, **options: Any) -> groups.ImageFolder:
+    chosen: dict[str, Any] = {"val_fraction": 0.25, "train_limit": None, "mean": None, "std": None, **options}
+    return groups.ImageFolder(name="image_folder", root=str(root), image_size=(8, 10), num_workers=0, **chosen)
+
+
+def test_a_folder_of_images(tmp_path: Path) -> None:
+    images = image_folder(write_folder(tmp_path), "test", (8, 10))
+    assert (images.classes, len(images)) == (("cat", "dog"), 6)
+    image, label = images[4]
+    assert (image.shape, image.dtype, label) == ((3, 8, 10), torch.uint8, 1)
+    assert image.float().mean((1, 2)).tolist() == [100, 10, 7]
+    data = build_data(folder_config(tmp_path))
+    assert (data.info.channels, data.info.image_size, data.info.class_names) == (3, (8, 10), ("cat", "dog"))
+    assert (data.info.train_size, data.info.val_size, data.info.test_size) == (9, 3, 6)
+    assert [batch.images.shape for batch in data.train.epoch(0)] == [(4, 3, 8, 10)] * 2
+
+
+def test_an_image_is_covered_and_cropped_at_its_centre(tmp_path: Path) -> None:
+    root = write_folder(tmp_path)
+    wide = np.zeros((8, 40, 3), np.uint8)
+    wide[:, 15:25] = 255
+    Image.fromarray(wide).save(root / "train/cat/0.png")
+    assert image_folder(root, "train", (8, 10))[0][0].min() == 255
+
+
+def test_a_val_folder_stands_in_for_test(tmp_path: Path) -> None:
+    assert len(image_folder(write_folder(tmp_path, test="val"), "test", (8, 10))) == 6
+
+
+def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:
+    def raised(root: Path) -> str:
+        with pytest.raises(DataError) as caught:
+            image_folder(root, "train", (8, 10))
+        return str(caught.value)
+
+    assert f"no folder {tmp_path}/none/train" in raised(tmp_path / "none")
+    (tmp_path / "bare/train").mkdir(parents=True)
+    (tmp_path / "bare/test").mkdir()
+    assert f"no class folders in {tmp_path}/bare/train" in raised(tmp_path / "bare")
+    root = write_folder(tmp_path / "full")
+    (root / "train/emu").mkdir()
+    assert f"have different classes: only one of them has {root}/train/emu" in raised(root)
+    with pytest.raises(DataError, match="different classes"):
+        prepare(folder_config(root))  # the driver says so before any worker starts
+    (root / "test/emu").mkdir()
+    assert f"no images in the class folder {root}/train/emu" in raised(root)
+
+
+def test_an_unreadable_image_is_named_when_read(tmp_path: Path) -> None:
+    root = write_folder(tmp_path)
+    (root / "train/dog/2.png").write_bytes(b"no image")
+    broken = (root / "train/dog/3.png").read_bytes()
+    (root / "train/dog/3.png").write_bytes(broken[:40])
+    images = image_folder(root, "train", (8, 10))
+    for index, name in ((8, "2.png"), (9, "3.png")):
+        with pytest.raises(DataError, match=f"train/dog/{name} cannot be read as an image"):
+            images[index]
+
+
+def build_data(dataset: Any, **options: Any) -> Data:
+    chosen: dict[str, Any] = {"batch_size": 4, "shard": Shard(), "seed": 0, "drop_last": True, "num_workers": 0}
+    chosen = {"device": torch.device("cpu"), "channels_last": False, **chosen, **options}
+    return build(dataset, **chosen)
+
+
+def digits(**options: Any) -> groups.Digits:
+    chosen: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "mean": (0.3053,), "std": (0.376,), **options}
+    return groups.Digits(name="digits", **chosen)
+
+
+def synthetic(**options: Any) -> groups.Synthetic:
+    chosen: dict[str, Any] = {"train_size": 1500, "test_size": 200, "channels": 2, "image_size": (6, 5), **options}
+    chosen = {
+        "num_classes": 7,
+        "seed": 0,
+        "val_fraction": 0.0,
+        "train_limit": None,
+        "mean": None,
+        "std": None,
+        **chosen,
+    }
+    return groups.Synthetic(name="synthetic", **chosen)
+
+
+def test_digits_are_built() -> None:
+    data = build_data(digits(), batch_size=100)
+    info = data.info
+    assert (info.channels, info.image_size, info.num_classes) == (1, (8, 8), 10)
+    assert (info.train_size, info.val_size, info.test_size) == (1293, 144, 360)
+    assert data.val is not None
+    assert (len(data.train), data.train.size, data.val.size, data.test.size) == (12, 1293, 144, 360)
+    images = torch.cat([batch.images for batch in data.train.epoch(0)])
+    assert abs(images.mean()) < 0.02
+    assert abs(images.std() - 1) < 0.02
+    assert build_data(digits(val_fraction=0.0)).val is None
+    assert build_data(digits(train_limit=50)).info.train_size == 50
+
+
+def test_validation_is_held_out_whatever_the_seed() -> None:
+    one, other = (build_data(digits(train_limit=limit), seed=seed).val for seed, limit in ((0, None), (1, 100)))
+    assert one is not None
+    assert other is not None
+    (batch,), (again,) = one.evaluation(), other.evaluation()
+    assert torch.equal(batch.images, again.images)
+
+
+def test_too_few_images_for_a_batch() -> None:
+    with pytest.raises(DataError, match=r"the training set has 50 images, fewer than batch_size=64; .*drop_last=false"):
+        build_data(digits(train_limit=50), batch_size=64)
+    (batch,) = build_data(digits(train_limit=50), batch_size=64, drop_last=False).train.epoch(0)
+    assert batch.global_size == 50
+
+
+def test_mean_and_std_need_a_value_per_channel() -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_data(digits(mean=(0.1, 0.2, 0.3), std=(1.0, 1.0)))
+    assert "dataset.mean has 3 values, but the images have 1 channels" in str(caught.value)
+    assert len(caught.value.problems) == 2
+
+
+def test_synthetic_images_show_their_class() -> None:
+    data = build_data(synthetic(), batch_size=1500)
+    (train,), (test,) = data.train.epoch(0), data.test.evaluation()
+    assert data.info.class_names == tuple("0123456")
+    means = torch.stack([train.images[train.labels == label].mean(0).flatten() for label in range(7)])
+    assert (torch.cdist(test.images.flatten(1), means).argmin(1) == test.labels).float().mean() > 0.9
+    (again,) = build_data(synthetic(), batch_size=1500).train.epoch(0)
+    assert torch.equal(again.images, train.images)
+    (different,) = build_data(synthetic(seed=1)).test.evaluation()
+    assert not torch.equal(different.images, test.images)
+
+
+class Own(Dataset[Any]):
+    """A person's dataset: grey images of 5x4, `size` of them to train on."""
+
+    def __init__(self, size: int, train: bool, shape: tuple[int, ...] = (5, 4)) -> None:
+        self.size = size if train else 6
+        self.shape = shape
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.full(self.shape, index, np.uint8), index % 3
+
+
+class Named(Own):
+    classes = ("a", "b", "c", "d")
+
+
+class Endless(IterableDataset[Any]):
+    pass
+
+
+def own(name: str = "Own", num_classes: int = 3, **kwargs: Any) -> groups.TargetDataset:
+    return groups.TargetDataset(target=f"{__name__}.{name}", num_classes=num_classes, kwargs={"size": 40, **kwargs})
+
+
+def test_a_person_s_own_dataset() -> None:
+    data = build_data(own(), batch_size=9, num_workers=1)
+    info = data.info
+    assert (info.channels, info.image_size, info.class_names) == (1, (5, 4), ("0", "1", "2"))
+    assert (info.train_size, info.val_size, info.test_size) == (36, 4, 6)
+    assert len(list(data.train.epoch(0))) == len(data.train) == 4
+    assert [batch.labels.tolist() for batch in data.test.evaluation()] == [[0, 1, 2, 0, 1, 2]]
+    assert build_data(own("Named", num_classes=4)).info.class_names == ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "text"),
+    [
+        (own(colour=1), r"cannot be built as Own\(size=40, colour=1, train=True\): .*unexpected keyword"),
+        (own("Named"), "dataset.num_classes=3: .*Named.classes has 4; use dataset.num_classes=4"),
+        (own("Endless"), r"must have __len__ and __getitem__"),
+        (own("Path"), "is not a subclass of torch.utils.data"),
+        (own(size=0), "its training part has no samples"),
+        (own(shape=(2,)), r"its sample 0 is not \(image, label\): expected an image"),
+    ],
+)
+def test_a_dataset_that_does_not_fit_is_explained(dataset: groups.TargetDataset, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        build_data(dataset)

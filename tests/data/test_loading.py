@@ -1,0 +1,264 @@
+"""Loaders: the batches that workers see, from memory and streamed; and the errors of a person's own data."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+from expt.data.loading import IGNORE_INDEX, Batch, Loader, Shard
+from expt.data.memory import InMemoryLoader
+from expt.data.stream import StreamLoader
+from expt.errors import DataError
+
+CPU = torch.device("cpu")
+SIZE = 23
+IMAGES = torch.randint(0, 256, (SIZE, 2, 4, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(SIZE)
+ALL = torch.arange(SIZE)
+
+
+class InRam(Dataset[Any]):
+    """Samples as `convert` gives them; counts what is read."""
+
+    def __init__(self, convert: Callable[[Tensor], Any] = lambda image: image, labels: Tensor = LABELS) -> None:
+        self.convert = convert
+        self.labels = labels
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        self.read.append(index)
+        return self.convert(IMAGES[index]), int(self.labels[index])
+
+
+def in_memory(indices: Tensor = ALL, **options: Any) -> Loader:
+    chosen: dict[str, Any] = {"batch_size": 5, "shard": Shard(), "device": CPU, "shuffle": True, **options}
+    return InMemoryLoader(IMAGES, LABELS, indices, **chosen)
+
+
+def streamed(indices: Tensor = ALL, dataset: Dataset[Any] | None = None, **options: Any) -> StreamLoader:
+    chosen: dict[str, Any] = {"batch_size": 5, "shard": Shard(), "device": CPU, "shuffle": True, **options}
+    chosen = {"num_classes": SIZE, "channels": 2, "image_size": (4, 3), **chosen}
+    return StreamLoader(dataset or InRam(), indices, **chosen)
+
+
+make_loader = pytest.mark.parametrize("make", [in_memory, streamed])
+
+
+def same(left: list[Batch], right: list[Batch]) -> bool:
+    return len(left) == len(right) and all(
+        torch.equal(one.images, two.images) and torch.equal(one.labels, two.labels) and one[2] == two[2]
+        for one, two in zip(left, right, strict=True)
+    )
+
+
+@make_loader
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_workers_together_see_what_one_sees(make: Callable[..., Loader], world_size: int, drop_last: bool) -> None:
+    alone = list(make(drop_last=drop_last).epoch(3))
+    loaders = [make(drop_last=drop_last, shard=Shard(rank, world_size)) for rank in range(world_size)]
+    assert {len(loader) for loader in loaders} == {len(alone)}
+    for whole, *parts in zip(alone, *(loader.epoch(3) for loader in loaders), strict=True):
+        counted = [part for part in parts if part.labels[0] != IGNORE_INDEX]
+        assert torch.equal(torch.cat([part.images for part in counted]), whole.images)
+        assert torch.equal(torch.cat([part.labels for part in counted]), whole.labels)
+        assert {part.global_size for part in parts} == {len(whole.labels)}
+    assert sum(len(batch.labels) for batch in alone) == (20 if drop_last else SIZE)
+
+
+@make_loader
+def test_a_worker_without_a_sample_still_takes_part(make: Callable[..., Loader]) -> None:
+    *_, last = make(shard=Shard(3, 4)).epoch(0)  # three samples, four workers
+    assert (last.images.shape, last.labels.tolist(), last.global_size) == ((1, 2, 4, 3), [IGNORE_INDEX], 3)
+    loss = functional.cross_entropy(torch.randn(1, SIZE, requires_grad=True), last.labels, reduction="sum")
+    loss.backward()
+    assert loss.item() == 0
+
+
+@make_loader
+def test_epochs_differ_and_repeat(make: Callable[..., Loader]) -> None:
+    loader = make(seed=7)
+    first, second = list(loader.epoch(0)), list(loader.epoch(1))
+    assert not same(first, second)
+    assert same(list(make(seed=7).epoch(1)), second)
+    assert not same(list(make(seed=8).epoch(0)), first)
+    in_order = make(shuffle=False)
+    assert torch.cat([batch.labels for batch in in_order.epoch(4)]).equal(LABELS)
+
+
+@make_loader
+@pytest.mark.parametrize("skip", [0, 1, 4, 5, 9])
+def test_skip_gives_the_tail_of_the_epoch(make: Callable[..., Loader], skip: int) -> None:
+    shard = Shard(1, 2)
+    assert same(list(make(shard=shard).epoch(2, skip=skip)), list(make(shard=shard).epoch(2))[skip:])
+
+
+def test_skipped_samples_are_not_read() -> None:
+    dataset = InRam()
+    batches = list(streamed(dataset=dataset, drop_last=True).epoch(2, skip=3))
+    assert dataset.read == torch.cat([batch.labels for batch in batches]).tolist()
+    assert len(dataset.read) == 5
+
+
+@make_loader
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 25])
+def test_an_evaluation_counts_each_sample_once(make: Callable[..., Loader], world_size: int) -> None:
+    chosen = ALL[1:]
+    seen: list[int] = []
+    for rank in range(world_size):
+        for batch in make(chosen, shard=Shard(rank, world_size), eval_batch_size=4).evaluation():
+            assert batch.global_size == len(batch.labels) == len(batch.images) <= 4
+            seen += batch.labels.tolist()
+    assert seen == chosen.tolist()
+
+
+@make_loader
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_images_are_normalised_per_channel(make: Callable[..., Loader], channels_last: bool) -> None:
+    mean, std = (0.2, 0.7), (0.5, 0.3)
+    (batch,) = make(shuffle=False, mean=mean, std=std, channels_last=channels_last).evaluation()
+    expected = (IMAGES.double() / 255 - torch.tensor(mean).view(2, 1, 1)) / torch.tensor(std).view(2, 1, 1)
+    assert batch.images.dtype == torch.float32
+    torch.testing.assert_close(batch.images, expected.float(), rtol=1e-5, atol=1e-6)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    assert batch.images.is_contiguous(memory_format=layout)
+    (plain,) = make(shuffle=False).evaluation()
+    torch.testing.assert_close(plain.images, IMAGES.float() / 255)
+
+
+def test_batches_leave_the_stored_images_alone() -> None:
+    before = IMAGES.clone()
+    list(in_memory(mean=(0.5, 0.5), std=(0.5, 0.5)).epoch(0))
+    assert torch.equal(IMAGES, before)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda image: image,
+        lambda image: image.float() / 255,
+        lambda image: image.double() / 255,
+        lambda image: image.permute(1, 2, 0).numpy(),
+    ],
+    ids=["uint8", "float32", "float64", "array"],
+)
+def test_every_kind_of_image_comes_out_alike(convert: Callable[[Tensor], Any]) -> None:
+    options: dict[str, Any] = {"mean": (0.2, 0.7), "std": (0.5, 0.3), "shuffle": False}
+    (expected,) = in_memory(**options).evaluation()
+    (batch,) = streamed(dataset=InRam(convert), **options).evaluation()
+    torch.testing.assert_close(batch.images, expected.images)
+    assert torch.equal(batch.labels, expected.labels)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "P"])
+def test_pil_images_of_any_mode(mode: str) -> None:
+    channels = 1 if mode == "L" else 3
+
+    def convert(image: Tensor) -> Image.Image:
+        return Image.fromarray(image[0].numpy()).convert(mode)
+
+    (batch,) = streamed(dataset=InRam(convert), channels=channels, shuffle=False).evaluation()
+    torch.testing.assert_close(batch.images[:, :1], IMAGES[:, :1].float() / 255)
+
+
+class Noisy(InRam):
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        noise = torch.rand(2, 4, 3) + random.random() + float(np.random.rand())
+        return noise / 3, index
+
+
+def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
+    def by_sample(loader: Loader, epoch: int) -> dict[int, list[float]]:
+        return {
+            label: image.flatten().tolist()
+            for batch in loader.epoch(epoch)
+            for image, label in zip(batch.images, batch.labels.tolist(), strict=True)
+        }
+
+    before = torch.get_rng_state()
+    alone = by_sample(streamed(dataset=Noisy()), 1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len({tuple(image) for image in alone.values()}) == SIZE
+    processes = streamed(dataset=Noisy(), shard=Shard(0, 2), num_workers=2)
+    for epoch in (0, 1):
+        part = by_sample(processes, epoch)
+        assert len(part) == 14
+        assert ({label: alone[label] for label in part} == part) == (epoch == 1)
+
+
+def test_loader_processes_outlive_an_epoch_and_an_early_stop() -> None:
+    loader = streamed(num_workers=2)
+    for batch in loader.epoch(0):
+        assert len(batch.labels) == 5
+        break
+    started = {process.pid for process in multiprocessing.active_children()}
+    assert same(list(loader.epoch(1, skip=1)), list(streamed().epoch(1))[1:])
+    assert same(list(loader.evaluation()), list(streamed().evaluation()))
+    assert {process.pid for process in multiprocessing.active_children()} == started
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_bad_sample_is_named(num_workers: int) -> None:
+    def raises(text: str, dataset: Dataset[Any], **options: Any) -> None:
+        with pytest.raises(DataError, match=f"^{re.escape(text)}"):
+            list(streamed(dataset=dataset, num_workers=num_workers, **options).evaluation())
+
+    odd = InRam(lambda image: image[:, 1:] if torch.equal(image, IMAGES[7]) else image)
+    raises("sample 7: its image is (2, 3, 3), expected (2, 4, 3)", odd)
+    raises("sample 20: its label is 20, expected 0 to 19", InRam(), num_classes=20)
+    raises("sample 0: its label is -1, expected 0 to 22", InRam(labels=LABELS - 1))
+    raises("sample 0: expected an image of uint8 or float", InRam(lambda image: image.long()))
+    raises("sample 0: expected an image of uint8 or float, CHW, found str", InRam(lambda _: "a.png"))
+
+
+ORPHANS = """
+import multiprocessing, os, signal, sys, time, torch
+sys.path.insert(0, ".")
+from tests.data.test_loading import streamed
+batches = streamed(num_workers=2).epoch(0)
+next(batches), next(batches)  # one of each process: both have started
+children = [process.pid for process in multiprocessing.active_children()]
+os.kill(children[0], signal.SIGINT)  # Ctrl-C is for the worker alone
+next(batches)
+print(*children, flush=True)
+time.sleep(60)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
+def test_loader_processes_die_with_their_worker() -> None:
+    with subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        children = [int(pid) for pid in worker.stdout.readline().split()]
+        assert [is_running(pid) for pid in children] == [True, True]
+        worker.kill()
+    deadline = time.monotonic() + 2
+    while any(map(is_running, children)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [is_running(pid) for pid in children] == [False, False]

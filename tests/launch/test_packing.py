@@ -1,0 +1,180 @@
+"""The scheduler by itself: what it never does, and how full it keeps a machine."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from expt.launch.packing import Demand, Schedule
+
+
+@dataclass
+class Timeline:
+    """When each run of a simulated machine started and ended, and where it ran."""
+
+    devices: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    start: dict[int, float] = field(default_factory=dict)
+    end: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def makespan(self) -> float:
+        return max(self.end.values(), default=0.0)
+
+    def under_way(self, moment: float) -> set[int]:
+        return {run for run in self.start if self.start[run] <= moment < self.end[run]}
+
+    def load(self, moment: float) -> Counter[str]:
+        return Counter(device for run in self.under_way(moment) for device in self.devices[run])
+
+
+def simulate(schedule: Schedule, lengths: Mapping[int, float], added: Sequence[Sequence[Demand]]) -> Timeline:
+    """Run to the end: the first of `added` waits from the start, each other from the next end of a run."""
+    timeline, ends, now, more = Timeline(), list[tuple[float, int]](), 0.0, iter(added)
+    schedule.add(next(more, ()))
+    while True:
+        while (ready := schedule.start_next()) is not None:
+            run, devices = ready
+            assert run not in timeline.start, f"run {run} started twice"
+            timeline.devices[run], timeline.start[run], timeline.end[run] = devices, now, now + lengths[run]
+            heapq.heappush(ends, (now + lengths[run], run))
+        if ends:
+            now, run = heapq.heappop(ends)
+            schedule.end(run)
+        elif not schedule.waiting:
+            return timeline
+        schedule.add(next(more, ()))
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[list[str], list[list[Demand]], dict[int, float]]:
+    """Devices; runs for them in the batches in which they arrive; how long each takes."""
+    devices = [f"gpu{index}" for index in range(draw(st.integers(1, 8)))]
+    anywhere = st.integers(1, len(devices)).map(lambda count: (count, None))
+    chosen = st.lists(st.sampled_from(devices), min_size=1, unique=True).map(lambda names: (len(names), tuple(names)))
+    asked = draw(st.lists(anywhere | chosen, max_size=30))
+    demands = [Demand(run, count, names) for run, (count, names) in enumerate(asked)]
+    size = draw(st.integers(1, 30))
+    lengths = {demand.run: float(draw(st.integers(1, 20))) for demand in demands}
+    return devices, [demands[at : at + size] for at in range(0, len(demands), size)] or [[]], lengths
+
+
+@settings(max_examples=300, deadline=None)
+@given(machines(), st.integers(1, 3), st.none() | st.integers(1, 4))
+def test_what_a_schedule_keeps(
+    machine: tuple[list[str], list[list[Demand]], dict[int, float]], share: int, max_concurrent: int | None
+) -> None:
+    devices, batches, lengths = machine
+    timeline = simulate(Schedule(devices, share=share, max_concurrent=max_concurrent), lengths, batches)
+    demands = [demand for batch in batches for demand in batch]
+    assert timeline.start.keys() == {demand.run for demand in demands}, "every run has started"
+    for demand in demands:
+        given_devices = timeline.devices[demand.run]
+        assert len(set(given_devices)) == len(given_devices) == demand.count
+        assert set(given_devices) <= set(devices)
+        assert demand.devices in (None, given_devices)
+    for moment in timeline.start.values():
+        assert max(timeline.load(moment).values()) <= share
+        assert max_concurrent is None or len(timeline.under_way(moment)) <= max_concurrent
+
+
+@settings(max_examples=300, deadline=None)
+@given(machines(), st.integers(1, 3))
+def test_no_run_waits_for_one_that_started_after_it_was_passed_over(
+    machine: tuple[list[str], list[list[Demand]], dict[int, float]], share: int
+) -> None:
+    """All wait from the start. Each in its turn: when those before it have started, it waits for them, at most."""
+    devices, batches, lengths = machine
+    schedule = Schedule(devices, share=share)
+    demands = [demand for batch in batches for demand in batch]
+    schedule.add(demands)
+    order = schedule.waiting
+    timeline = simulate(schedule, lengths, [])
+    for place, run in enumerate(order):
+        # From this moment on, nobody is ahead of the run.
+        turn = max([timeline.start[other] for other in order[:place]], default=0.0)
+        there = [timeline.end[other] for other in timeline.under_way(turn)]
+        assert timeline.start[run] <= max([turn, *there]), f"run {run} waited for a later one"
+
+
+def test_a_big_run_is_not_starved_by_small_ones_that_keep_coming() -> None:
+    schedule = Schedule(["a", "b"])
+    schedule.add([Demand(0, 1), Demand(1, 1)])
+    assert [schedule.start_next(), schedule.start_next()] == [(0, ("a",)), (1, ("b",))]
+    schedule.add([Demand(2, 2)])
+    schedule.end(0)
+    schedule.add([Demand(3, 1)])
+    # The big run claims both devices: the small one may not have the idle one.
+    assert schedule.start_next() is None
+    schedule.end(1)
+    assert schedule.start_next() == (2, ("a", "b"))
+
+
+def test_small_runs_use_what_a_waiting_big_one_does_not_claim() -> None:
+    schedule = Schedule(["a", "b", "c"])
+    schedule.add([Demand(0, 2)])
+    assert schedule.start_next() == (0, ("a", "b"))
+    schedule.add([Demand(1, 2), Demand(2, 1)])
+    assert schedule.start_next() == (2, ("c",))
+
+
+def test_devices_in_other_hands_are_left_alone_until_then() -> None:
+    schedule = Schedule(["a", "b"])
+    schedule.add([Demand(0, 1), Demand(1, 1)])
+    assert schedule.start_next() == (0, ("a",))
+    schedule.put_back(0, unavailable=["a"], until=5.0)
+    assert schedule.start_next() == (0, ("b",))
+    assert schedule.start_next() is None
+    schedule.release_unavailable(4.9)
+    assert schedule.start_next() is None
+    schedule.release_unavailable(5.0)
+    assert schedule.start_next() == (1, ("a",))
+
+
+def test_runs_elsewhere_count_towards_the_limit() -> None:
+    schedule = Schedule(["a", "b"], max_concurrent=2)
+    schedule.add([Demand(0, 1), Demand(1, 1)])
+    assert schedule.start_next(elsewhere=1) == (0, ("a",))
+    assert schedule.start_next(elsewhere=1) is None
+    assert schedule.start_next(elsewhere=0) == (1, ("b",))
+
+
+@pytest.mark.parametrize("demand", [Demand(0, 3), Demand(0, 1, ("c",)), Demand(0, 2, ("a",))])
+def test_what_could_never_start_is_refused(demand: Demand) -> None:
+    with pytest.raises(ValueError, match="run 0 asks for"):
+        Schedule(["a", "b"]).add([demand])
+
+
+LENGTHS: dict[str, Callable[[random.Random], float]] = {
+    "even lengths": lambda draw: draw.uniform(1.0, 60.0),
+    "a few long ones": lambda draw: draw.lognormvariate(3.0, 0.7),
+}
+
+
+@pytest.mark.parametrize("num_gpus", [8, 64])
+@pytest.mark.parametrize("sizes", [range(1, 9), (1, 2, 4, 8)], ids=["1 to 8 GPUs", "powers of two"])
+@pytest.mark.parametrize("law", LENGTHS)
+def test_a_thousand_runs_fill_the_machine(num_gpus: int, sizes: Sequence[int], law: str) -> None:
+    """The makespan is within 5% of two bounds.
+
+    Nothing beats the GPU-seconds over the GPUs, nor the sum of the runs that exclude each other. One that knows no
+    lengths may meet the longest run last: Graham's bound of list scheduling adds (1 - 1/GPUs) of it.
+    """
+    draw = random.Random(3)
+    demands = [Demand(run, draw.choice(sizes)) for run in range(1000)]
+    lengths = {demand.run: LENGTHS[law](draw) for demand in demands}
+    schedule = Schedule([f"gpu{index}" for index in range(num_gpus)])
+    timeline = simulate(schedule, lengths, [demands])
+    area = sum(demand.count * lengths[demand.run] for demand in demands) / num_gpus
+    alone = sum(lengths[demand.run] for demand in demands if demand.count > num_gpus / 2)
+    longest = max(lengths.values())
+    bound = max(area, alone) if law == "even lengths" else max(area, alone) + (1 - 1 / num_gpus) * longest
+    assert timeline.makespan <= 1.05 * bound
+    for moment in list(timeline.start.values())[::20]:
+        assert max(timeline.load(moment).values()) == 1

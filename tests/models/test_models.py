@@ -1,0 +1,181 @@
+"""Shapes and sizes of the models, and a person's own class in their place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from expt.config import groups, user_class
+from expt.errors import ConfigError
+from expt.models.build import build
+from expt.models.convnet import ConvNet
+from expt.models.mlp import MLP
+from expt.models.resnet import ResNet18
+
+SIZES = [(8, 8), (28, 28), (32, 32), (28, 20)]
+CONFIGS: dict[str, Any] = {
+    "mlp": groups.MLP(name="mlp", hidden=(32, 16), dropout=0.1),
+    "convnet": groups.ConvNet(
+        name="convnet",
+        widths=(4, 6, 8),
+        kernels=(3, 6, 6),
+        strides=(1, 2, 2),
+        paddings=("same", "valid", "same"),
+        batch_norm=True,
+        pool=1,
+        global_average=True,
+        hidden=16,
+        dropout=0.5,
+    ),
+    "convnet of one kind of layer": groups.ConvNet(
+        name="convnet",
+        widths=(5,),
+        kernels=(4,),
+        strides=(3,),
+        paddings=("same",),
+        batch_norm=False,
+        pool=2,
+        global_average=False,
+        hidden=None,
+        dropout=0.0,
+    ),
+    "small": groups.ResNet18(name="resnet18", stem="small"),
+    "imagenet": groups.ResNet18(name="resnet18", stem="imagenet"),
+}
+DEFAULT = groups.DefaultInit(name="default")
+PADDLE: dict[str, Any] = {
+    "widths": (20, 20),
+    "kernels": (5, 5),
+    "strides": (1, 1),
+    "paddings": ("same", "same"),
+    "batch_norm": False,
+    "pool": 2,
+    "global_average": False,
+    "hidden": None,
+    "dropout": 0.0,
+}
+GREY_28: dict[str, Any] = {"channels": 1, "image_size": (28, 28), "num_classes": 10}
+
+
+def size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("image_size", SIZES, ids=str)
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_images_to_logits(config: Any, channels: int, image_size: tuple[int, int]) -> None:
+    with torch.device("meta"):  # shapes without the arithmetic
+        model = build(config, DEFAULT, channels=channels, image_size=image_size, num_classes=7)
+        assert model(torch.zeros(2, channels, *image_size)).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "count"),
+    [
+        # 784 * 256 + 256, 256 * 10 + 10
+        (MLP, {}, 203_530),
+        # The layers of the Keras guide: convolutions 1 * 12 * 9, 12 * 24 * 36 and 24 * 32 * 36 + 32 (the last alone has
+        # a bias), batch norms 2 * (12 + 24 + 32), linear 32 * 256 + 256 and 256 * 10 + 10:
+        # 108 + 10,368 + 27,680 + 136 + 8,448 + 2,570.
+        (ConvNet, {}, 49_310),
+        # The layers of Paddle's tutorial: 20 * 25 + 20, 20 * 20 * 25 + 20, and 20 * 7 * 7 * 10 + 10.
+        (ConvNet, PADDLE, 20_350),
+        # torchvision's 11,689,512, less its classifier (513,000) and stem (64 * 3 * 49 = 9,408), with
+        # 512 * 10 + 10 and 64 * 1 * 9 in their place.
+        (ResNet18, {}, 11_172_810),
+        (ResNet18, {"channels": 3}, 11_173_962),  # 64 * 3 * 9
+        (ResNet18, {"stem": "imagenet"}, 11_175_370),  # 64 * 1 * 49
+        (ResNet18, {"stem": "imagenet", "channels": 3, "num_classes": 1000}, 11_689_512),
+    ],
+    ids=["mlp", "convnet", "paddle", "small", "small, colour", "imagenet", "imagenet, as torchvision's"],
+)
+def test_number_of_parameters(cls: type[nn.Module], options: dict[str, Any], count: int) -> None:
+    with torch.device("meta"):
+        assert size(cls(**GREY_28 | options)) == count
+
+
+def test_each_setting_reaches_the_model() -> None:
+    layers = list(build(CONFIGS["mlp"], DEFAULT, **GREY_28))  # type: ignore[call-overload]
+    assert [layer.out_features for layer in layers if isinstance(layer, nn.Linear)] == [32, 16, 10]
+    assert [layer.p for layer in layers if isinstance(layer, nn.Dropout)] == [0.1, 0.1]
+    layers = list(build(CONFIGS["convnet"], DEFAULT, **GREY_28))  # type: ignore[call-overload]
+    assert [(c.out_channels, c.kernel_size[0]) for c in layers if isinstance(c, nn.Conv2d)] == [(4, 3), (6, 6), (8, 6)]
+
+
+def test_the_geometry_of_the_published_networks() -> None:
+    layers = [layer for layer in ConvNet(**GREY_28) if isinstance(layer, nn.Conv2d)]
+    assert [(layer.stride[0], layer.padding) for layer in layers] == [(1, "same"), (2, (0, 0)), (2, (2, 2))]
+    for stem, side in (("small", 32), ("imagenet", 8)):
+        model = build(CONFIGS[stem], DEFAULT, channels=1, image_size=(32, 32), num_classes=10)
+        assert isinstance(model, ResNet18)
+        assert model.maxpool(model.conv1(torch.zeros(1, 1, 32, 32))).shape == (1, 64, side, side)
+
+
+@pytest.mark.parametrize("side", [*range(1, 12), 28])
+@pytest.mark.parametrize("kernels", [(3, 6, 6), (3, 3, 3), (1, 9, 2), (5, 1, 11)], ids=str)
+def test_a_convnet_that_is_built_takes_its_images(side: int, kernels: tuple[int, int, int]) -> None:
+    try:
+        model = ConvNet(channels=1, image_size=(28, side), num_classes=2, kernels=kernels).eval()
+    except ConfigError as error:
+        assert f"model.kernels={list(kernels)}: too large for images of 28x{side}" in str(error)  # noqa: PT017
+        assert side < sum(kernels)
+    else:
+        assert model(torch.zeros(1, 1, 28, side)).shape == (1, 2)
+
+
+def test_kernels_that_are_too_large() -> None:
+    with pytest.raises(ConfigError, match=r"model\.kernels=\[3, 9, 9\]: too large for images of 8x8"):
+        ConvNet(channels=1, image_size=(8, 8), num_classes=2, kernels=(3, 9, 9))
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module with a person's own model, in a folder on the path."""
+    text = """
+    from torch import nn
+    class Tiny(nn.Module):
+        def __init__(self, *, channels, image_size, num_classes, width):
+            super().__init__()
+            self.shape = (channels, image_size, num_classes, width)
+    def function(): ...
+    """
+    (tmp_path / "own_model.py").write_text("\n".join(line[4:] for line in text.splitlines()))
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_model"
+
+
+def test_a_persons_own_class(own: str) -> None:
+    model = build(groups.Target(target=f"{own}.Tiny", kwargs={"width": 3}), DEFAULT, **GREY_28)
+    assert model.shape == (1, (28, 28), 10, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "problem"),
+    [
+        ("own_model.Tiny", {}, "missing a required argument: 'width'; it was given channels"),
+        ("own_model.Tiny", {"width": 1, "w": 2}, "got an unexpected keyword argument 'w'"),
+        ("own_model.Tinny", {}, "own_model has no Tinny. Did you mean 'Tiny'?"),
+        ("own_modle.Tiny", {}, "cannot import own_modle (No module named 'own_modle')"),
+        ("own_model.function", {}, "refused, it is not a subclass of torch.nn.modules.module.Module"),
+        ("own_model.nn", {}, "refused, it is not a subclass of torch.nn.modules.module.Module"),
+        ("pathlib.Path", {}, "refused, it is not a subclass of torch.nn.modules.module.Module"),
+    ],
+    ids=["missing", "unknown", "no class", "no module", "function", "module", "other class"],
+)
+def test_a_class_that_does_not_do(own: str, name: str, kwargs: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(groups.Target(target=name, kwargs=kwargs), DEFAULT, **GREY_28)
+    assert str(caught.value).startswith(f"_target_={name}: {problem}")
+
+
+def test_a_function_is_refused_before_it_is_called(tmp_path: Path) -> None:
+    mark = tmp_path / "called"
+    with pytest.raises(ConfigError) as caught:
+        user_class.build("os.system", nn.Module, f"touch {mark}")
+    assert str(caught.value) == "_target_=os.system: refused, it is not a subclass of torch.nn.modules.module.Module"
+    assert not mark.exists()

@@ -1,0 +1,106 @@
+"""A checkpoint is whole or the one before, and runs no code when it is loaded."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from expt.runs import checkpoint
+from expt.worker import random_state
+
+
+class Unwritable:
+    """Fails in the middle of a save, as a full disk does."""
+
+    def __reduce__(self) -> Any:
+        raise OSError("No space left on device")
+
+
+class RunsCode:
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._mark,)
+
+
+def state(step: int) -> dict[str, Any]:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "best": None}
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    path, written = tmp_path / "deep" / "last.pt", state(7)
+    checkpoint.save(path, written)
+    loaded = checkpoint.load(path)
+    assert loaded.keys() == written.keys()
+    assert (loaded["step"], loaded["best"]) == (7, None)
+    assert torch.equal(loaded["model"]["weight"], written["model"]["weight"])
+    momentum = loaded["optimizer"]["state"][0]["momentum_buffer"]
+    assert torch.equal(momentum, written["optimizer"]["state"][0]["momentum_buffer"])
+    assert sorted(os.listdir(path.parent)) == ["last.pt", "last.pt.sha256"]
+
+
+def test_the_random_state_is_loaded_to_the_same_bits(tmp_path: Path) -> None:
+    np.random.standard_normal()  # leaves the second of a pair in the cache
+    saved = random_state.rng_state(torch.device("cpu"))
+    expected = (random.random(), np.random.standard_normal(), np.random.rand(), torch.rand(1).item())
+    checkpoint.save(tmp_path / "rng", {"rng": [saved]})
+    (loaded,) = checkpoint.load(tmp_path / "rng")["rng"]
+    assert loaded["cuda"] is None
+    random_state.set_rng_state(loaded, torch.device("cpu"))
+    assert (random.random(), np.random.standard_normal(), np.random.rand(), torch.rand(1).item()) == expected
+
+
+def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    checkpoint.save(path, {"step": 1})
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(path, {"weight": torch.ones(1000), "bad": Unwritable()})
+    assert checkpoint.load(path) == {"step": 1}
+    assert sorted(os.listdir(tmp_path)) == ["last.pt", "last.pt.sha256"]
+
+
+def test_best_stays_when_last_is_replaced(tmp_path: Path) -> None:
+    last, best = tmp_path / "last.pt", tmp_path / "best.pt"
+    for step in (1, 2):
+        checkpoint.save(last, {"step": step})
+        checkpoint.keep_as(last, best)
+    assert checkpoint.load(best) == {"step": 2}
+    checkpoint.save(last, {"step": 3})
+    assert (checkpoint.load(best), checkpoint.load(last)) == ({"step": 2}, {"step": 3})
+    assert sorted(os.listdir(tmp_path)) == ["best.pt", "best.pt.sha256", "last.pt", "last.pt.sha256"]
+
+
+def test_a_killed_keep_as_does_not_stop_the_next(tmp_path: Path) -> None:
+    last, best = tmp_path / "last.pt", tmp_path / "best.pt"
+    checkpoint.save(last, {"step": 1})
+    (tmp_path / ".best.pt.tmp").touch()
+    (tmp_path / ".last.pt.tmp").touch()
+    checkpoint.save(last, {"step": 2})
+    checkpoint.keep_as(last, best)
+    assert checkpoint.load(best) == {"step": 2}
+    assert sorted(os.listdir(tmp_path)) == ["best.pt", "best.pt.sha256", "last.pt", "last.pt.sha256"]
+
+
+@pytest.mark.parametrize("unsafe", ["0", "1"], ids=["default", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1"])
+def test_no_code_is_run_from_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsafe: str) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", unsafe)
+    mark, path = tmp_path / "ran", tmp_path / "last.pt"
+    checkpoint.save(path, {"model": RunsCode(mark)})
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        checkpoint.load(path)
+    assert not mark.exists()
+    torch.load(path, weights_only=False)  # the file does what it threatens
+    assert mark.exists()

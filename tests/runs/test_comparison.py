@@ -1,0 +1,184 @@
+"""Runs in a list, chosen and sorted, and two side by side: on records as runs leave them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from expt.command import report as report_command
+from expt.command.report import main, parse
+from expt.errors import ConfigError
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, create_result, results_below, update_result
+from expt.runs.view import leaderboard
+from tests.conftest import Trained, environment
+
+Told = Callable[..., list[str]]
+
+
+def leave(folder: Path, started: float, accuracy: float | None, model: str = "mlp", **more: Any) -> None:
+    """A run as it stands in its result.json; completed if it has an accuracy."""
+    config = {"model": {"name": model}, "dataset": {"name": "digits"}, "optimizer": {"lr": more.pop("lr", 0.1)}}
+    about: dict[str, Any] = {"started": started, "world_size": 2, "config": {**config, "objective": "accuracy/val"}}
+    create_result(RunPaths(folder), **about)
+    update_result(RunPaths(folder), **more)
+    if accuracy is not None:
+        metrics = {"accuracy/val": accuracy - 0.01, "accuracy/test": accuracy - 0.02, "loss/val": 1 - accuracy}
+        best = {"metric": "accuracy/val", "value": accuracy, "epoch": 1}
+        outcome = {"best": best, "objective": {"name": "accuracy/val", "value": accuracy}, "epoch_s": [30.0, 40.0]}
+        update_result(RunPaths(folder), status=COMPLETED, metrics=metrics, **outcome)
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four runs, two of them in a sweep, in the current folder's outputs."""
+    monkeypatch.chdir(tmp_path)
+    leave(tmp_path / "outputs/day/a", 100, 0.9)
+    leave(tmp_path / "outputs/day/b", 300, 0.8, "convnet", lr=0.05)
+    leave(tmp_path / "outputs/sweeps/s/lr=1", 400, None, status="failed", lr=1)
+    leave(tmp_path / "outputs/sweeps/s/lr=2", 200, 0.95, lr=2)
+    return tmp_path / "outputs"
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
+    """The lines that `python -m expt.report WORDS` prints."""
+
+    def tell(*words: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["report", *words])
+        capsys.readouterr()
+        main()
+        return capsys.readouterr().out.splitlines()
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ["lr=1", "b", "lr=2", "a"]),
+        (["--reverse"], ["a", "lr=2", "b", "lr=1"]),
+        (["--sort", "best"], ["lr=2", "a", "b", "lr=1"]),
+        (["--sort", "loss/val"], ["lr=2", "a", "b", "lr=1"]),
+        (["--sort", "optimizer.lr"], ["b", "a", "lr=1", "lr=2"]),
+        (["--sort", "workers", "--filter", "status=completed"], ["a", "b", "lr=2"]),
+        (["--filter", "model=mlp", "--filter", "optimizer.lr>=1"], ["lr=1", "lr=2"]),
+        (["--filter", "run=*sweeps*"], ["lr=1", "lr=2"]),
+        (["--filter", "optimizer.lr=2.0"], ["lr=2"]),
+        (["--filter", "accuracy/test<0.9", "--filter", "status!=failed"], ["b", "a"]),
+    ],
+)
+def test_runs_are_chosen_and_sorted(outputs: Path, words: list[str], expected: list[str], told: Told) -> None:
+    head, *lines = told(*words)
+    assert head.split()[:6] == ["run", "status", "model", "dataset", "workers", "best"]
+    assert head.split()[6:] == ["accuracy/val", "accuracy/test", "time"]
+    assert [line.split()[0].rpartition("/")[2] for line in lines] == expected
+
+
+def test_a_line_says_what_a_person_looks_for(outputs: Path, told: Told) -> None:
+    lines = [line.split() for line in told()]
+    assert lines[1] == ["outputs/sweeps/s/lr=1", "failed", "mlp", "digits", "2"]
+    assert lines[2] == ["outputs/day/b", "completed", "convnet", "digits", "2", "0.8000", "0.7800", "01:10"]
+
+
+def test_a_narrow_terminal_leaves_out_what_is_the_same(outputs: Path) -> None:
+    out = io.StringIO()
+    report_command.report(Console(file=out, width=60), parse([]))
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert lines[0] == ["run", "status", "model", "best", "test", "time"]
+    assert ["completed", "convnet", "0.8000", "0.7800", "01:10"] in [line[1:] for line in lines]
+
+
+def test_what_is_no_record_of_a_run_hides_no_other(outputs: Path, told: Told) -> None:
+    for name, text in {"cut": '{"status": "comp', "other": "[1, 2]", "foreign": '{"accuracy": 1}'}.items():
+        (outputs / "day" / name).mkdir()
+        (outputs / "day" / name / "result.json").write_text(text)
+    lines = [line.split() for line in told()]
+    assert len(lines) == 1 + 4 + 1
+    assert lines[-1] == ["outputs/day/cut", "damaged"]
+    (outputs / "sweeps" / "s" / "multirun.yaml").touch()
+    (outputs / "sweeps" / "s" / "lr=1" / "result.json").write_text("{")
+    assert any("1 of 2 completed" in line for line in told("outputs/sweeps/s"))
+    assert len(told("--csv", "-", "--filter", "status=damaged")) == 1 + 2
+
+
+@pytest.mark.parametrize("words", [[], ["--csv", "-"]])
+def test_a_pipe_that_has_closed_is_no_traceback(outputs: Path, words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "expt.report", *words]
+    done = subprocess.run(command, cwd=outputs.parent, env=environment(), stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_csv_holds_every_setting_and_metric(outputs: Path, told: Told) -> None:
+    told("--csv", "all.csv")
+    text = Path("all.csv").read_text()
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["run"].rpartition("/")[2] for row in rows] == ["lr=1", "b", "lr=2", "a"]
+    assert (rows[1]["model"], rows[1]["optimizer.lr"], rows[1]["accuracy/test"]) == ("convnet", "0.05", "0.78")
+    assert rows[0]["accuracy/test"] == ""
+    assert told("--csv", "-") == text.splitlines()
+
+
+def test_two_runs_side_by_side(outputs: Path, told: Told) -> None:
+    lines = [line.split() for line in told("outputs/day/a", "outputs/day/b")]
+    assert lines[:3] == [
+        ["outputs/day/a", "outputs/day/b", "difference"],
+        ["model", "mlp", "convnet"],
+        ["optimizer.lr", "0.1", "0.05"],
+    ]
+    assert ["accuracy/test", "0.8800", "0.7800", "-0.1"] in lines
+    assert ["status", "completed", "completed"] in lines
+    assert not any(line[:1] == ["dataset"] for line in lines), "what is the same is left out"
+
+
+def test_what_is_wrong_is_said_in_one_line(outputs: Path) -> None:
+    for words, message in {
+        ("--sort", "optimizer.rl"): "Did you mean 'optimizer.lr'",
+        ("--filter", "modle=mlp"): "Did you mean 'model'",
+        ("--filter", "model"): "write KEY=VALUE",
+        ("--filter", "best>much"): "'much' is no number",
+        ("--filter", "model=vgg"): "none of 4 runs has model=vgg",
+        ("--plot", "curves.doc"): "curves.doc",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            report_command.report(leaderboard.wide_console(), parse(words))
+    with pytest.raises(ConfigError, match="no such folder"):
+        report_command.report(leaderboard.wide_console(), parse(["nowhere"]))
+
+
+def test_curves_are_drawn(trained: Trained, tmp_path: Path, told: Told) -> None:
+    pytest.importorskip("matplotlib")
+    trained("epochs=2", "dataset.train_limit=320", name="one")
+    lines = told(str(tmp_path), "--plot", str(tmp_path / "curves.png"))
+    assert lines[-1] == f"curves       {tmp_path / 'curves.png'}"
+    with Image.open(tmp_path / "curves.png") as image:
+        assert image.size == (1440, 540)
+        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20) or []}
+    assert (31, 119, 180) in colours, "the first run's blue"
+
+
+def test_without_matplotlib_it_says_what_to_install(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"pip install 'expt\[plot\]'"):
+        report_command.report(leaderboard.wide_console(), parse(["--plot", "x.png"]))
+
+
+def test_files_inside_a_run_are_no_runs(outputs: Path) -> None:
+    inside = outputs / "day" / "a" / "checkpoints" / "old"
+    inside.mkdir(parents=True)
+    (inside / "result.json").write_text(json.dumps({"status": "completed"}))
+    assert len(list(results_below(outputs))) == 4

@@ -1,0 +1,124 @@
+"""What a run writes can be read at any time, and after any crash."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, create_result, read_result, update_result, write_atomically
+from expt.runs.worker_error import read_error, write_error
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path)
+
+
+def test_points_are_read_as_they_are_written(paths: RunPaths) -> None:
+    reader = MetricsReader(paths)
+    assert reader.read() == []
+    writer = MetricsWriter(paths)
+    writer.write(1, 1, {"loss/train": 0.5, "lr": 0.1})
+    assert reader.read() == [Point(1, 1, "loss/train", 0.5), Point(1, 1, "lr", 0.1)]
+    assert reader.read() == []
+    writer.write(2, 1, {"lr": 0.2})
+    assert reader.read() == [Point(2, 1, "lr", 0.2)]
+    writer.close()
+    again = MetricsWriter(paths)
+    again.write(3, 2, {"lr": 0.3})
+    again.close()
+    assert reader.read() == [Point(3, 2, "lr", 0.3)]
+    assert len(MetricsReader(paths).read()) == 4
+
+
+def test_a_line_that_is_being_written_is_left_for_the_next_call(paths: RunPaths) -> None:
+    reader = MetricsReader(paths)
+    line = json.dumps(Point(1, 1, "lr", 0.1)._asdict()).encode() + b"\n"
+    with paths.metrics.open("wb", buffering=0) as file:
+        file.write(line + line[:7])
+        assert len(reader.read()) == 1
+        assert reader.read() == []
+        file.write(line[7:])
+        assert reader.read() == [Point(1, 1, "lr", 0.1)]
+
+
+def test_a_folder_holds_one_run(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "new" / "run")
+    create_result(paths, world_size=2)
+    with pytest.raises(FileExistsError):
+        create_result(paths, world_size=4)
+    assert read_result(paths) == {"status": "running", "world_size": 2}
+
+
+def test_an_update_keeps_the_other_fields(paths: RunPaths) -> None:
+    create_result(paths, world_size=2, metrics={"a": 1})
+    update_result(paths, status=COMPLETED, metrics={"b": 2})
+    assert read_result(paths) == {"status": "completed", "world_size": 2, "metrics": {"b": 2}}
+    assert os.listdir(paths.folder) == [paths.result.name]
+
+
+@pytest.mark.parametrize("text", [None, ""], ids=["absent", "just created"])
+def test_a_result_that_is_not_there_yet_is_empty(paths: RunPaths, text: str | None) -> None:
+    if text is not None:
+        paths.result.write_text(text)
+    assert read_result(paths) == {}
+
+
+def test_a_write_that_fails_leaves_the_old_file_alone(paths: RunPaths) -> None:
+    create_result(paths, world_size=2)
+    with pytest.raises(TypeError):
+        update_result(paths, metrics=object())
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(paths.result, "\ud800")
+    assert read_result(paths) == {"status": "running", "world_size": 2}
+    assert os.listdir(paths.folder) == [paths.result.name]
+
+
+def test_a_reader_that_has_the_old_file_open_keeps_it(paths: RunPaths) -> None:
+    write_atomically(paths.result, "old")
+    with paths.result.open() as file:
+        write_atomically(paths.result, "new")
+        assert file.read() == "old"
+    assert paths.result.read_text() == "new"
+
+
+def failure() -> Exception:
+    try:
+        raise ValueError("no such label: 11")
+    except ValueError as error:
+        return error
+
+
+def test_the_exception_that_ended_a_worker(tmp_path: Path) -> None:
+    path = tmp_path / "error"
+    write_error(path, failure(), 2)
+    raised = read_error(path)
+    assert raised is not None
+    assert (raised.text, raised.exit_code, raised.time_ns) == ("no such label: 11", 2, path.stat().st_mtime_ns)
+    assert raised.traceback.startswith("Traceback (most recent call last):")
+    assert raised.traceback.rstrip().endswith("ValueError: no such label: 11")
+    elastic: dict[str, Any] = json.loads(path.read_text())["message"]
+    assert elastic["message"] == "ValueError: no such label: 11"
+    assert int(elastic["extraInfo"]["timestamp"]) > 0
+
+
+@pytest.mark.parametrize("length", [0, 1, 40, -1], ids=["empty", "one byte", "a part", "all but one byte"])
+def test_a_truncated_error_is_none(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "error"
+    write_error(path, failure(), 1)
+    path.write_text(path.read_text()[:length])
+    assert read_error(path) is None
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{}", '{"message": "torch could not pickle it"}'])
+def test_an_error_without_a_traceback_is_none(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "error"
+    if text is not None:
+        path.write_text(text)
+    assert read_error(path) is None

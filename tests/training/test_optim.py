@@ -1,0 +1,212 @@
+"""Optimisers do what torch's own do; each schedule follows its formula."""
+
+from __future__ import annotations
+
+import copy
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+from expt.config import groups as schema
+from expt.errors import ConfigError
+from expt.training.optim import build_optimizer, build_scheduler, scale_lr
+from expt.training.patches import unguarded
+
+CASES: dict[str, tuple[Any, type[optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (
+        schema.SGD(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+        optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True},
+    ),
+    "adam": (
+        schema.Adam(name="adam", lr=0.01, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1),
+        optim.Adam,
+        {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1},
+    ),
+    "adamw": (
+        schema.Adam(name="adamw", lr=0.01, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1),
+        optim.AdamW,
+        {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1},
+    ),
+}  # fmt: skip
+PEAK, SPE, TOTAL = 0.2, 10, 50  # learning rate, steps per epoch, steps
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def train(model: nn.Module, optimizer: optim.Optimizer, steps: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 6, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def same(left: nn.Module, right: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left.parameters(), right.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
+def test_the_same_bits_as_torchs_own(config: Any, cls: type[optim.Optimizer], options: dict[str, Any]) -> None:
+    ours, theirs = net(), net()
+    optimizer = build_optimizer(config, ours.parameters())
+    reference = cls(theirs.parameters(), fused=True, **options)  # type: ignore[call-arg]
+    assert isinstance(optimizer, cls)
+    train(ours, optimizer, 5)
+    train(theirs, reference, 5)
+    assert same(ours, theirs)
+    assert not same(ours, net())
+
+
+@pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
+def test_its_state_is_torchs_own(config: Any, cls: type[optim.Optimizer], options: dict[str, Any]) -> None:
+    ours, theirs = net(), net()
+    optimizer = build_optimizer(config, ours.parameters())
+    train(ours, optimizer, 3)
+    theirs.load_state_dict(ours.state_dict())
+    reference = cls(theirs.parameters(), fused=True, **options)  # type: ignore[call-arg]
+    reference.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # loading copies no tensor
+    back = build_optimizer(config, (again := net()).parameters())
+    again.load_state_dict(ours.state_dict())
+    back.load_state_dict(copy.deepcopy(reference.state_dict()))
+    for model, each in ((ours, optimizer), (theirs, reference), (again, back)):
+        train(model, each, 2)
+    assert same(ours, theirs)
+    assert same(ours, again)
+
+
+def test_an_unguarded_optimizer_takes_a_second_group() -> None:
+    first, _, second = net()
+    optimizer = unguarded.optimizer(optim.SGD)(first.parameters(), lr=0.1)
+    optimizer.add_param_group({"params": list(second.parameters()), "lr": 0.3})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3]
+
+
+def test_the_compiler_is_not_imported_for_a_step() -> None:
+    program = """
+import sys, torch
+from torch import nn
+from expt.config import groups as schema
+from expt.training.optim import build_optimizer, build_scheduler
+model = nn.Linear(2, 2)
+for name in ("adam", "adamw"):
+    build_optimizer(schema.Adam(name=name, lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0), model.parameters())
+config = schema.SGD(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False)
+optimizer = build_optimizer(config, model.parameters())
+schedule = schema.Constant(name="constant", warmup_epochs=0.0)
+scheduler = build_scheduler(schedule, optimizer, steps_per_epoch=1, total_steps=1)
+model(torch.zeros(1, 2)).sum().backward()
+optimizer.step(), scheduler.step(), optimizer.zero_grad(), optimizer.load_state_dict(optimizer.state_dict())
+assert "torch._dynamo" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def rates(config: Any, *, optimizer: Any = None, total_steps: int = TOTAL) -> list[float]:
+    """The learning rate that each of `total_steps` steps uses."""
+    optimizer = optimizer or build_optimizer(
+        schema.SGD(name="sgd", lr=PEAK, momentum=0.9, weight_decay=0.0, nesterov=False), net().parameters()
+    )
+    scheduler = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=total_steps)
+    used = []
+    for _ in range(total_steps):
+        used.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return used
+
+
+def constant(warmup_epochs: float = 0.0) -> schema.Constant:
+    return schema.Constant(name="constant", warmup_epochs=warmup_epochs)
+
+
+def cosine(warmup_epochs: float = 0.0, min_lr: float = 0.0) -> schema.Cosine:
+    return schema.Cosine(name="cosine", warmup_epochs=warmup_epochs, min_lr=min_lr)
+
+
+def drops(every_epochs: float, warmup_epochs: float = 0.0) -> schema.Step:
+    return schema.Step(name="step", warmup_epochs=warmup_epochs, every_epochs=every_epochs, gamma=0.5)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (constant(), dict.fromkeys((0, 1, 49), PEAK)),
+        # The warm-up's 10 steps and the first at the peak are equally far apart.
+        (constant(1.0), {0: PEAK / 11, 4: PEAK * 5 / 11, 9: PEAK * 10 / 11, 10: PEAK, 49: PEAK}),
+        (constant(0.25), {0: PEAK / 3, 1: PEAK * 2 / 3, 2: PEAK}),
+        (cosine(), {0: PEAK, 25: PEAK / 2, 49: PEAK * (1 + math.cos(math.pi * 49 / 50)) / 2}),
+        (cosine(min_lr=0.04), {0: PEAK, 25: 0.12, 49: 0.04 + 0.16 * (1 + math.cos(math.pi * 49 / 50)) / 2}),
+        (cosine(1.0), {9: PEAK * 10 / 11, 10: PEAK, 30: PEAK / 2, 49: PEAK * (1 + math.cos(math.pi * 39 / 40)) / 2}),
+        (drops(2.0), {0: PEAK, 19: PEAK, 20: PEAK / 2, 39: PEAK / 2, 40: PEAK / 4}),
+        (drops(0.1), {0: PEAK, 1: PEAK / 2, 3: PEAK / 8, 6: PEAK / 64, 7: PEAK / 128}),
+        (drops(0.28), {13: PEAK / 16, 14: PEAK / 32}),  # 14 / 2.8 is a little less than 5
+        (drops(1.5), {14: PEAK, 15: PEAK / 2, 29: PEAK / 2, 30: PEAK / 4, 45: PEAK / 8}),
+        (drops(2.0, 1.0), {4: PEAK * 5 / 11, 10: PEAK, 19: PEAK, 20: PEAK / 2}),
+    ],
+    ids=["constant", "warm-up", "part of an epoch", "cosine", "cosine to min_lr", "cosine after warm-up",
+         "step", "step each 0.1 epochs", "step each 0.28 epochs", "step each 1.5 epochs", "step after warm-up"],
+)  # fmt: skip
+def test_the_learning_rate_of_each_step(config: Any, expected: dict[int, float]) -> None:
+    used = rates(config)
+    assert {step: used[step] for step in expected} == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_cosine_ends_where_it_should_and_stays_there() -> None:
+    optimizer = optim.SGD(net().parameters(), lr=PEAK)
+    rates(cosine(min_lr=0.05), optimizer=optimizer)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_one_cycle(name: str) -> None:
+    optimizer = build_optimizer(CASES[name][0], net().parameters())
+    peak = optimizer.param_groups[0]["lr"]
+    config = schema.OneCycle(name="one_cycle", rise_fraction=0.3, start_factor=0.04, end_factor=4e-6)
+    used = rates(config, optimizer=optimizer, total_steps=100)
+    assert (used[0], max(used), used[-1]) == pytest.approx((peak * 0.04, peak, peak * 4e-6))
+    assert used.index(max(used)) == 29
+    assert used[:30] == sorted(used[:30])
+    assert used[29:] == sorted(used[29:], reverse=True)
+
+
+@pytest.mark.parametrize(("rise_fraction", "total_steps"), [(0.3, 1), (0.3, 2), (0.5, 2), (0.1, 10), (0.01, 100)])
+def test_one_cycle_whose_rise_is_a_step_or_less_starts_high(rise_fraction: float, total_steps: int) -> None:
+    config = schema.OneCycle(name="one_cycle", rise_fraction=rise_fraction, start_factor=0.04, end_factor=4e-6)
+    used = rates(config, total_steps=total_steps)
+    assert used == sorted(used, reverse=True)
+    assert used[0] > PEAK / 2
+
+
+def test_a_persons_own_classes() -> None:
+    options = {"lr": 0.1, "alpha": 0.5}
+    optimizer = build_optimizer(schema.Target(target="torch.optim.RMSprop", kwargs=options), net().parameters())
+    assert isinstance(optimizer, optim.RMSprop)
+    assert optimizer.defaults["alpha"] == 0.5
+    own = schema.Target(target="torch.optim.lr_scheduler.ExponentialLR", kwargs={"gamma": 0.5})
+    assert rates(own, optimizer=optimizer, total_steps=3) == pytest.approx([0.1, 0.05, 0.025])
+
+
+def test_a_model_is_no_optimizer() -> None:
+    with pytest.raises(ConfigError, match=r"refused, it is not a subclass of torch\.optim\.optimizer\.Optimizer"):
+        build_optimizer(schema.Target(target="torch.nn.Linear", kwargs={}), net().parameters())
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_learning_rate_follows_the_batch(rule: Any, factor: float) -> None:
+    groups: list[dict[str, Any]] = [{"params": net()[0].parameters()}, {"params": net()[2].parameters(), "lr": 0.5}]
+    optimizer = optim.SGD(groups, lr=PEAK)
+    scale_lr(optimizer, rule, 1024 / 256)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([PEAK * factor, 0.5 * factor])
+    # The warm-up rises to the new rate, and the cosine starts there.
+    used = rates(cosine(1.0), optimizer=optimizer)
+    assert (used[0], used[10]) == pytest.approx((PEAK * factor / 11, PEAK * factor))

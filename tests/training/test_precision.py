@@ -1,0 +1,83 @@
+"""Mixed precision as far as a CPU goes: the types, and the order of unscaling and clipping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+from expt.training.patches import unguarded
+from expt.training.precision import Precision
+
+CPU = torch.device("cpu")
+OPTIMIZERS = {
+    "torch's": lambda p: optim.SGD(p, lr=1.0),
+    "unguarded and fused": lambda p: unguarded.optimizer(optim.SGD)(p, lr=1.0, fused=True),
+}
+
+
+def update(amp: Any, make: Any, clip: float | None, factor: float = 1.0) -> tuple[torch.Tensor, Precision]:
+    """What one step of SGD with lr=1 takes from the weights: the gradient that was applied."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 4)
+    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    precision = Precision(amp, CPU, gradient_clip=clip)
+    optimizer = make(model.parameters())
+    precision.backward(model(torch.ones(3, 5)).square().sum() * factor)
+    precision.update(optimizer, model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    return before - nn.utils.parameters_to_vector(model.parameters()).detach(), precision
+
+
+@pytest.mark.parametrize(
+    ("amp", "expected"),
+    [(False, torch.float32), (True, torch.bfloat16), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_the_type_that_autocast_computes_in(amp: Any, expected: torch.dtype) -> None:
+    precision = Precision(amp, CPU)
+    with precision.autocast():
+        logits = nn.Linear(4, 3)(torch.ones(2, 4))
+    assert logits.dtype == expected
+    assert precision.dtype == (None if amp is False else expected)
+    assert precision.scaler.is_enabled() == (amp == "fp16")
+
+
+@pytest.mark.parametrize("clip", [None, 0.5, 1e6], ids=["unclipped", "clipped", "below the limit"])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_scaling_changes_no_gradient(make: Any, clip: float | None) -> None:
+    plain, _ = update(False, make, clip)
+    scaled, precision = update("fp16", make, clip)
+    assert precision.scaler.is_enabled()
+    torch.testing.assert_close(scaled, plain)
+    if clip == 0.5:
+        assert plain.norm().item() == pytest.approx(0.5, rel=1e-4)
+    else:
+        assert plain.norm().item() > 1
+
+
+@pytest.mark.parametrize("clip", [None, 0.5], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_a_step_with_infinite_gradients_is_skipped(make: Any, clip: float | None) -> None:
+    scale = Precision("fp16", CPU).scaler.get_scale()
+    taken, precision = update("fp16", make, clip, factor=float("inf"))
+    assert not taken.any()
+    assert precision.scaler.get_scale() == scale / 2
+
+
+@pytest.mark.parametrize("loss", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_a_step_whose_loss_is_not_finite_can_be_left_out(kind: str, loss: float) -> None:
+    def train(losses: list[float]) -> tuple[list[torch.Tensor], float]:
+        weight = nn.Parameter(torch.ones(3))
+        make: Any = {"sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9), "adam": lambda p: optim.Adam(p, lr=0.1)}[kind]
+        precision, optimizer = Precision(False, CPU, skip_non_finite=True), make([weight])
+        for extra in losses:
+            precision.backward(weight.square().sum() + extra)  # the gradient of an infinite loss is finite here
+            precision.update(optimizer, [weight])
+        return [weight.detach(), *optimizer.state[weight].values()], precision.skipped.item()
+
+    (left_out, skipped), (never_there, none) = train([0.0, loss, 0.0]), train([0.0, 0.0])
+    assert all(torch.equal(mine, other) for mine, other in zip(left_out, never_there, strict=True))
+    assert (skipped, none) == (1, 0)

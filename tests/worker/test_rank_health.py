@@ -1,0 +1,72 @@
+"""The ranks' rows of numbers, and what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from expt.errors import RunFailed
+from expt.worker import rank_health
+
+CPU = torch.device("cpu")
+
+
+def table(*changes: dict[str, float]) -> list[rank_health.Reading]:
+    """What ranks with these readings and the weights 2**47 + 1 tell one another."""
+    mine = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=0.5, device=CPU, wish=False)
+    rows = [
+        rank_health.row(
+            dataclasses.replace(mine, **{key: value for key, value in change.items() if key != "weights"}),
+            torch.tensor(change.get("weights", 2.0**47 + 1), dtype=torch.float64),
+            rank=rank,
+            world_size=len(changes),
+            device=CPU,
+        )
+        for rank, change in enumerate(changes)
+    ]
+    return rank_health.readings(torch.stack(rows).sum(0))
+
+
+def test_a_straggler_shows() -> None:
+    found = rank_health.scalars(table({}, {"step_ms": 400.0}, {}, {"memory_mib": 1e6}))
+    assert (found["ranks/step_ms_min"], found["ranks/step_ms_median"], found["ranks/step_ms_max"]) == (150, 150, 400)
+    assert found["ranks/all_reduce_share"] == 0.25
+    assert found["memory/worker_mib"] == 1e6
+    assert found["ranks/unequal_weights"] == 0
+    assert not {"memory/gpu_mib", "ranks/gpu_utilisation"} & found.keys(), "there is no GPU"
+    assert not any(math.isnan(value) for value in found.values())
+    assert rank_health.scalars(table({})).keys() == {"memory/worker_mib"}, "a single worker is alike itself"
+
+
+def test_unequal_weights_end_the_run_with_the_ranks_named() -> None:
+    found = table({}, {"weights": 2.0**47}, {}, {"weights": 5.0})
+    assert rank_health.scalars(found)["ranks/unequal_weights"] == 2
+    with pytest.raises(RunFailed, match="after epoch 3 the weights of ranks 1, 3 differ from those of rank 0"):
+        rank_health.refuse_unequal(found, 3)
+    rank_health.refuse_unequal(table({}, {}), 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex128])
+def test_the_checksum_knows_every_bit(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(shape).to(dtype)) for shape in ((5, 3), (3,), ())]
+    before = rank_health.checksum(parameters)
+    assert before == rank_health.checksum([nn.Parameter(p.detach().clone()) for p in parameters])
+    assert before == int(before)
+    assert 0 <= before < 2**48
+    with torch.no_grad():
+        parameters[0].t().contiguous()
+        kept = parameters[1][0].item()
+        parameters[1][0] = kept * (1 + 2 * torch.finfo(dtype).eps)
+    assert rank_health.checksum(parameters) != before, "the last bit of one number"
+    assert rank_health.checksum([]) == 0
+
+
+def test_the_order_in_memory_does_not_matter() -> None:
+    weights = torch.randn(4, 3, 5, 5)
+    last = nn.Parameter(weights.clone().to(memory_format=torch.channels_last))
+    assert rank_health.checksum([last]) == rank_health.checksum([nn.Parameter(weights)])
