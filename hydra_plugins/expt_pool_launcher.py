@@ -1,4 +1,4 @@
-"""Hydra's launcher `pool`: the runs of a sweep, packed on the machine's GPUs or cores. expt.command.sweep does the work."""
+"""Hydra's launcher `pool`: a sweep's runs, packed on GPUs or cores. expt.command.sweep does the work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

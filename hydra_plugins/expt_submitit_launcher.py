@@ -1,4 +1,4 @@
-"""Hydra's launchers `submitit_slurm` and `submitit_local`: a sweep as a job array. expt.command.sweep_cluster does the work.
+"""Hydra's launchers `submitit_slurm` and `submitit_local`: a job array. expt.command.sweep_cluster does it.
 
 conf/hydra/launcher holds their keys.
 """

@@ -22,7 +22,8 @@ from expt.machine import Machine
 
 FREE_OF_TORCH = (
     "config.parse", "config.schema", "config.rules", "errors", "runs.paths", "machine", "runs.result",
-    "launch.forkserver",    "command.help", "command.hydra_errors", "command.main", "command.sweep", "launch.one_run", "launch.pool",
+    "launch.forkserver", "command.help", "command.hydra_errors", "command.main", "command.sweep",
+    "launch.one_run", "launch.pool",
 )  # fmt: skip
 GROUPS = ("model", "init", "dataset", "optimizer", "scheduler")
 OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
