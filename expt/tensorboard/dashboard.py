@@ -21,8 +21,6 @@ from expt.tensorboard.mistakes import Mistakes, Review, worst_of
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
-from expt.worker import rank_health
-from expt.worker.rank_health import Reading
 
 SHARE = 0.01
 """Of the time of training: what pictures may take where they are not asked for."""
@@ -62,15 +60,12 @@ class Dashboard:
         self.trained_s = self.spent_s = 0.0
         """Seconds of training so far, and of all this."""
         self._last_s = FIRST_S
-        self._began, self._all_reduce_s = time.perf_counter(), 0.0
-        self._readings: list[Reading] = []
-        self._position, self._from_step, self._until, self._steps = Position(), 0, 0, 0
-        self.pictures_due = False
+        self._began = time.perf_counter()
+        self._position, self._until = Position(), 0
 
     def watch(self, batches: Iterator[Batch], position: Position) -> Iterator[Batch]:
         """The epoch's batches, the first of which is kept for its picture if it is the run's."""
-        self._began, self._all_reduce_s = time.perf_counter(), self._learner.all_reduce_s(self._steps)
-        self._position, self._from_step = position, position.step
+        self._began, self._position = time.perf_counter(), position
         self._until = min(position.step - position.step_in_epoch + self._steps_per_epoch, self._total_steps)
         return batches if position.step or self._worker.rank or not self._wanted.images else self._keep_first(batches)
 
@@ -98,32 +93,10 @@ class Dashboard:
             self._gradients = {name: p.grad / scale for name, p in named if p.grad is not None}
         self.spent_s += time.perf_counter() - began
 
-    def end_epoch(self, sums: Tensor) -> Tensor:
-        """The sums over all workers of an epoch's `sums`; one collective, which brings every rank's reading too."""
-        if self._worker.device.type == "cuda":
-            torch.cuda.synchronize(self._worker.device)  # its time is meant; the sums are waited for anyway
-        now = time.perf_counter()
-        steps, seconds = self._position.step - self._from_step, now - self._began
-        self.trained_s, self._steps = self.trained_s + seconds, self._steps + steps
-        device, size = self._worker.device, self._worker.world_size
-        mine = rank_health.reading(
-            steps=steps,
-            seconds=seconds,
-            all_reduce_s=self._learner.all_reduce_s(self._steps) - self._all_reduce_s,
-            device=device,
-            wish=self._wants_pictures(final=self._position.step == self._total_steps),
-        )
-        checked = self._learner.module.parameters() if self._wanted.health and size > 1 else ()
-        weights = rank_health.checksum(checked)
-        row = rank_health.row(mine, weights, rank=self._worker.rank, world_size=size, device=device)
-        self.spent_s += time.perf_counter() - now  # without the collective, which the sums need anyway
-        total = collectives.sum_across_workers(torch.cat([sums, row]))
-        self._readings = rank_health.readings(total[len(sums) :])
-        self.pictures_due = bool(self._readings[0].wish)
-        return total[: len(sums)]
-
-    def _wants_pictures(self, *, final: bool) -> bool:
-        wanted = self._wanted.images
+    def wants_pictures(self) -> bool:
+        """Whether this rank wants pictures of the evaluation that follows the epoch that has just ended."""
+        self.trained_s += time.perf_counter() - self._began
+        wanted, final = self._wanted.images, self._position.step == self._total_steps
         if wanted is False or self._worker.rank:
             return False
         return wanted is True or (final and wanted == "end") or self._can_spare(self._last_s)
@@ -131,9 +104,9 @@ class Dashboard:
     def _can_spare(self, seconds: float) -> bool:
         return self.spent_s + seconds <= SHARE * self.trained_s
 
-    def review(self) -> Review | None:
-        """What is to observe the coming evaluation, on every rank alike; None if nothing is."""
-        return Review(self._info.num_classes, keep=MISTAKES) if self.pictures_due else None
+    def review(self) -> Review:
+        """What is to observe the coming evaluation, on every rank alike."""
+        return Review(self._info.num_classes, keep=MISTAKES)
 
     def draw(self, review: Review | None, split: str, log: Log | None, position: Position) -> None:
         """Add the pictures of an evaluation, a collective if there is a review; let TensorBoard see all of it."""
@@ -180,17 +153,8 @@ class Dashboard:
         array: pictures.Bytes = np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy())
         return array
 
-    def show(self, log: Log | None, position: Position) -> None:
-        """After an epoch: norms, histograms, the model and the ranks' health. Raises RunFailed if weights differ."""
-        if log:
-            self._show(log.events, position.step)
-        if self._wanted.health:
-            if log:
-                log.values(position, rank_health.scalars(self._readings))
-                log.flush()
-            rank_health.refuse_unequal(self._readings, position.epoch)
-
-    def _show(self, events: Writer, step: int) -> None:
+    def show(self, events: Writer, step: int) -> None:
+        """After an epoch: norms, histograms and the model."""
         began = time.perf_counter()
         if self._gradient_norms is not None:
             weights = norms.norms([[p.detach() for _, p in own] for own in self._layers.values()])

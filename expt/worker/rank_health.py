@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import resource
 import statistics
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
 
 from expt.errors import RunFailed
+from expt.training import collectives
+from expt.training.collectives import Worker
+from expt.training.learner import Learner, Position
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BITS = 48  # of a checksum: what float64 holds exactly
@@ -36,6 +40,44 @@ class Reading:
 
 
 NUMBERS = len(fields(Reading))
+
+
+class RankHealth:
+    """One rank's part in it, epoch by epoch."""
+
+    def __init__(self, learner: Learner, position: Position, worker: Worker, *, check_weights: bool) -> None:
+        self._learner, self._position, self._worker = learner, position, worker
+        self._check_weights = check_weights and worker.world_size > 1
+        self._began, self._from_step, self._all_reduce_s = time.perf_counter(), position.step, 0.0
+        self._steps = 0  # of this process
+        self.spent_s = 0.0
+        """In all readings so far, without the collective, which the sums need anyway."""
+
+    def begin_epoch(self) -> None:
+        """Say that an epoch begins, or goes on."""
+        self._began, self._from_step = time.perf_counter(), self._position.step
+        self._all_reduce_s = self._learner.all_reduce_s(self._steps)
+
+    def end_epoch(self, sums: Tensor, *, wish: Callable[[], bool]) -> tuple[Tensor, list[Reading]]:
+        """The sums over all workers of an epoch's `sums`, and every rank's reading, in one collective."""
+        device, size = self._worker.device, self._worker.world_size
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # its time is meant; the sums are waited for anyway
+        now = time.perf_counter()
+        steps = self._position.step - self._from_step
+        self._steps += steps
+        mine = reading(
+            steps=steps,
+            seconds=now - self._began,
+            all_reduce_s=self._learner.all_reduce_s(self._steps) - self._all_reduce_s,
+            device=device,
+            wish=wish(),
+        )
+        weights = checksum(self._learner.module.parameters() if self._check_weights else ())
+        own = row(mine, weights, rank=self._worker.rank, world_size=size, device=device)
+        self.spent_s += time.perf_counter() - now
+        total = collectives.sum_across_workers(torch.cat([sums, own]))
+        return total[: len(sums)], readings(total[len(sums) :])
 
 
 def reading(*, steps: int, seconds: float, all_reduce_s: float, device: torch.device, wish: bool) -> Reading:

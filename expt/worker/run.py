@@ -24,9 +24,11 @@ from expt.training import collectives, metrics
 from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.training.loop import evaluate, rehearse, train_epoch
-from expt.worker import build, divergence, fault, random_state, snapshot
+from expt.worker import build, divergence, fault, random_state, rank_health, snapshot
 from expt.worker.agreement import Agreement
+from expt.worker.history import is_better
 from expt.worker.profiling import StepProfiler
+from expt.worker.rank_health import RankHealth
 
 
 class Run:
@@ -59,6 +61,8 @@ class Run:
         self.saved_at, self.began = time.monotonic(), time.perf_counter()
         self.agreement, self.stopping = Agreement(worker), False
         self.dashboard = build.build_dashboard(config, self.data, self.learner, worker)
+        checked = config.tensorboard.health
+        self.health, self.draws = RankHealth(self.learner, self.position, worker, check_weights=checked), False
         self.provenance = provenance.of(read_result(paths))
         self.log: Log | None = None
         self.writer = checkpoint.Writer(paths.last, paths.best, keep=config.checkpoint.keep)
@@ -104,6 +108,7 @@ class Run:
         position = self.position
         read = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
         batches = TimedBatches(self.dashboard.watch(read, position))
+        self.health.begin_epoch()
         train_epoch(
             self.learner,
             batches,
@@ -118,11 +123,14 @@ class Run:
         )
         if self.stopping and position.step_in_epoch < len(self.data.train) and position.step < self.total_steps:
             return
-        values = metrics.averages(self.dashboard.end_epoch(self.sums.values))
+        total, readings = self.health.end_epoch(self.sums.values, wish=self.dashboard.wants_pictures)
+        values, self.draws = metrics.averages(total), bool(readings[0].wish)
         self.epoch_s.append(time.perf_counter() - self.began)
         self.data_wait_s = batches.waited_s
         self._log_training(values, self.epoch_s[-1], epoch_ended=True)
-        self.dashboard.show(self.log, position)
+        if self.log:
+            self.dashboard.show(self.log.events, position.step)
+        self._show_health(readings)
         self.elapsed_s = 0.0
         self._evaluate(self.config.eval_split)
         self._end_epoch()
@@ -159,12 +167,20 @@ class Run:
                 points[tags.SKIPPED_STEPS] = self.skipped_before + self.learner.precision.skipped.item()
         self.log.values(self.position, points)
 
+    def _show_health(self, readings: list[rank_health.Reading]) -> None:
+        """Raises RunFailed if the ranks' weights differ."""
+        if self.config.tensorboard.health:
+            if self.log:
+                self.log.values(self.position, rank_health.scalars(readings))
+                self.log.flush()
+            rank_health.refuse_unequal(readings, self.position.epoch)
+
     def _evaluate(self, split: str) -> metrics.Averages:
         loader = self.data.val if split == "val" else self.data.test
         assert loader is not None
         began = time.perf_counter()
         collectives.broadcast_buffers(self.learner.module)  # each rank has batch-norm statistics of its own
-        review, sums = self.dashboard.review(), metrics.Sums(self.worker.device)
+        review, sums = self.dashboard.review() if self.draws else None, metrics.Sums(self.worker.device)
         batches = _each_told(loader.evaluation(), self.beat)
         values = evaluate(self.learner, batches, sums, observe=review)
         self.eval_s += time.perf_counter() - began
@@ -200,7 +216,7 @@ class Run:
         improved = False
         if self.log:
             value = self.log.last.get(name)
-            improved = value is not None and _better(value, self.best["value"] if self.best else None, name)
+            improved = value is not None and is_better(value, self.best["value"] if self.best else None, name)
             if improved:
                 self.best = {"metric": name, "value": value, "epoch": position.epoch}
             if self.best:
@@ -269,7 +285,7 @@ class Run:
             "objective": {"name": name, "value": self.best["value"] if self.best else self.log.last.get(name)},
             "epoch_s": self.epoch_s,
             "eval_s": self.eval_s,
-            "dashboard_s": self.dashboard.spent_s,
+            "dashboard_s": self.dashboard.spent_s + self.health.spent_s,
             "samples_per_s": steps * self.config.batch_size / trained if trained else None,
             "first_step_s": self.first_step_s,
             "steps": steps,
@@ -285,9 +301,3 @@ def _each_told(batches: Iterable[Batch], tell: Callable[[], None]) -> Iterator[B
 
 def _about(data: Data) -> dict[str, Any]:
     return {key: value for key, value in dataclasses.asdict(data.info).items() if key != "class_names"}
-
-
-def _better(value: float, than: float | None, objective: str) -> bool:
-    if than is None or not math.isfinite(value):
-        return than is None and math.isfinite(value)
-    return value < than if objective.startswith("loss") else value > than

@@ -34,7 +34,8 @@ from expt.training import collectives
 from expt.training.learner import Position
 from expt.training.loop import evaluate, train_epoch
 from expt.training.metrics import Sums
-from expt.worker import build, snapshot
+from expt.worker import build, rank_health, snapshot
+from expt.worker.rank_health import RankHealth
 
 BATCHES = 8
 
@@ -130,10 +131,12 @@ class ExptEpoch:
         mean, std, info = config.dataset.mean, config.dataset.std, self._loop.data.info
         dashboard = Dashboard(config, info, self._loop.learner, self._worker, mean=mean, std=std, steps=(steps, steps))
         self._train(dashboard.watch(self._batches(steps), position), position, sums, dashboard.before_update)
-        dashboard.end_epoch(sums.values)
-        dashboard.show(self._log, position)
+        health = RankHealth(self._loop.learner, position, self._worker, check_weights=True)
+        _, readings = health.end_epoch(sums.values, wish=dashboard.wants_pictures)
+        if self._log:
+            dashboard.show(self._log.events, position.step)
+            self._log.values(position, rank_health.scalars(readings))
         review = dashboard.review()
-        assert review is not None
         self._evaluate(review)
         dashboard.draw(review, config.eval_split, self._log, position)
 
