@@ -50,7 +50,7 @@ class Run:
         self.data = build.build_data(config, worker)
         self.learner = build.build_learner(config, self.data, worker)
         random_state.seed(config.seed + 1 + worker.rank)  # but not the same dropout
-        self.position = Position()
+        self.position, self.total_steps = Position(), build.total_steps(config, self.data)
         self.sums = metrics.Sums(worker.device, finite_only=config.on_nan == "skip")
         self.best: dict[str, Any] | None = None
         self.epoch_s: list[float] = []
@@ -76,11 +76,6 @@ class Run:
         if config.profile and worker.rank == 0:
             self.profiler = StepProfiler(paths.trace, paths.operators, worker.device)
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
-
-    @property
-    def total_steps(self) -> int:
-        """Optimiser steps of the whole run."""
-        return build.total_steps(self.config, self.data)
 
     def train(self) -> str:
         """Every epoch, the test at the end, and the completion record; returns its status."""
@@ -180,9 +175,8 @@ class Run:
         assert loader is not None
         began = time.perf_counter()
         collectives.broadcast_buffers(self.learner.module)  # each rank has batch-norm statistics of its own
-        review, sums = self.dashboard.review() if self.draws else None, metrics.Sums(self.worker.device)
-        batches = _each_told(loader.evaluation(), self.beat)
-        values = evaluate(self.learner, batches, sums, observe=review)
+        review, batches = self.dashboard.review() if self.draws else None, _each_told(loader.evaluation(), self.beat)
+        values = evaluate(self.learner, batches, metrics.Sums(self.worker.device), observe=review)
         self.eval_s += time.perf_counter() - began
         if self.log:
             points = {tags.loss(split): values.loss, tags.accuracy(split): values.accuracy}
@@ -276,8 +270,7 @@ class Run:
     def _outcome(self) -> dict[str, Any]:
         assert self.log is not None
         name = self.config.objective
-        trained = sum(self.epoch_s)
-        steps = self.position.step
+        trained, steps = sum(self.epoch_s), self.position.step
         return {
             "metrics": self.log.last,
             "best": self.best,
