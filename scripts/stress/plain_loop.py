@@ -59,7 +59,7 @@ def train(settings: Settings) -> Curves:
                 net(images[indices]), labels[indices], label_smoothing=settings["label_smoothing"]
             )
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             if settings["gradient_clip"]:
                 nn.utils.clip_grad_norm_(net.parameters(), settings["gradient_clip"])
             optimizer.step()
@@ -108,19 +108,20 @@ def _optimizer(settings: Settings, net: nn.Module) -> optim.Optimizer:
         return optim.SGD(
             net.parameters(), lr, momentum, weight_decay=decay, nesterov=settings["optimizer.nesterov"], foreach=False
         )
-    cls = {"adam": optim.Adam, "adamw": optim.AdamW}[settings["optimizer"]]
+    cls = optim.Adam if settings["optimizer"] == "adam" else optim.AdamW
     return cls(net.parameters(), lr, weight_decay=decay, foreach=False)
 
 
 def _factor(step: int, per_epoch: int, total: int, peak: float, settings: Settings) -> float:
-    warmup = round(settings["scheduler.warmup_epochs"] * per_epoch)
+    warmup: int = round(settings["scheduler.warmup_epochs"] * per_epoch)
     if step < warmup:
         return (step + 1) / (warmup + 1)
     if settings["scheduler"] == "cosine":
         progress = (step - warmup) / max(1, total - warmup)
-        return float((1 + math.cos(math.pi * progress)) / 2)
+        return (1 + math.cos(math.pi * progress)) / 2
     if settings["scheduler"] == "step":
-        return float(settings["scheduler.gamma"] ** (step // (settings["scheduler.every_epochs"] * per_epoch)))
+        drops = step // (settings["scheduler.every_epochs"] * per_epoch)
+        return float(settings["scheduler.gamma"] ** drops)
     return 1.0
 
 
