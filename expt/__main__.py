@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Sequence
 
-from expt import __version__, machine, signals
-from expt.errors import ConfigError, ExptError, Interrupted
+from expt import __version__, signals
+from expt.errors import ExptError, Interrupted
 from expt.launch import forkserver, slurm_variables
+from expt.launch.launcher import launcher
 
-STARTED = time.time()
+TYPED_AT = time.time()
 # Hydra's options that print something, and start no run.
 PRINTING = {"--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
 
@@ -43,19 +44,16 @@ def _run(arguments: Sequence[str]) -> None:
         sys.exit(examine(arguments[1:]))
     slurm_variables.adopt(os.environ)
     several = [word for word in arguments if word in ("-m", "--multirun") or word.startswith("sweep=")]
-    if machine.is_external_worker():
-        if several and os.environ["RANK"] != "0":  # rank 0 says so
-            sys.exit(ConfigError.exit_code)
-        if several:
-            raise ConfigError(
-                f"{several[0]}: a sweep cannot run inside torchrun or srun; start it alone, as in python -m expt -m ..."
-            )
-    elif not {*PRINTING, "debug=true"} & {*arguments} and "hydra/launcher=submitit" not in " ".join(arguments):
+    how = launcher()
+    if several:
+        how.refuse_sweep(several[0])
+    here = not {*PRINTING, "debug=true"} & {*arguments} and "hydra/launcher=submitit" not in " ".join(arguments)
+    if here and how.starts_workers:
         # At once: it imports torch on another core while this process composes the configuration.
         forkserver.warm(forkserver.SWEEP_MODULES if several else ())
     from expt.command.main import command  # late: it imports Hydra
 
-    command(arguments, started=STARTED)
+    command(arguments, typed_at=TYPED_AT)
 
 
 def _help(arguments: Sequence[str]) -> None:

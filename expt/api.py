@@ -6,13 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from expt.command.main import command
 from expt.command.rerun import repeat
 from expt.errors import ConfigError
 from expt.launch import forkserver
-from expt.runs.result import read_result
+from expt.runs.result import Record, read_result
 
 
 @dataclass(frozen=True)
@@ -20,19 +19,17 @@ class Result:
     """A completed run: its folder, and what result.json says of it."""
 
     folder: Path
-    record: dict[str, Any]
+    record: Record
 
     @property
     def metrics(self) -> dict[str, float]:
         """The final value of every tag, as in `metrics["accuracy/test"]`."""
-        values: dict[str, float] = self.record["metrics"]
-        return values
+        return self.record["metrics"]
 
     @property
     def objective(self) -> float | None:
         """The value that the run was to optimise."""
-        value: float | None = self.record["objective"]["value"]
-        return value
+        return self.record["objective"]["value"]
 
 
 def run(*arguments: str) -> Result:
@@ -65,10 +62,10 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     where the numbers are. Raises as `run` does.
     """
     forkserver.warm()
-    paths = repeat(Path(folder), None if into is None else Path(into), started=time.time())
+    paths = repeat(Path(folder), None if into is None else Path(into), typed_at=time.time())
     return Result(paths.folder, read_result(paths))
 
 
 def _results(arguments: Sequence[str], *, may_sweep: bool = True) -> list[Result]:
-    completed = command(arguments, started=time.time(), may_sweep=may_sweep)
+    completed = command(arguments, typed_at=time.time(), may_sweep=may_sweep)
     return [Result(paths.folder, read_result(paths)) for paths in completed]

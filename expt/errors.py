@@ -14,6 +14,7 @@ ExptError                1
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Sequence
 
 
@@ -73,3 +74,8 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """` Did you mean 'x'?`, or an empty string when nothing is near."""
     near = difflib.get_close_matches(name, sorted(set(choices)), n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def warn(text: str) -> None:
+    """Tell the person at the terminal, in a line, what is no reason to stop."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -37,7 +37,8 @@ def detect() -> Machine:
     gpus = tuple(map(str, range(int(simulated)))) if simulated else visible_gpus()
     workers, local_workers = None, None
     if is_external_worker():
-        workers, local_workers = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        workers = int(os.environ["WORLD_SIZE"])
+        local_workers = int(os.environ.get("LOCAL_WORLD_SIZE", workers))
     return Machine(
         gpus=gpus,
         cpus=usable_cpus(),
@@ -135,19 +136,21 @@ def _cpu_facts() -> dict[str, Any]:
     return {"cpu_fp16": "avx512_fp16" in flags or "amx_fp16" in flags, "cpu_vendor": facts.get("vendor_id", "")}
 
 
-def umask(new: int | None = None) -> int:
-    """The permissions that this process takes from new files; `new` replaces them."""
-    before = os.umask(0 if new is None else new)
-    os.umask(before if new is None else new)
-    return before
+def umask() -> int:
+    """The permissions that this process takes from new files."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("Umask:")), 8)
+    now = os.umask(0o077)  # elsewhere than on Linux it is read by setting it; other threads may create files meanwhile
+    os.umask(now)
+    return now
 
 
 @contextlib.contextmanager
 def not_world_writable() -> Iterator[None]:
     """Whatever the umask, let nobody but owner and group write to what is made meanwhile."""
-    before = umask()
-    umask(before | stat.S_IWOTH)
+    before = os.umask(umask() | stat.S_IWOTH)
     try:
         yield
     finally:
-        umask(before)
+        os.umask(before)

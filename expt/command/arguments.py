@@ -10,7 +10,6 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from expt import machine
 from expt.command.conf_files import groups
 from expt.command.conf_files import options as options_of
 from expt.command.overrides import hydra_quoted
@@ -26,7 +25,7 @@ def refuse_used_folder(arguments: Sequence[str]) -> None:
         key, _, value = argument.partition("=")
         folder = Path(value.strip("'\""))
         used = key == "hydra.run.dir" and RunPaths(folder).result.exists() and "resume=auto" not in arguments
-        if used and not machine.is_external_worker():
+        if used:
             raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,31 +23,27 @@ from expt.command.hydra_adapter import called_with, prefer_own_launchers
 from expt.command.hydra_errors import as_config_error
 from expt.command.hydra_folder import leave_no_trace, renew
 from expt.command.overrides import describe
-from expt.config.identity import describe as describe_config
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
-from expt.launch import one_run
+from expt.launch.launcher import Launcher, launcher
 from expt.runs.paths import RunPaths
-from expt.runs.request import Asked
+from expt.runs.request import RunRequest
 from expt.runs.result import read_result
 from expt.runs.view import leaderboard
 
 
 @machine.not_world_writable()
-def command(arguments: Sequence[str], *, started: float, may_sweep: bool = True) -> list[RunPaths]:
+def command(arguments: Sequence[str], *, typed_at: float, may_sweep: bool = True) -> list[RunPaths]:
     """Do what `python -m expt ARGUMENTS` does; returns the folders of the runs that have completed.
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """
-    if not machine.is_external_worker():
-        return _command(arguments, Task(started, may_sweep=may_sweep))
-    from expt.launch import torchrun
-
-    if os.environ["RANK"] != "0":
-        return [torchrun.follow(started)]
-    with torchrun.refusal_told():
-        return _command(arguments, Task(started, may_sweep=may_sweep))
+    how = launcher()
+    if (followed := how.follow(typed_at)) is not None:
+        return [followed]
+    with how.deciding():
+        return _command(arguments, Task(how, typed_at, may_sweep=may_sweep))
 
 
 def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
@@ -59,11 +53,13 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
 
     run_task.__wrapped__.task = task  # for the launcher, which Hydra makes
     overrides.register_resolvers()
-    refuse_used_folder(arguments)
+    if task.how.starts_workers:  # else the workers may have been started again, in their folder
+        refuse_used_folder(arguments)
     refuse_unnamed(arguments)
     prefer_own_launchers(arguments)
     try:
-        with task.at_end, called_with(options_first(_again(with_earlier(with_latest(arguments))))):
+        words = _in_earlier_folder(task.how, with_earlier(with_latest(arguments)))
+        with task.at_end, called_with(options_first(words)):
             run_task()
     except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         if isinstance(error.__cause__, OSError):  # in making the default folder
@@ -87,8 +83,8 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
 class Task:
     """What Hydra calls for each run, and what became of them."""
 
-    def __init__(self, started: float, *, may_sweep: bool = True) -> None:
-        self._started, self.may_sweep = started, may_sweep
+    def __init__(self, how: Launcher, typed_at: float, *, may_sweep: bool = True) -> None:
+        self.how, self._typed_at, self.may_sweep = how, typed_at, may_sweep
         self.began = False
         self.completed: list[RunPaths] = []
         self.failed: list[RunPaths] = []
@@ -113,7 +109,9 @@ class Task:
             leave_no_trace(run_paths)
             raise
         try:
-            _run(self._asked(config, run_paths, composed, settings, sweep=sweep))
+            request = self._request(config, run_paths, settings, sweep=sweep)
+            resume = functools.partial(renew, run_paths, composed) if config.resume == "auto" else None
+            self.how.carry_out(request, resume)
         except ConfigError:
             leave_no_trace(run_paths)
             raise
@@ -125,42 +123,26 @@ class Task:
         self.completed.append(run_paths)
         if sweep and signals.asked():  # while the run was about to end by itself: no further one
             raise KeyboardInterrupt
-        value: float | None = read_result(run_paths)["objective"]["value"]
-        return value
+        return read_result(run_paths)["objective"]["value"]
 
-    def _asked(
-        self, config: RunConfig, run_paths: RunPaths, composed: DictConfig, settings: Mapping[str, Any], *, sweep: bool
-    ) -> Asked:
+    def _request(
+        self, config: RunConfig, run_paths: RunPaths, settings: Mapping[str, Any], *, sweep: bool
+    ) -> RunRequest:
         hydra_config = HydraConfig.get()
-        typed = list(hydra_config.overrides.task)
-        return Asked(
+        return RunRequest(
             config=config,
             settings=settings,
             paths=run_paths,
-            started=time.time() if sweep else self._started,
-            about={**describe_config(config), **describe(run_paths.folder.name, typed)},
+            typed_at=None if sweep else self._typed_at,
+            about=describe(run_paths.folder.name, list(hydra_config.overrides.task)),
             # The forkserver may be older than these variables.
             env={str(key): str(value) for key, value in hydra_config.job.env_set.items()},
-            on_start=functools.partial(renew, run_paths, composed) if config.resume == "auto" else None,
         )
 
 
-def _run(asked: Asked) -> None:
-    if not machine.is_external_worker():
-        one_run.run(asked)
-        return
-    from expt.launch import torchrun
-
-    torchrun.lead(asked)
-
-
-def _again(arguments: Sequence[str]) -> list[str]:
+def _in_earlier_folder(how: Launcher, arguments: Sequence[str]) -> list[str]:
     """The command's arguments; where torchrun has started the workers again, with the folder of before."""
-    if not machine.is_external_worker():
-        return list(arguments)
-    from expt.launch import torchrun
-
-    folder = torchrun.earlier_folder()
+    folder = how.earlier_folder()
     return [*arguments, f"hydra.run.dir='{folder}'", "hydra.output_subdir=null"] if folder else list(arguments)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from expt.runs.paths import make_unused_folder
+from expt.runs.result import Record
 
 MAX_NAME_BYTES = 180  # file systems take 255; leaves room for a suffix and for .tmp beside it
 
@@ -20,7 +21,7 @@ def as_dict(overrides: Sequence[str]) -> dict[str, Any]:
     return {override.key_or_group: override.value() for override in parsed}
 
 
-def describe(name: str, overrides: Sequence[str]) -> dict[str, Any]:
+def describe(name: str, overrides: Sequence[str]) -> Record:
     """The fields of result.json that say what the run is called, and how to ask for it again."""
     return {"name": name, "overrides": as_dict(overrides), "arguments": list(overrides)}
 

@@ -4,59 +4,56 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 
 from expt import machine
 from expt.command.overrides import describe
-from expt.config.identity import describe as describe_config
 from expt.config.identity import identity
 from expt.config.parse import parse_again
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError
-from expt.launch.one_run import run
+from expt.errors import ConfigError, warn
+from expt.launch.launcher import launcher
 from expt.runs import paths, provenance
 from expt.runs.paths import RunPaths
-from expt.runs.request import Asked
-from expt.runs.result import COMPLETED, read_result
+from expt.runs.request import RunRequest
+from expt.runs.result import COMPLETED, Record, read_result
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
 """Tags that tell of the machine."""
 
 
 @machine.not_world_writable()
-def repeat(folder: Path, into: Path | None, *, started: float) -> RunPaths:
+def repeat(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     """Train what the run of `folder` trained, in the folder `into` or a new one; returns where.
 
     Raises ConfigError where that is no run's folder or it can't run here, RunFailed or Interrupted as any run.
     """
-    if machine.is_external_worker():
+    how = launcher()
+    if not how.starts_workers:
         raise ConfigError("a rerun cannot run inside torchrun; start it alone")
     then = read_result(RunPaths(folder))
     if "config" not in then:
         raise ConfigError(f"{folder}: holds no run that could be repeated; name a folder with a {_result_name()}")
     config = _settings(then, RunPaths(folder))
     for line in provenance.differences(then):
-        _warn(line)
+        warn(line)
     if identity(config) != then["identity"]:
-        _warn("what the run took from the environment is other than then")
+        warn("what the run took from the environment is other than then")
     if into is not None and RunPaths(into).result.exists():
         raise ConfigError(f"{into}: holds a run already; choose another folder")
     run_paths = RunPaths(into or Path(paths.make_unused_folder(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))))
     if RunPaths(folder).hydra.is_dir():  # so that `resume=auto` can go on there
         shutil.copytree(RunPaths(folder).hydra, run_paths.hydra, dirs_exist_ok=True)
-    about = {**describe_config(config), **describe(run_paths.folder.name, then["arguments"])}
-    run(Asked(config=config, paths=run_paths, started=started, about={**about, "rerun_of": str(folder)}))
+    about: Record = {**describe(run_paths.folder.name, then["arguments"]), "rerun_of": str(folder)}
+    how.carry_out(RunRequest(config=config, paths=run_paths, typed_at=typed_at, about=about))
     _compare(then, read_result(run_paths))
     return run_paths
 
 
-def _settings(then: Mapping[str, Any], run_paths: RunPaths) -> RunConfig:
+def _settings(then: Record, run_paths: RunPaths) -> RunConfig:
     config = parse_again(then["config"], machine.detect())
     if config.resume != "auto":
         return config
@@ -67,7 +64,7 @@ def _settings(then: Mapping[str, Any], run_paths: RunPaths) -> RunConfig:
     return dataclasses.replace(config, resume=source)
 
 
-def _compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _compare(then: Record, now: Record) -> None:
     """Tell a person whether the numbers are the same."""
     if then.get("status") != COMPLETED:
         return
@@ -77,14 +74,10 @@ def _compare(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     )
     differ = sorted(tag for tag in before.keys() | after.keys() if before.get(tag) != after.get(tag))
     if differ:
-        _warn(f"not the numbers of then: {', '.join(f'{t} {before.get(t)} then, {after.get(t)} now' for t in differ)}")
+        warn(f"not the numbers of then: {', '.join(f'{t} {before.get(t)} then, {after.get(t)} now' for t in differ)}")
     else:
         print(f"repeated     the same numbers in all {len(before)} metrics")
 
 
 def _result_name() -> str:
     return RunPaths(Path()).result.name
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from rich.text import Text
 from expt.command.sweep_points import ComposedRun
 from expt.config.identity import identity
 from expt.errors import ExptError
-from expt.launch.job import Job
+from expt.launch.job import Job, request_of
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, read_result
 from expt.runs.view import leaderboard
 from expt.runs.view.progress import REFRESH_S, RunState, duration, waiting_for
@@ -59,14 +59,14 @@ class SweepDisplay:
         """A run has completed, failed, or was interrupted."""
         self._states.pop(job, None)
         self._counts[job.status] += 1
-        self._busy_s += job.ended - job.started if job.started else 0.0
+        self._busy_s += job.ended_at - job.started_at if job.started_at else 0.0
         if job.error:
             self._line(job.status, job, in_one_line(str(job.error), with_log=False), style="red")
         else:
             result = read_result(job.paths)
             objective = result["objective"]
             value = "" if objective["value"] is None else f"{objective['name']} {objective['value']:.4f}"
-            self._line("done", job, f"{value}  {job.ended - job.started:.1f} s", style="green")
+            self._line("done", job, f"{value}  {job.ended_at - job.started_at:.1f} s", style="green")
 
     def waiting(self, job: Job, devices: Sequence[str]) -> None:
         """A run cannot start yet, since another command holds `devices`."""
@@ -84,8 +84,8 @@ class SweepDisplay:
             return
         self._next = now + REFRESH_S
         for job in active:
-            if job not in self._states and job.config:
-                self._states[job] = RunState(job.paths, epochs=job.config.epochs)
+            if job not in self._states:
+                self._states[job] = RunState(job.paths, epochs=request_of(job).config.epochs)
             self._states[job].read()
         self._live.update(self._table(active))
 
@@ -102,7 +102,7 @@ class SweepDisplay:
             table.add_column(column, justify="right", no_wrap=True)
         for job in active:
             state = self._states[job]
-            where = ",".join(job.devices) or f"{job.config.world_size if job.config else 0} cpu"
+            where = ",".join(job.devices) or f"{request_of(job).config.world_size} cpu"
             val = state.values.get("accuracy/val", state.values.get("accuracy/test"))
             loss = state.values.get("loss/train")
             table.add_row(
@@ -132,19 +132,20 @@ def show_dry_run(runs: Sequence[ComposedRun]) -> list[JobReturn]:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("#", "run", "identity", "needs", "would"):
         table.add_column(column)
-    # Larger runs start first, see expt.schedule.
+    # Larger runs start first, see expt.launch.packing.
     for place, run in enumerate(sorted(runs, key=lambda run: -_size(run.job)), start=1):
         job = run.job
-        if job.config is None:
+        if job.request is None:
             row = (job.name, "", "", f"be refused: {in_one_line(str(job.error))}")
         else:
-            needs = f"{job.config.num_gpus} GPU" if job.config.num_gpus else f"{job.config.world_size} cores"
+            config = job.request.config
+            needs = f"{config.num_gpus} GPU" if config.num_gpus else f"{config.world_size} cores"
             would = "be skipped, it is complete" if job.status == COMPLETED else "start"
-            row = (job.name, identity(job.config), needs, would)
+            row = (job.name, identity(config), needs, would)
         table.add_row(str(place), *row)
     leaderboard.wide_console().print(table)
     return [run.finish() for run in runs]
 
 
 def _size(job: Job) -> int:
-    return 0 if job.config is None else job.config.num_gpus or job.config.world_size
+    return 0 if job.request is None else job.request.config.num_gpus or job.request.config.world_size

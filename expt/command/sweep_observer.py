@@ -12,15 +12,15 @@ from expt.command.hydra_adapter import use_config
 from expt.command.hydra_folder import save_hydra
 from expt.command.sweep_display import SweepDisplay
 from expt.command.sweep_points import ComposedRun
-from expt.config.identity import hyperparameters
+from expt.config.identity import hyperparameters, shown
 from expt.errors import ExptError
-from expt.launch.job import Job
-from expt.runs import provenance
-from expt.runs.result import FAILED, create_result, update_result
+from expt.launch.job import Job, Observer, request_of
+from expt.runs.attempt import record_refusal
+from expt.runs.result import FAILED, Record
 from expt.tensorboard.hparams import add_failure
 
 
-class SweepObserver:
+class SweepObserver(Observer):
     """Tells Hydra's callbacks and the terminal of what happens in the pool."""
 
     def __init__(
@@ -44,13 +44,11 @@ class SweepObserver:
     def job_starting(self, job: Job) -> None:
         """Make the run's folder Hydra's, and tell Hydra's callbacks."""
         run = self._runs[job][0]
-        job.attempt, job.again = job.paths.next_attempt(), True
         use_config(run.hydra_config)
         save_hydra(run)
-        job.env = {str(key): str(value) for key, value in run.hydra_config.hydra.job.env_set.items()}
         if job.retries:
             return  # for Hydra, the attempts of a run are one job
-        with env_override(job.env):
+        with env_override(dict(request_of(job).env)):
             self._callbacks.on_job_start(config=run.hydra_config, task_function=self._task_function)
 
     def job_retrying(self, job: Job, error: ExptError) -> None:
@@ -61,7 +59,7 @@ class SweepObserver:
         """Record it, and tell Hydra's callbacks and the terminal."""
         run = self._runs[job][0]
         try:
-            _record_end(job)
+            _record_end(job, run.about)
         except OSError as error:  # a full disk, maybe: the others go on
             warning = f"warning: {job.paths.folder}: {error.strerror}; what became of the run is not recorded"
             print(warning, file=sys.stderr, flush=True)
@@ -74,10 +72,9 @@ class SweepObserver:
         self._display.update(active)
 
 
-def _record_end(job: Job) -> None:
-    if job.refused:  # the sweep's record names it too
-        create_result(job.paths, again=True, **job.about, **provenance.describe())
-        update_result(job.paths, status=job.status, error=str(job.error))
+def _record_end(job: Job, about: Record) -> None:
+    config = job.request.config if job.request else None
+    if job.refused and job.error:
+        record_refusal(job.paths, about, config, job.error)
     if job.status == FAILED:
-        settings = job.about["config"] if job.config else job.about["overrides"]
-        add_failure(job.paths.folder, hyperparameters(settings))
+        add_failure(job.paths.folder, hyperparameters(shown(config) if config else about["overrides"]))

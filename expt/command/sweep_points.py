@@ -11,17 +11,17 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.hydra_adapter import FailedReturn
+from expt.command.hydra_adapter import FailedReturn, use_config
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import describe, folder_names, swept_keys
-from expt.config.identity import describe as describe_config
 from expt.config.identity import identity
 from expt.config.parse import parse, plain
 from expt.errors import ConfigError, ExptError
-from expt.launch.job import Job
+from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, DAMAGED, read_result, results
+from expt.runs.request import RunRequest
+from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, results
 
 ASKED = "asked:"
 
@@ -32,6 +32,11 @@ class ComposedRun:
     def __init__(self, hydra_config: DictConfig, overrides: Sequence[str], job: Job) -> None:
         self.hydra_config, self.overrides, self.job = hydra_config, list(overrides), job
         self.returned = JobReturn()
+
+    @property
+    def about(self) -> Record:
+        """What the run is called, and how it was asked for."""
+        return describe(self.job.name, self.overrides)
 
     def finish(self) -> JobReturn:
         """What Hydra's sweepers and callbacks get to know."""
@@ -96,11 +101,15 @@ class Grid:
         # A point that was refused before, and can run now, takes the place of its refusal.
         known = self._known.get(key) or self._known.get(_asked(overrides))
         paths = known or RunPaths(self.folder / self._unused(name, key))
-        about = {**describe(paths.folder.name, overrides), **(describe_config(config) if config else {})}
-        job = Job(paths.folder.name, paths, config, settings, error=error, about=about)
-        if read_result(paths).get("status") == COMPLETED:
-            job.status = COMPLETED
-        self._jobs[key] = job
+        _set_folder(composed, paths)
+        request = None
+        if config is not None and settings is not None:
+            about = describe(paths.folder.name, overrides)
+            request = RunRequest(
+                config=config, settings=settings, paths=paths, about=about, env=_env(composed), may_have_run=True
+            )
+        status = COMPLETED if read_result(paths).get("status") == COMPLETED else QUEUED
+        self._jobs[key] = job = Job(paths, request, status, error)
         return job
 
     def _unused(self, name: str, key: str) -> str:
@@ -119,11 +128,22 @@ def _swept_keys(master: DictConfig) -> list[str]:
     return swept_keys([*(f"{key}={value}" for key, value in params.items()), *master.hydra.overrides.task])
 
 
-def _prepare_return(run: ComposedRun) -> None:
-    composed, paths = run.hydra_config, run.job.paths
+def _set_folder(composed: DictConfig, paths: RunPaths) -> None:
     with read_write(composed.hydra), open_dict(composed.hydra):
         composed.hydra.runtime.output_dir = str(paths.folder.absolute())
         composed.hydra.sweep.subdir = paths.folder.name
+
+
+def _env(composed: DictConfig) -> dict[str, str]:
+    """What the run's workers find in their environment, by `hydra.job.env_set`."""
+    if composed.hydra.job.env_set:
+        use_config(composed)  # an interpolation there may ask for it
+    return {str(key): str(value) for key, value in composed.hydra.job.env_set.items()}
+
+
+def _prepare_return(run: ComposedRun) -> None:
+    composed = run.hydra_config
+    _set_folder(composed, run.job.paths)
     task = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     run.returned.cfg = task
     run.returned.hydra_cfg = OmegaConf.masked_copy(composed, "hydra")

@@ -26,11 +26,6 @@ def identity(config: RunConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def describe(config: RunConfig) -> dict[str, Any]:
-    """The fields of result.json that say which run it is."""
-    return {"identity": identity(config), "config": shown(config), "seed": config.seed}
-
-
 def shown(config: RunConfig) -> dict[str, Any]:
     """The configuration as it is written to disk: without what came from the environment."""
     secrets.remember(config.secrets)

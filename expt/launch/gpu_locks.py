@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 
-class DeviceLocks:
+class GpuLocks:
     """A file lock for each GPU in use: two commands on a machine don't take the same; it ends with its holder."""
 
     def __init__(self) -> None:

@@ -2,55 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from expt.config.schema import RunConfig
-from expt.errors import ExptError
-from expt.launch.workers import Workers
+from expt.errors import ExptError, Interrupted
+from expt.launch.workers import Live
 from expt.runs.paths import RunPaths
+from expt.runs.request import RunRequest
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED
+
+QUEUED = "queued"
 
 
 @dataclass(eq=False)
 class Job:
-    """A run in the pool; `config` is missing where it could not be made, and `error` says why."""
+    """A run in the pool: what is asked for, and what has become of it so far. The pool alone changes it."""
 
-    name: str
     paths: RunPaths
-    config: RunConfig | None
-    settings: Mapping[str, Any] | None = field(default=None, repr=False)
-    """What `config` was parsed from; another machine parses it anew."""
-    status: str = "queued"
+    request: RunRequest | None
+    """None where it could not be made, and `error` says why."""
+    status: str = QUEUED
     error: ExptError | None = None
     devices: tuple[str, ...] = ()
-    attempt: int = 0
-    again: bool = False
-    """Whether its folder may hold a record of it already."""
-    env: dict[str, str] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
-    workers: Workers | None = field(default=None, repr=False)
     retries: int = 0
-    """How often this pool has started it again."""
-    typed: float | None = None
-    """When the command was typed, where it is for this run alone."""
-    started: float = 0.0
-    ended: float = 0.0
+    """How often it has been started again."""
+    workers: Live | None = field(default=None, repr=False)
+    started_at: float = 0.0
+    ended_at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """That of its folder."""
+        return self.paths.folder.name
 
     @property
     def refused(self) -> bool:
         """Whether it has failed before it could start."""
-        return self.error is not None and not self.started
+        return self.error is not None and not self.started_at
+
+    def end(self, error: ExptError | None, now: float) -> None:
+        """Let it have completed, or ended by `error`."""
+        self.error, self.ended_at = error, now
+        self.status = COMPLETED if error is None else INTERRUPTED if isinstance(error, Interrupted) else FAILED
 
 
-class Observer(Protocol):
-    """What is told of a pool's progress, from within its loop."""
+class Observer:
+    """Is told of jobs' progress, from within the loop that watches them; heeds nothing by itself."""
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """It is the job's turn, but another command holds `devices`; told once of each job."""
 
     def job_starting(self, job: Job) -> None:
-        """The job's workers are about to start, maybe once more; the last moment to set `env`, `about`, `attempt`."""
+        """The job's workers are about to start, maybe once more."""
 
     def job_retrying(self, job: Job, error: ExptError) -> None:
         """The job has failed, and waits to be started once more."""
@@ -73,13 +76,13 @@ class Options:
     stagger_s: float = 0.0
 
 
-def config_of(job: Job) -> RunConfig:
-    """The configuration of a job that has one."""
-    assert job.config is not None
-    return job.config
+def request_of(job: Job) -> RunRequest:
+    """The request of a job that was not refused."""
+    assert job.request is not None
+    return job.request
 
 
-def workers_of(job: Job) -> Workers:
+def workers_of(job: Job) -> Live:
     """The workers of a job that has started."""
     assert job.workers is not None
     return job.workers

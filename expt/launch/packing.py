@@ -21,7 +21,7 @@ class Demand:
     devices: tuple[str, ...] | None = None
 
 
-class Schedule:
+class Packing:
     """The devices of a machine, each shared by up to `share` runs, and the runs that wait for them."""
 
     def __init__(self, devices: Sequence[str], *, share: int = 1, max_concurrent: int | None = None) -> None:
@@ -82,7 +82,7 @@ class Schedule:
         """Give back the devices of a run."""
         del self._running[run], self._taken[run]
 
-    def put_back(self, run: int, *, unavailable: Iterable[str], until: float) -> None:
+    def wait_again(self, run: int, *, unavailable: Iterable[str], until: float) -> None:
         """Let a run that has just been taken wait again: some of its devices are in other hands until then."""
         demand = self._taken[run]
         self.end(run)

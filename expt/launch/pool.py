@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 
 from expt import signals
-from expt.config.schema import RunConfig
 from expt.data.files import prepare
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed
-from expt.launch.gpu_locks import DeviceLocks
-from expt.launch.job import Job, Observer, Options, config_of, workers_of
-from expt.launch.packing import Demand, Schedule
-from expt.launch.workers import start
+from expt.launch import workers
+from expt.launch.gpu_locks import GpuLocks
+from expt.launch.job import QUEUED, Job, Observer, Options, request_of, workers_of
+from expt.launch.packing import Demand, Packing
+from expt.launch.workers import Live
 from expt.machine import Machine
-from expt.runs.attempt import Launch, end_record
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING
+from expt.runs.attempt import Attempt, record_end
+from expt.runs.result import COMPLETED, FAILED, RUNNING
 
 POLL_S = 0.02
 LOCKED_ELSEWHERE_S = 1.0
@@ -27,13 +28,20 @@ class Pool:
     """Runs jobs to their ends on a machine's GPUs, or on its CPU cores where it has none."""
 
     def __init__(
-        self, machine: Machine, options: Options, observer: Observer, *, clock: Callable[[], float] = time.time
+        self,
+        machine: Machine,
+        options: Options,
+        observer: Observer,
+        *,
+        start: Callable[[Attempt], Live] = workers.start,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._machine, self._options, self._observer, self._clock = machine, options, observer, clock
+        self._machine, self._options, self._observer = machine, options, observer
+        self._start_workers, self._clock = start, clock
         cores = [f"cpu{index}" for index in range(machine.cpus)]
-        self._gpus = Schedule(machine.gpus, share=options.runs_per_gpu, max_concurrent=options.max_concurrent)
-        self._cores = Schedule(cores, max_concurrent=options.max_concurrent)
-        self._locks = DeviceLocks()
+        self._gpus = Packing(machine.gpus, share=options.runs_per_gpu, max_concurrent=options.max_concurrent)
+        self._cores = Packing(cores, max_concurrent=options.max_concurrent)
+        self._locks = GpuLocks()
         self._jobs: dict[int, Job] = {}
         self._active: dict[int, Job] = {}
         self._next_start = 0.0
@@ -63,8 +71,7 @@ class Pool:
                 self._poll()
                 self._observer.tick(list(self._active.values()))
                 if not more:
-                    sentinels = [p.sentinel for job in self._active.values() for p in workers_of(job).processes]
-                    wait(sentinels, POLL_S)
+                    wait([ended for job in self._active.values() for ended in workers_of(job).sentinels], POLL_S)
             if self._asked_at is not None and (left or any(j.status != COMPLETED for j in self._jobs.values())):
                 raise KeyboardInterrupt
         except BaseException:
@@ -96,60 +103,52 @@ class Pool:
         try:
             if job.error:
                 raise job.error
-            config = config_of(job)
             with signals.heeded_at_once():
-                prepare(config.dataset)  # once for all its workers, before any could try the same
-            schedule, demand = self._demand(number, config)
-            schedule.add([demand])
+                prepare(request_of(job).config.dataset)  # once for all its workers, before any could try the same
+            self._queue(number, job)
         except KeyboardInterrupt:
             return True  # the loop stops what runs, see signals.asked
         except ExptError as error:
             self._end(job, error)
         return True
 
-    def _demand(self, number: int, config: RunConfig) -> tuple[Schedule, Demand]:
+    def _queue(self, number: int, job: Job) -> None:
+        """Let the job wait for as many devices as it needs."""
+        config = request_of(job).config
         if not config.num_gpus:
-            cores = min(config.world_size * config.threads, self._machine.cpus)
-            return self._cores, Demand(number, cores)
+            self._cores.add([Demand(number, min(config.world_size * config.threads, self._machine.cpus))])
+            return
         devices = None if isinstance(config.gpus, int) else tuple(self._machine.gpus[index] for index in config.gpus)
-        return self._gpus, Demand(number, config.num_gpus, devices)
+        self._gpus.add([Demand(number, config.num_gpus, devices)])
 
     def _start_ready(self) -> None:
-        for schedule in (self._gpus, self._cores):
+        for packing in (self._gpus, self._cores):
             while self._clock() >= self._next_start:
-                ready = schedule.start_next(elsewhere=len(self._active) - len(schedule.running))
+                ready = packing.start_next(elsewhere=len(self._active) - len(packing.running))
                 if ready is None:
                     break
                 number, devices = ready
-                missed = self._locks.acquire(devices) if schedule is self._gpus else None
+                missed = self._locks.acquire(devices) if packing is self._gpus else None
                 if missed:
                     if number not in self._held_up:
                         self._held_up.add(number)
                         self._observer.job_waiting(self._jobs[number], missed)
-                    schedule.put_back(number, unavailable=missed, until=self._clock() + LOCKED_ELSEWHERE_S)
+                    packing.wait_again(number, unavailable=missed, until=self._clock() + LOCKED_ELSEWHERE_S)
                     continue
-                self._start(number, devices if schedule is self._gpus else ())
-            schedule.release_unavailable(self._clock())
+                self._start(number, devices if packing is self._gpus else ())
+            packing.release_unavailable(self._clock())
 
     def _start(self, number: int, devices: tuple[str, ...]) -> None:
-        job = self._jobs[number]
-        job.devices, job.started, job.status = devices, self._clock(), RUNNING
-        self._next_start = job.started + self._options.stagger_s
+        job, request = self._jobs[number], request_of(self._jobs[number])
+        job.devices, job.started_at, job.status = devices, self._clock(), RUNNING
+        self._next_start = job.started_at + self._options.stagger_s
         self._active[number] = job
         try:
             self._observer.job_starting(job)
-            job.workers = start(
-                Launch(
-                    config=config_of(job),
-                    paths=job.paths,
-                    devices=devices,
-                    started=job.typed or job.started,
-                    attempt=job.attempt,
-                    again=job.again,
-                    about=job.about,
-                ),
-                job.env,
+            attempt = Attempt(
+                request=request, number=request.next_attempt(), started_at=job.started_at, devices=devices
             )
+            job.workers = self._start_workers(attempt)
         except ExptError as error:
             self._release(number)
             self._end(job, error)
@@ -168,33 +167,30 @@ class Pool:
             except ExptError as failure:
                 # A worker that has only just begun dies of the question.
                 error = failure if self._asked_at is None else Interrupted("interrupted by a person")
-                end_record(job.paths, error)
+                record_end(job.paths, error)
             self._release(number)
-            restarts = max(self._options.retries, config_of(job).max_restarts)
+            restarts = max(self._options.retries, request_of(job).config.max_restarts)
             if error and not isinstance(error, ConfigError | Interrupted | Diverged) and job.retries < restarts:
                 self._retry(number, job, error)
             else:
                 self._end(job, error)
 
     def _retry(self, number: int, job: Job, error: ExptError) -> None:
-        job.retries, job.attempt, job.status, job.workers = job.retries + 1, job.attempt + 1, "queued", None
+        job.retries, job.status, job.workers = job.retries + 1, QUEUED, None
+        job.request = dataclasses.replace(request_of(job), may_have_run=True)
         self._observer.job_retrying(job, error)
-        schedule, demand = self._demand(number, config_of(job))
-        schedule.add([demand])
+        self._queue(number, job)
 
     def _release(self, number: int) -> None:
         job = self._active.pop(number)
-        schedule = self._gpus if job.devices else self._cores
-        schedule.end(number)
+        (self._gpus if job.devices else self._cores).end(number)
         still_used = {device for other in self._active.values() for device in other.devices}
         self._locks.release([device for device in job.devices if device not in still_used])
 
     def _end(self, job: Job, error: ExptError | None) -> None:
-        job.error, job.ended = error, self._clock()
-        interrupted = isinstance(error, Interrupted)
-        job.status = INTERRUPTED if interrupted else FAILED if error else COMPLETED
+        job.end(error, self._clock())
         self._observer.job_ended(job)
-        if error and not interrupted and self._options.fail_fast:
+        if job.status == FAILED and self._options.fail_fast:
             self._closed = True
             self._gpus.drop_waiting()
             self._cores.drop_waiting()
@@ -205,6 +201,6 @@ class Pool:
         for number, job in list(self._active.items()):
             if job.workers:
                 job.workers.stop()
-                end_record(job.paths, error)
+                record_end(job.paths, error)
             self._release(number)
             self._end(job, error)

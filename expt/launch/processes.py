@@ -58,11 +58,21 @@ def wait_for_all(processes: Sequence[BaseProcess], timeout_s: float) -> None:
         left -= {ready for ready in wait(left, remaining) if isinstance(ready, int)}
 
 
+def print_to(stdout: Path, stderr: Path) -> None:
+    """Let what this process prints from now on, C and C++ code too, go to the ends of these files.
+
+    Raises OSError, with nothing changed, where one of them can't be written.
+    """
+    with stdout.open("ab") as out, stderr.open("ab") as err:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+
+
 def _work(function: str, arguments: Sequence[Any], env: Mapping[str, str], stdout: Path, stderr: Path) -> None:
     os.environ.update(env)
-    for path, stream in ((stdout, sys.stdout), (stderr, sys.stderr)):
-        with path.open("wb") as file:
-            os.dup2(file.fileno(), stream.fileno())  # what C and C++ code prints, too
+    print_to(stdout, stderr)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a worker that is killed leaves its lines
     pkgutil.resolve_name(function)(*arguments)
     sys.exit(FINISHED)

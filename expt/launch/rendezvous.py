@@ -23,29 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from expt.errors import RunFailed
-
-
-def interface_towards(address: str) -> str | None:
-    """The network interface by which this machine reaches `address`; None where it has no name here."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # no packet leaves
-            own = probe.getsockname()[0]
-            for _, name in socket.if_nameindex():
-                if _address_of(probe, name) == own:
-                    return name
-    except OSError:
-        pass
-    return None
-
-
-def _address_of(probe: socket.socket, interface: str) -> str | None:
-    try:
-        answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
-    except OSError:  # it has no address
-        return None
-    return socket.inet_ntoa(answer[20:24])
-
+from expt.runs.result import Host
 
 ARRIVE_S = 300.0
 """How long workers wait for each other to say hello; torch's own default."""
@@ -71,11 +49,6 @@ class Rendezvous:
         if rank == 0:
             self._round = uuid.uuid4().hex
             store.set(ROUND, self._round)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0, which decides."""
-        return self._rank == 0
 
     def earlier(self) -> str | None:
         """The run folder of an earlier round of the same job, where the store has outlived it."""
@@ -129,7 +102,7 @@ def _arrival(rank: int, token: str) -> Arrival:
     return Arrival(rank, socket.gethostname(), int(os.environ.get("GROUP_RANK", "0")), token)
 
 
-def hosts(arrivals: list[Arrival]) -> list[dict[str, Any]]:
+def hosts(arrivals: list[Arrival]) -> list[Host]:
     """Each node's host name and its workers' ranks, as result.json says it."""
     nodes: dict[tuple[int, str], list[int]] = {}
     for arrival in sorted(arrivals, key=lambda arrival: arrival.rank):
@@ -157,3 +130,25 @@ def _let_gloo_reach(address: str) -> None:
     interface = interface_towards(address)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def interface_towards(address: str) -> str | None:
+    """The network interface by which this machine reaches `address`; None where it has no name here."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # no packet leaves
+            own = probe.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                if _address_of(probe, name) == own:
+                    return name
+    except OSError:
+        pass
+    return None
+
+
+def _address_of(probe: socket.socket, interface: str) -> str | None:
+    try:
+        answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", interface.encode()[:15]))  # SIOCGIFADDR
+    except OSError:  # it has no address
+        return None
+    return socket.inet_ntoa(answer[20:24])

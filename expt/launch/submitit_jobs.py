@@ -7,18 +7,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from expt import machine, signals
 from expt.config import secrets
-from expt.config.identity import describe
-from expt.config.parse import parse_elsewhere
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
-from expt.launch import forkserver, one_run, slurm_variables
-from expt.launch.job import Job, Observer
+from expt.launch import forkserver, slurm_variables
+from expt.launch.job import Job, Observer, request_of
+from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
-from expt.runs.request import Asked
+from expt.runs.request import received
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING, read_result
 from expt.runs.worker_error import LOG
 
@@ -48,7 +48,7 @@ def executor_of(options: Mapping[str, Any], tasks: int) -> Any:
 
 
 class Queue:
-    """Does for jobs of a cluster what expt.pool does on one machine."""
+    """Does for jobs of a cluster what expt.launch.pool does on one machine."""
 
     def __init__(self, executor: Any, observer: Observer) -> None:
         self._executor, self._observer = executor, observer
@@ -75,11 +75,11 @@ class Queue:
                 self._end(job, job.error)
                 continue
             self._observer.job_starting(job)
-            job.started, job.status = time.time(), RUNNING
+            job.started_at, job.status = time.time(), RUNNING
             wanted.append(job)
         if wanted:
             with self._executor.batch():  # on Slurm, a job array
-                submitted = [self._executor.submit(ClusterRun.of(job)) for job in wanted]
+                submitted = [self._executor.submit(ClusterJob(request_of(job).to_send(), sys.argv)) for job in wanted]
             self._active = dict(zip(wanted, submitted, strict=True))
 
     def _cancel(self) -> None:
@@ -93,9 +93,7 @@ class Queue:
 
     def _end(self, job: Job, error: ExptError | None) -> None:
         self._active.pop(job, None)
-        job.error, job.ended = error, time.time()
-        interrupted = isinstance(error, Interrupted)
-        job.status = INTERRUPTED if interrupted else FAILED if error else COMPLETED
+        job.end(error, time.time())
         self._observer.job_ended(job)
 
 
@@ -114,35 +112,26 @@ def _outcome(job: Job, submitted: Any) -> ExptError | None:
 
 
 @dataclass
-class ClusterRun:
-    """What a job's tasks do, pickled: one run, trained by this task's own workers, or by all tasks together."""
+class ClusterJob:
+    """What each task of a job does, pickled: carries out one request, alone or with the job's other tasks."""
 
-    settings: Mapping[str, Any]
-    paths: RunPaths
-    about: Mapping[str, Any]
-    env: Mapping[str, str]
-    argv: list[str] = field(default_factory=lambda: list(sys.argv))
-
-    @classmethod
-    def of(cls, job: Job) -> ClusterRun:
-        """The run of `job`, which the observer has made ready."""
-        assert job.settings is not None
-        paths = RunPaths(job.paths.folder.resolve())
-        return cls(secrets.hidden(job.settings), paths, secrets.hidden(job.about), secrets.hidden(job.env))
+    sent: Mapping[str, Any]
+    """See expt.runs.request.RunRequest.to_send."""
+    argv: list[str]
 
     def __call__(self) -> str:
-        """Train. A job that Slurm started again goes on from its last checkpoint."""
+        """Train. A job that Slurm started again resumes from its last checkpoint."""
         requeue: Callable[[int, None], Any] | Any = signal.getsignal(PREEMPTED)
         sys.argv = self.argv
-        os.environ.update(secrets.restored(self.env, {}))
+        os.environ.update(secrets.restored(self.sent["env"], {}))
         slurm_variables.adopt(os.environ)
         try:
-            self._train()
+            self._train(time.time())
         except Interrupted:
             if signals.asked_by(PREEMPTED) and callable(requeue):
                 requeue(PREEMPTED, None)  # ends this process
             raise
-        return str(read_result(self.paths).get("status"))
+        return str(read_result(RunPaths(Path(self.sent["folder"]))).get("status"))
 
     def checkpoint(self) -> Any:
         """What submitit puts into the queue when the job has to make room."""
@@ -150,29 +139,9 @@ class ClusterRun:
 
         return submitit.helpers.DelayedSubmission(self)
 
-    def _train(self) -> None:
-        started = time.time()
-        together = machine.is_external_worker()
-        if not together:
+    def _train(self, started_at: float) -> None:
+        how = launcher()
+        if how.starts_workers:
             forkserver.warm()
-        elif os.environ["RANK"] != "0":
-            from expt.launch import torchrun  # late: it imports torch
-
-            torchrun.follow(started)
-            return
-        config = parse_elsewhere(self.settings, machine.detect())
-        asked = Asked(
-            config=config,
-            settings=self.settings,
-            paths=self.paths,
-            started=started,
-            about={**self.about, **describe(config)},
-            env=self.env,
-            begun=self.paths.result.exists(),  # before this job had to make room; or by an earlier command
-        )
-        if together:
-            from expt.launch import torchrun
-
-            torchrun.lead(asked)
-        else:
-            one_run.run(asked)
+        if how.follow(started_at) is None:
+            how.carry_out(received(self.sent, machine.detect(), typed_at=started_at))

@@ -7,25 +7,24 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from rich.console import Console
 
 from expt import machine, signals
 from expt.config import secrets
-from expt.config.parse import parse_elsewhere
 from expt.data.files import prepare
-from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
-from expt.launch import rendezvous
+from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, warn
+from expt.launch import processes, rendezvous
 from expt.launch.rendezvous import Arrival, Rendezvous
-from expt.runs.attempt import Launch, end_record, recorded
+from expt.runs.attempt import Attempt, record_end
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
-from expt.runs.request import Asked
-from expt.runs.result import INTERRUPTED
-from expt.runs.resume import warn
+from expt.runs.request import RunRequest, received
+from expt.runs.result import INTERRUPTED, Record
 from expt.runs.view.progress import RunDisplay, print_summary, watched
 from expt.runs.worker_error import LOG, write_error
 from expt.worker.diagnosis import lost_peers
@@ -48,38 +47,31 @@ def earlier_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
-def lead(asked: Asked) -> None:
+def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
     """Rank 0's part: make the folder the run's, tell the others, train. Raises what a person must know."""
-    config, run_paths = asked.config, asked.paths
+    config, paths = request.config, request.paths
     meeting = rendezvous.of_environment()
     arrivals = meeting.gather()
-    with at_work(run_paths):
-        asked = dataclasses.replace(asked, begun=asked.begun or _started_again(meeting))
-        if asked.begun and not run_paths.checkpoints.exists():
-            warn(f"{run_paths.folder}: has no checkpoint on this machine, the run starts from the beginning")
-        begun = Launch(
-            config=config,
-            paths=run_paths,
-            started=asked.started,
-            attempt=asked.next_attempt(),
-            again=asked.begun,
-            about={**asked.about, **_where(arrivals)},
+    with at_work(paths):
+        ran = _started_again(meeting) or (request.may_have_run and paths.result.exists())
+        if ran and not paths.checkpoints.exists():
+            warn(f"{paths.folder}: has no checkpoint on this machine, the run starts from the beginning")
+        request = dataclasses.replace(
+            request, may_have_run=request.may_have_run or ran, about={**request.about, **_where(arrivals)}
         )
-        with recorded(begun, asked.on_start) as source:
-            told = {
-                "folder": str(run_paths.folder.resolve()),
-                "source": str(source) if source else None,
-                "attempt": begun.attempt,
-                "settings": {**asked.settings, **{key: getattr(config, key) for key in AGREED}},
-                "env": dict(asked.env),
-            }
-            meeting.tell(arrivals, secrets.hidden(told))  # whoever reaches the store could read it
-            with _logged(run_paths, begun.attempt, 0) as terminal:
+        # Where the logs of the first attempt are on another machine's disk, this is not the first all the same.
+        attempt = Attempt(request=request, number=max(request.next_attempt(), int(ran)), started_at=time.time())
+        with attempt.recorded(on_start) as source:
+            sent = request.to_send()
+            sent["settings"] |= {key: getattr(config, key) for key in AGREED}
+            told = {**sent, "source": str(source) if source else None, "attempt": attempt.number}
+            meeting.tell(arrivals, told)
+            with _logged(paths, attempt.number, 0) as terminal:
                 console = Console(file=terminal.out)
-                display = RunDisplay(run_paths, console, epochs=config.epochs, print_every=config.print_every)
+                display = RunDisplay(paths, console, epochs=config.epochs, print_every=config.print_every)
                 with watched(display):
-                    _train(begun, source, meeting, terminal)
-    print_summary(Console(), run_paths)
+                    _train(attempt, source, meeting, terminal)
+    print_summary(Console(), paths)
 
 
 def _started_again(meeting: Rendezvous) -> bool:
@@ -87,23 +79,22 @@ def _started_again(meeting: Rendezvous) -> bool:
     return meeting.earlier() is not None or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def follow(started: float) -> RunPaths:
+def follow(typed_at: float) -> RunPaths:
     """The part of every other rank; returns the run's folder. Raises ExptError."""
     meeting = rendezvous.of_environment()
     told = meeting.listen()
     if "refused" in told:  # rank 0 tells the person
         sys.exit(told["refused"])
-    run_paths = RunPaths(Path(told["folder"]))
-    config = parse_elsewhere(told["settings"], machine.detect())
-    os.environ.update(secrets.restored(told["env"], {}))
+    request = received(told, machine.detect(), typed_at=typed_at)
+    os.environ.update(request.env)
     source = Path(told["source"]) if told["source"] else None
-    begun = Launch(config=config, paths=run_paths, started=started, attempt=told["attempt"])
-    with _logged(run_paths, begun.attempt, int(os.environ["RANK"])) as terminal:
+    attempt = Attempt(request=request, number=told["attempt"], started_at=time.time())
+    with _logged(request.paths, attempt.number, int(os.environ["RANK"])) as terminal:
         try:
-            _train(begun, source, meeting, terminal)
+            _train(attempt, source, meeting, terminal)
         except Interrupted:  # rank 0 says so
             sys.exit(signals.exit_code())
-    return run_paths
+    return request.paths
 
 
 @contextlib.contextmanager
@@ -118,7 +109,7 @@ def refusal_told() -> Iterator[None]:
         raise
 
 
-def _where(arrivals: list[Arrival]) -> dict[str, Any]:
+def _where(arrivals: list[Arrival]) -> Record:
     """The fields of result.json that say which machines the workers are on."""
     return {
         "local_world_size": int(os.environ["LOCAL_WORLD_SIZE"]),
@@ -127,58 +118,56 @@ def _where(arrivals: list[Arrival]) -> dict[str, Any]:
     }
 
 
-def _train(begun: Launch, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
-    config, run_paths = begun.config, begun.paths
+def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
+    config, paths = attempt.request.config, attempt.paths
     prepare(config.dataset)  # under a file lock, so that one worker of each machine does it
     status = main(
         config,
-        run_paths,
-        begun.started,
+        paths,
+        attempt.waited_since,
         source,
         meeting.group_store(),
-        tell=lambda error: _report(error, begun, terminal),
+        tell=lambda error: _report(error, attempt, terminal),
     )
     if status == INTERRUPTED:
-        go_on = shlex.quote(f"hydra.run.dir={run_paths.folder}")
-        raise Interrupted(f"interrupted; to go on: the same command with {go_on} resume=auto")
+        folder = shlex.quote(f"hydra.run.dir={paths.folder}")
+        raise Interrupted(f"interrupted; to go on: the same command with {folder} resume=auto")
 
 
-def _report(error: Exception, begun: Launch, terminal: Terminal) -> None:
+def _report(error: Exception, attempt: Attempt, terminal: Terminal) -> None:
     """Say what ends this worker: in a line to the person, and in the run's folder."""
-    me, run_paths = worker_of_environment(begun.config), begun.paths
+    me, paths = worker_of_environment(attempt.request.config), attempt.paths
     raised = str(error) if isinstance(error, ExptError) else f"{type(error).__name__}: {error}"
     text = lost_peers(error, me) or f"rank {me.rank} of {me.world_size}: {raised}"
-    text = f"{secrets.hidden(text)}\n{LOG}{run_paths.stderr(begun.attempt, me.rank)}"
+    text = f"{secrets.hidden(text)}\n{LOG}{paths.stderr(attempt.number, me.rank)}"
     print(f"error: {text}", file=terminal.err, flush=True)
     with contextlib.suppress(OSError):
-        write_error(run_paths.error(begun.attempt, me.rank), error, getattr(error, "exit_code", 1))
+        write_error(paths.error(attempt.number, me.rank), error, getattr(error, "exit_code", 1))
     if me.rank == 0:
-        end_record(run_paths, RunFailed(text))
+        record_end(paths, RunFailed(text))
 
 
 @contextlib.contextmanager
-def _logged(run_paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
+def _logged(paths: RunPaths, attempt: int, rank: int) -> Iterator[Terminal]:
     """Let what this process prints go to its log files, those of its node; gives the terminal."""
-    out, err = run_paths.stdout(attempt, rank), run_paths.stderr(attempt, rank)
+    out, err = paths.stdout(attempt, rank), paths.stderr(attempt, rank)
+    kept = [os.dup(1), os.dup(2)]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        files = {1: out.open("ab"), 2: err.open("ab")}
+        processes.print_to(out, err)
     except OSError as error:
+        for number in kept:
+            os.close(number)
         warn(f"{out.parent}: cannot hold this worker's logs here ({error.strerror}); they follow")
         yield Terminal(sys.stdout, sys.stderr)
         return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = {number: os.dup(number) for number in files}
-    for number, file in files.items():
-        os.dup2(file.fileno(), number)
-        file.close()
     try:
-        with os.fdopen(os.dup(kept[1]), "w") as out_there, os.fdopen(os.dup(kept[2]), "w") as err_there:
+        out_there, err_there = (os.fdopen(number, "w", closefd=False) for number in kept)
+        with out_there, err_there:
             yield Terminal(out_there, err_there)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        for number, before in kept.items():
+        for number, before in enumerate(kept, start=1):
             os.dup2(before, number)
             os.close(before)

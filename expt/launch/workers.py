@@ -6,16 +6,16 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 from expt import machine, signals
 from expt.errors import ExptError, Interrupted, RunFailed
-from expt.launch import processes as process
+from expt.launch import processes
 from expt.launch.failure import Aftermath
-from expt.runs.attempt import Launch, begin_record
+from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, read_result
 from expt.worker.meeting import Meeting
@@ -27,19 +27,41 @@ LATE_S = 1.0
 """After a worker has waited in vain, how long the others who wait get to notice."""
 
 
+class Live(Protocol):
+    """Workers under way, as the pool sees them."""
+
+    def poll(self) -> bool:
+        """Whether all have completed. Raises the failure, with everything stopped, once one has failed."""
+
+    def ask_to_stop(self) -> None:
+        """Let all of them finish the step, save, and end."""
+
+    def stop(self) -> None:
+        """End all of them, now."""
+
+    @property
+    def sentinels(self) -> Sequence[int]:
+        """Of each a handle that is ready to be read once it has ended, for multiprocessing.connection.wait."""
+
+
 @dataclass
 class Workers:
-    """The live workers of one run."""
+    """The live workers of one run, as processes of this machine."""
 
     paths: RunPaths
     attempt: int
     timeout_s: float
     processes: list[BaseProcess]
 
+    @property
+    def sentinels(self) -> list[int]:
+        """Ready once a worker has ended."""
+        return [worker.sentinel for worker in self.processes]
+
     def poll(self) -> bool:
         """Whether all have completed. Raises the failure, with everything stopped, once one has failed."""
-        if any(code not in (None, process.FINISHED) for code in self._exit_codes()):
-            process.wait_for_all(self.processes, GRACE_S)
+        if any(code not in (None, processes.FINISHED) for code in self._exit_codes()):
+            processes.wait_for_all(self.processes, GRACE_S)
             raise self._failure()
         if any(code is None for code in self._exit_codes()):
             return False
@@ -52,11 +74,11 @@ class Workers:
 
     def ask_to_stop(self) -> None:
         """Let all of them finish the step, save, and end."""
-        process.ask(self.processes, signals.ASK_WORKER)
+        processes.ask(self.processes, signals.ASK_WORKER)
 
     def stop(self, timeout_s: float = 5) -> None:
         """End all of them, now: what they write is whole at any moment."""
-        process.end(self.processes, signal.SIGKILL, timeout_s)
+        processes.end(self.processes, signal.SIGKILL, timeout_s)
 
     def _exit_codes(self) -> list[int | None]:
         return [worker.exitcode for worker in self.processes]
@@ -66,29 +88,31 @@ class Workers:
         after = Aftermath(self.paths, self.attempt, self._exit_codes())
         if after.timed_out():
             # Who waited gives up too, from lack of the one that has: who is left then is who was waited for.
-            process.wait_for_all(self.processes, LATE_S)
+            processes.wait_for_all(self.processes, LATE_S)
             alive = {rank: worker.pid for rank, worker in enumerate(self.processes) if worker.exitcode is None}
             after.dump_stacks({rank: pid for rank, pid in alive.items() if pid})
         self.stop()
         return after.in_words(self.timeout_s)
 
 
-def start(launch: Launch, env: Mapping[str, str]) -> Workers:
-    """Start the run's workers with `env` added to their environment, and return at once."""
-    config = launch.config
+def start(attempt: Attempt) -> Workers:
+    """Start the workers of this attempt at a run, and return at once.
+
+    Raises ConfigError where the folder or the checkpoint is another run's, RunFailed where no port is free.
+    """
+    config, paths = attempt.request.config, attempt.paths
     umask = machine.umask()
     together = config.world_size > 1
     # The port is ours from here on, and out of reach for other machines.
     with _held_port() as listener:
         port = listener.getsockname()[1]
-        source = begin_record(launch, port if together else None)
-        workers = Workers(launch.paths, launch.attempt, config.timeout_s, [])
+        source = attempt.begin(port if together else None)
+        workers = Workers(paths, attempt.number, config.timeout_s, [])
         try:
             for rank in range(config.world_size):
                 meeting = Meeting(port, listener if rank == 0 else None) if together else None
-                arguments = (config, launch.paths, launch.started, source, meeting, umask)
-                variables = {**env, **_environment(rank, port, launch)}
-                workers.processes.append(_start_worker(rank, arguments, launch, variables))
+                arguments = (config, paths, attempt.waited_since, source, meeting, umask)
+                workers.processes.append(_start_worker(attempt, rank, port, arguments))
         except BaseException:
             workers.stop()
             raise
@@ -103,14 +127,15 @@ def _held_port() -> socket.socket:
         raise RunFailed(f"no port is free on {LOOPBACK} ({why}); end other runs, or start fewer") from error
 
 
-def _start_worker(rank: int, arguments: Sequence[Any], launch: Launch, env: Mapping[str, str]) -> BaseProcess:
-    stdout, stderr = launch.paths.stdout(launch.attempt, rank), launch.paths.stderr(launch.attempt, rank)
+def _start_worker(attempt: Attempt, rank: int, port: int, arguments: Sequence[Any]) -> BaseProcess:
+    stdout, stderr = attempt.paths.stdout(attempt.number, rank), attempt.paths.stderr(attempt.number, rank)
     stdout.parent.mkdir(parents=True)
-    return process.start("expt.worker.main:main", arguments, env=env, stdout=stdout, stderr=stderr)
+    env = {**attempt.request.env, **_environment(attempt, rank, port)}
+    return processes.start("expt.worker.main:main", arguments, env=env, stdout=stdout, stderr=stderr)
 
 
-def _environment(rank: int, port: int, launch: Launch) -> dict[str, str]:
-    size = str(launch.config.world_size)
+def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
+    size = str(attempt.request.config.world_size)
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -119,8 +144,8 @@ def _environment(rank: int, port: int, launch: Launch) -> dict[str, str]:
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-        "CUDA_VISIBLE_DEVICES": ",".join(launch.devices),
+        "CUDA_VISIBLE_DEVICES": ",".join(attempt.devices),
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # lets cuBLAS be deterministic
-        "TORCHELASTIC_ERROR_FILE": str(launch.paths.error(launch.attempt, rank)),
-        "TORCHELASTIC_RESTART_COUNT": str(launch.attempt),
+        "TORCHELASTIC_ERROR_FILE": str(attempt.paths.error(attempt.number, rank)),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.number),
     }

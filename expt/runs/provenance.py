@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from expt import machine
 
@@ -18,7 +18,16 @@ PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "tensorboard", "n
 MAX_DIFF_BYTES = 200_000
 
 
-def describe() -> dict[str, Any]:
+class Provenance(TypedDict, total=False):
+    """The fields of result.json that say how to make it again; `git` is None outside a repository."""
+
+    command: str
+    versions: dict[str, str]
+    git: dict[str, str] | None
+    hardware: dict[str, Any]
+
+
+def describe() -> Provenance:
     """The fields of result.json that say how to make it again. Runs git in the current folder."""
     return {"command": command(), "versions": versions(), "git": git_state(Path.cwd()), "hardware": hardware()}
 

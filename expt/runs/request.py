@@ -1,36 +1,61 @@
-"""A run that is to be carried out: what, where, for whom."""
+"""A run that is to be carried out: what, where, and what is said about it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from expt.config import secrets
+from expt.config.parse import parse_elsewhere
 from expt.config.schema import RunConfig
+from expt.machine import Machine
 from expt.runs.paths import RunPaths
+from expt.runs.result import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A run that a person has asked for."""
+class RunRequest:
+    """One run as it was asked for, however it will be carried out; see expt.launch.launcher."""
 
     config: RunConfig
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What `config` was parsed from; another machine parses it anew."""
     paths: RunPaths
-    started: float
-    """When it was typed [seconds since the epoch]."""
-    about: Mapping[str, Any]
-    """For result.json: the run's name, identity and overrides."""
+    about: Record
+    """For result.json: what the run is called, and the words that ask for it."""
     env: Mapping[str, str] = field(default_factory=dict)
     """More variables for its workers."""
-    begun: bool = False
-    """Whether it may have been under way before, in a job that was started again; then it goes on."""
-    on_start: Callable[[], None] | None = None
-    """Called once, when the run has been accepted and begins."""
+    typed_at: float | None = None
+    """When this run alone was asked for [seconds since the epoch]; None in a sweep, where its turn counts."""
+    may_have_run: bool = False
+    """Whether the folder may hold a record of this very run: of an earlier attempt, or of when it was refused."""
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the run is to go on from what it finds in its folder."""
+        return self.may_have_run or self.config.resume == "auto"
 
     def next_attempt(self) -> int:
-        """The number of the attempt, 0 where it is the first."""
-        if self.begun or self.config.resume == "auto":
-            return max(self.paths.next_attempt(), int(self.begun))
-        return 0
+        """The number of the attempt that comes next, from 0."""
+        return self.paths.next_attempt() if self.resumes else 0
+
+    def to_send(self) -> dict[str, Any]:
+        """The request for another process, in JSON, without what came from the environment; see `received`."""
+        folder = str(self.paths.folder.resolve())
+        content = {"folder": folder, "settings": self.settings, "about": self.about, "env": self.env}
+        return {**secrets.hidden(content), "may_have_run": self.may_have_run}
+
+
+def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> RunRequest:
+    """What `RunRequest.to_send` was called on, by the environment of here. Raises ConfigError if it can't run here."""
+    return RunRequest(
+        config=parse_elsewhere(sent["settings"], machine),
+        settings=sent["settings"],
+        paths=RunPaths(Path(sent["folder"])),
+        about=sent["about"],
+        env=secrets.restored(sent["env"], {}),
+        typed_at=typed_at,
+        may_have_run=sent["may_have_run"],
+    )

@@ -1,4 +1,4 @@
-"""What a run tells the world: metrics.jsonl, a line per value as it comes, and result.json, replaced atomically."""
+"""result.json: what a run says of itself, from its first moment to its end. Read and written here alone."""
 
 from __future__ import annotations
 
@@ -7,27 +7,100 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from expt.config.secrets import hidden
 from expt.runs.paths import RunPaths
+from expt.runs.provenance import Provenance
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
 DAMAGED = "damaged"
 """Said of a run whose result.json cannot be read; no run says it of itself."""
 
 
-def read_result(paths: RunPaths) -> dict[str, Any]:
+class Host(TypedDict):
+    """A machine of a run, and the ranks that it had."""
+
+    name: str
+    ranks: list[int]
+
+
+class Best(TypedDict):
+    """The best epoch, by the run's objective."""
+
+    metric: str
+    value: float
+    epoch: int
+
+
+class Objective(TypedDict):
+    """What the run is chosen by; the value is None where it was never measured."""
+
+    name: str
+    value: float | None
+
+
+class Resumed(TypedDict):
+    """The checkpoint from which the last attempt resumed."""
+
+    checkpoint: str
+    step: int
+
+
+class Record(Provenance, total=False):
+    """The keys of result.json. Each may be missing: in a run under way, a refused one, or one of an older version."""
+
+    status: str
+    error: str
+    name: str
+    overrides: dict[str, Any]
+    """What was typed, as keys and values; `arguments` has the words."""
+    arguments: list[str]
+    rerun_of: str
+    identity: str
+    config: dict[str, Any]
+    seed: int
+    started: float
+    """From when on a person waited for the first step [seconds since the epoch]."""
+    attempts: int
+    resumed_from: Resumed
+    resumable: bool
+    world_size: int
+    local_world_size: int
+    node: str
+    hosts: list[Host]
+    backend: str | None
+    devices: list[str]
+    master_port: int | None
+    data: dict[str, Any]
+    steps_per_epoch: int
+    total_steps: int
+    steps: int
+    metrics: dict[str, float]
+    """The last value of every tag."""
+    best: Best | None
+    objective: Objective
+    epoch_s: list[float]
+    eval_s: float
+    dashboard_s: float
+    samples_per_s: float | None
+    first_step_s: float | None
+
+
+def read_result(paths: RunPaths) -> Record:
     """The content of result.json, empty if there is none yet."""
     try:
         text = paths.result.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
-    content: dict[str, Any] = json.loads(text) if text else {}  # empty for a moment, see create_result
+    content: Record = json.loads(text) if text else {}  # empty for a moment, see create_result
     return content
 
 
-def results(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
+def results(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
     """The runs of a sweep's folder by name, and what result.json says of each."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         paths = RunPaths(path)
@@ -35,7 +108,7 @@ def results(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
             yield paths, found
 
 
-def results_below(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
+def results_below(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
     """The runs anywhere below `folder`, itself included, and what result.json says of each."""
     paths = RunPaths(folder)
     if found := _result_of_any(paths):
@@ -47,7 +120,7 @@ def results_below(folder: Path) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
                 yield from results_below(path)
 
 
-def _result_of_any(paths: RunPaths) -> dict[str, Any]:
+def _result_of_any(paths: RunPaths) -> Record:
     """The content of result.json, or that it is damaged; empty where there is none, or one of another program's."""
     try:
         content = read_result(paths)
@@ -57,13 +130,13 @@ def _result_of_any(paths: RunPaths) -> dict[str, Any]:
     return content if known else {}
 
 
-def create_result(paths: RunPaths, *, again: bool = False, **fields: Any) -> None:
+def create_result(paths: RunPaths, *, may_exist: bool = False, **fields: Unpack[Record]) -> None:
     """Make the folder this run's, by creating result.json.
 
-    Raises FileExistsError where another run has done so, unless this is the same run `again`.
+    Raises FileExistsError where another run has done so; this very run may have, if it `may_exist`.
     """
     paths.folder.mkdir(parents=True, exist_ok=True)
-    paths.result.touch(exist_ok=again)
+    paths.result.touch(exist_ok=may_exist)
     try:
         write_atomically(paths.result, json.dumps(hidden({"status": RUNNING, **fields}), indent=2) + "\n")
     except OSError:
@@ -72,7 +145,7 @@ def create_result(paths: RunPaths, *, again: bool = False, **fields: Any) -> Non
         raise
 
 
-def update_result(paths: RunPaths, **fields: Any) -> None:
+def update_result(paths: RunPaths, **fields: Unpack[Record]) -> None:
     """Replace the given top-level fields of result.json, and keep the others."""
     content = {**read_result(paths), **hidden(fields)}
     write_atomically(paths.result, json.dumps(content, indent=2) + "\n")

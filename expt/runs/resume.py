@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from expt.config.identity import NOT_IN_RESULT, flat, shown
 from expt.config.schema import RunConfig
-from expt.errors import CheckpointError, ConfigError
+from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
+from expt.runs.result import Resumed
 
 # How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
 MAY_CHANGE = NOT_IN_RESULT | {
@@ -22,14 +22,14 @@ MAY_CHANGE = NOT_IN_RESULT | {
 }  # fmt: skip
 
 
-def find(config: RunConfig, paths: RunPaths, *, again: bool) -> Path | None:
-    """The checkpoint from which the run of `paths` starts, None for a start from the beginning; `again`: it ran before.
+def find(config: RunConfig, paths: RunPaths, *, may_have_run: bool) -> Path | None:
+    """The checkpoint from which the run of `paths` resumes; None for a start from the beginning.
 
     Damaged checkpoints of this run are set aside, with a warning. Raises CheckpointError if none is left, ConfigError
     if it is another experiment's.
     """
     source = None
-    if again:
+    if may_have_run:
         source = _newest(checkpoint.candidates(paths.last), mine=True)
         if source is None and any(paths.checkpoints.glob("*.corrupt*")):
             raise CheckpointError(f"{paths.checkpoints}: every checkpoint there is damaged; start anew elsewhere")
@@ -42,8 +42,8 @@ def find(config: RunConfig, paths: RunPaths, *, again: bool) -> Path | None:
     return source
 
 
-def adopt(source: Path, paths: RunPaths) -> dict[str, Any]:
-    """Make the run's folder what it was when `source` was written; returns what result.json says of it."""
+def cut_back(source: Path, paths: RunPaths) -> Resumed:
+    """Make the run's folder what it was when `source` was written; returns what result.json says of that."""
     state = checkpoint.load(source, lazily=True)
     metrics = RunPaths(source.parent.parent).metrics
     text = metrics.read_bytes() if metrics.exists() else b""
@@ -56,12 +56,7 @@ def adopt(source: Path, paths: RunPaths) -> dict[str, Any]:
             checkpoint.keep_as(best, paths.best)
         else:
             warn(f"{beside}: is not the best that {source.name} knows of; the test at the end is of a later one")
-    return {"resumed_from": {"checkpoint": str(source), "step": state["position"]["step"]}}
-
-
-def warn(text: str) -> None:
-    """Tell the person at the terminal."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    return {"checkpoint": str(source), "step": state["position"]["step"]}
 
 
 def _elsewhere(path: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 from torch.distributed import Store
 
-from expt import machine, signals
+from expt import signals
 from expt.config import secrets
 from expt.config.schema import RunConfig
 from expt.errors import TimedOut
@@ -51,7 +51,7 @@ def main(
         signals.die_with_the_driver()
     signals.heed_in_worker()
     if umask is not None:
-        machine.umask(umask)
+        os.umask(umask)
     secrets.remember(config.secrets)
     watchdog.answer_dumps(when_asked=driven)
     try:

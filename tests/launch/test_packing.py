@@ -1,4 +1,4 @@
-"""The scheduler by itself: what it never does, and how full it keeps a machine."""
+"""The packingr by itself: what it never does, and how full it keeps a machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from expt.launch.packing import Demand, Schedule
+from expt.launch.packing import Demand, Packing
 
 
 @dataclass
@@ -34,22 +34,22 @@ class Timeline:
         return Counter(device for run in self.under_way(moment) for device in self.devices[run])
 
 
-def simulate(schedule: Schedule, lengths: Mapping[int, float], added: Sequence[Sequence[Demand]]) -> Timeline:
+def simulate(packing: Packing, lengths: Mapping[int, float], added: Sequence[Sequence[Demand]]) -> Timeline:
     """Run to the end: the first of `added` waits from the start, each other from the next end of a run."""
     timeline, ends, now, more = Timeline(), list[tuple[float, int]](), 0.0, iter(added)
-    schedule.add(next(more, ()))
+    packing.add(next(more, ()))
     while True:
-        while (ready := schedule.start_next()) is not None:
+        while (ready := packing.start_next()) is not None:
             run, devices = ready
             assert run not in timeline.start, f"run {run} started twice"
             timeline.devices[run], timeline.start[run], timeline.end[run] = devices, now, now + lengths[run]
             heapq.heappush(ends, (now + lengths[run], run))
         if ends:
             now, run = heapq.heappop(ends)
-            schedule.end(run)
-        elif not schedule.waiting:
+            packing.end(run)
+        elif not packing.waiting:
             return timeline
-        schedule.add(next(more, ()))
+        packing.add(next(more, ()))
 
 
 @st.composite
@@ -67,11 +67,11 @@ def machines(draw: st.DrawFn) -> tuple[list[str], list[list[Demand]], dict[int, 
 
 @settings(max_examples=300, deadline=None)
 @given(machines(), st.integers(1, 3), st.none() | st.integers(1, 4))
-def test_what_a_schedule_keeps(
+def test_what_packing_keeps(
     machine: tuple[list[str], list[list[Demand]], dict[int, float]], share: int, max_concurrent: int | None
 ) -> None:
     devices, batches, lengths = machine
-    timeline = simulate(Schedule(devices, share=share, max_concurrent=max_concurrent), lengths, batches)
+    timeline = simulate(Packing(devices, share=share, max_concurrent=max_concurrent), lengths, batches)
     demands = [demand for batch in batches for demand in batch]
     assert timeline.start.keys() == {demand.run for demand in demands}, "every run has started"
     for demand in demands:
@@ -91,11 +91,11 @@ def test_no_run_waits_for_one_that_started_after_it_was_passed_over(
 ) -> None:
     """All wait from the start. Each in its turn: when those before it have started, it waits for them, at most."""
     devices, batches, lengths = machine
-    schedule = Schedule(devices, share=share)
+    packing = Packing(devices, share=share)
     demands = [demand for batch in batches for demand in batch]
-    schedule.add(demands)
-    order = schedule.waiting
-    timeline = simulate(schedule, lengths, [])
+    packing.add(demands)
+    order = packing.waiting
+    timeline = simulate(packing, lengths, [])
     for place, run in enumerate(order):
         # From this moment on, nobody is ahead of the run.
         turn = max([timeline.start[other] for other in order[:place]], default=0.0)
@@ -104,51 +104,51 @@ def test_no_run_waits_for_one_that_started_after_it_was_passed_over(
 
 
 def test_a_big_run_is_not_starved_by_small_ones_that_keep_coming() -> None:
-    schedule = Schedule(["a", "b"])
-    schedule.add([Demand(0, 1), Demand(1, 1)])
-    assert [schedule.start_next(), schedule.start_next()] == [(0, ("a",)), (1, ("b",))]
-    schedule.add([Demand(2, 2)])
-    schedule.end(0)
-    schedule.add([Demand(3, 1)])
+    packing = Packing(["a", "b"])
+    packing.add([Demand(0, 1), Demand(1, 1)])
+    assert [packing.start_next(), packing.start_next()] == [(0, ("a",)), (1, ("b",))]
+    packing.add([Demand(2, 2)])
+    packing.end(0)
+    packing.add([Demand(3, 1)])
     # The big run claims both devices: the small one may not have the idle one.
-    assert schedule.start_next() is None
-    schedule.end(1)
-    assert schedule.start_next() == (2, ("a", "b"))
+    assert packing.start_next() is None
+    packing.end(1)
+    assert packing.start_next() == (2, ("a", "b"))
 
 
 def test_small_runs_use_what_a_waiting_big_one_does_not_claim() -> None:
-    schedule = Schedule(["a", "b", "c"])
-    schedule.add([Demand(0, 2)])
-    assert schedule.start_next() == (0, ("a", "b"))
-    schedule.add([Demand(1, 2), Demand(2, 1)])
-    assert schedule.start_next() == (2, ("c",))
+    packing = Packing(["a", "b", "c"])
+    packing.add([Demand(0, 2)])
+    assert packing.start_next() == (0, ("a", "b"))
+    packing.add([Demand(1, 2), Demand(2, 1)])
+    assert packing.start_next() == (2, ("c",))
 
 
 def test_devices_in_other_hands_are_left_alone_until_then() -> None:
-    schedule = Schedule(["a", "b"])
-    schedule.add([Demand(0, 1), Demand(1, 1)])
-    assert schedule.start_next() == (0, ("a",))
-    schedule.put_back(0, unavailable=["a"], until=5.0)
-    assert schedule.start_next() == (0, ("b",))
-    assert schedule.start_next() is None
-    schedule.release_unavailable(4.9)
-    assert schedule.start_next() is None
-    schedule.release_unavailable(5.0)
-    assert schedule.start_next() == (1, ("a",))
+    packing = Packing(["a", "b"])
+    packing.add([Demand(0, 1), Demand(1, 1)])
+    assert packing.start_next() == (0, ("a",))
+    packing.wait_again(0, unavailable=["a"], until=5.0)
+    assert packing.start_next() == (0, ("b",))
+    assert packing.start_next() is None
+    packing.release_unavailable(4.9)
+    assert packing.start_next() is None
+    packing.release_unavailable(5.0)
+    assert packing.start_next() == (1, ("a",))
 
 
 def test_runs_elsewhere_count_towards_the_limit() -> None:
-    schedule = Schedule(["a", "b"], max_concurrent=2)
-    schedule.add([Demand(0, 1), Demand(1, 1)])
-    assert schedule.start_next(elsewhere=1) == (0, ("a",))
-    assert schedule.start_next(elsewhere=1) is None
-    assert schedule.start_next(elsewhere=0) == (1, ("b",))
+    packing = Packing(["a", "b"], max_concurrent=2)
+    packing.add([Demand(0, 1), Demand(1, 1)])
+    assert packing.start_next(elsewhere=1) == (0, ("a",))
+    assert packing.start_next(elsewhere=1) is None
+    assert packing.start_next(elsewhere=0) == (1, ("b",))
 
 
 @pytest.mark.parametrize("demand", [Demand(0, 3), Demand(0, 1, ("c",)), Demand(0, 2, ("a",))])
 def test_what_could_never_start_is_refused(demand: Demand) -> None:
     with pytest.raises(ValueError, match="run 0 asks for"):
-        Schedule(["a", "b"]).add([demand])
+        Packing(["a", "b"]).add([demand])
 
 
 LENGTHS: dict[str, Callable[[random.Random], float]] = {
@@ -169,8 +169,8 @@ def test_a_thousand_runs_fill_the_machine(num_gpus: int, sizes: Sequence[int], l
     draw = random.Random(3)
     demands = [Demand(run, draw.choice(sizes)) for run in range(1000)]
     lengths = {demand.run: LENGTHS[law](draw) for demand in demands}
-    schedule = Schedule([f"gpu{index}" for index in range(num_gpus)])
-    timeline = simulate(schedule, lengths, [demands])
+    packing = Packing([f"gpu{index}" for index in range(num_gpus)])
+    timeline = simulate(packing, lengths, [demands])
     area = sum(demand.count * lengths[demand.run] for demand in demands) / num_gpus
     alone = sum(lengths[demand.run] for demand in demands if demand.count > num_gpus / 2)
     longest = max(lengths.values())

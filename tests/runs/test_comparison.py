@@ -36,7 +36,11 @@ def leave(folder: Path, started: float, accuracy: float | None, model: str = "ml
     if accuracy is not None:
         metrics = {"accuracy/val": accuracy - 0.01, "accuracy/test": accuracy - 0.02, "loss/val": 1 - accuracy}
         best = {"metric": "accuracy/val", "value": accuracy, "epoch": 1}
-        outcome = {"best": best, "objective": {"name": "accuracy/val", "value": accuracy}, "epoch_s": [30.0, 40.0]}
+        outcome: dict[str, Any] = {
+            "best": best,
+            "objective": {"name": "accuracy/val", "value": accuracy},
+            "epoch_s": [30.0, 40.0],
+        }
         update_result(RunPaths(folder), status=COMPLETED, metrics=metrics, **outcome)
 
 

@@ -19,7 +19,7 @@ VALUES = {"loss/train": 1.5, "accuracy/train": 0.5, "speed/samples_per_s": 12345
 def shown(folder: Path, width: int, step: int, *, terminal: bool = True) -> str:
     """What is on the screen when the display ends, the run being at `step` of 4000."""
     paths = RunPaths(folder)
-    create_result(paths, again=True, total_steps=4000)
+    create_result(paths, may_exist=True, total_steps=4000)
     paths.metrics.unlink(missing_ok=True)
     writer = MetricsWriter(paths)
     writer.write(step, 12, VALUES)

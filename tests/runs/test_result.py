@@ -73,7 +73,7 @@ def test_a_result_that_is_not_there_yet_is_empty(paths: RunPaths, text: str | No
 def test_a_write_that_fails_leaves_the_old_file_alone(paths: RunPaths) -> None:
     create_result(paths, world_size=2)
     with pytest.raises(TypeError):
-        update_result(paths, metrics=object())
+        update_result(paths, data={"mean": object()})
     with pytest.raises(UnicodeEncodeError):
         write_atomically(paths.result, "\ud800")
     assert read_result(paths) == {"status": "running", "world_size": 2}
