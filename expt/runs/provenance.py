@@ -37,15 +37,18 @@ def of(result: Mapping[str, Any]) -> dict[str, Any]:
     return {key: result.get(key) for key in ("command", "versions", "git", "hardware", "seed")}
 
 
-def differences(then: Mapping[str, Any]) -> list[str]:
+def differences(then: Provenance) -> list[str]:
     """What is other now than it was for the run whose result.json is `then`, a line each."""
     now, found = describe(), []
-    for kind in ("versions", "hardware"):
-        before = then.get(kind) or {}
+    kinds: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+        "versions": (then.get("versions") or {}, now["versions"]),
+        "hardware": (then.get("hardware") or {}, now["hardware"]),
+    }
+    for kind, (before, after) in kinds.items():
         changed = [
-            f"{key} {before.get(key)} then, {now[kind].get(key)} now"
-            for key in now[kind].keys() | before.keys()
-            if before.get(key) != now[kind].get(key)
+            f"{key} {before.get(key)} then, {after.get(key)} now"
+            for key in after.keys() | before.keys()
+            if before.get(key) != after.get(key)
         ]
         found += [f"{kind}: {'; '.join(sorted(changed))}"] if changed else []
     was, is_now = then.get("git") or {}, now["git"] or {}

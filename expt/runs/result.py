@@ -90,6 +90,12 @@ class Record(Provenance, total=False):
     first_step_s: float | None
 
 
+class FoundRecord(Record, total=False):
+    """The record of a run that was found, and where."""
+
+    folder: Path
+
+
 def read_result(paths: RunPaths) -> Record:
     """The content of result.json, empty if there is none yet."""
     try:

@@ -81,8 +81,11 @@ def differences(plain: Curves, result: expt.Result) -> list[str]:
         if abs(loss - plain_loss) > TOLERANCE * max(1, plain_loss) or abs(accuracy - plain_accuracy) > 0.004:
             found.append(f"val after step {step}: {loss}, {accuracy}, not {plain_loss}, {plain_accuracy}")
     metrics = result.metrics
-    if result.record["best"]["epoch"] == plain.best_epoch and (
-        abs(metrics["loss/test"] - plain.test[0]) > TOLERANCE * max(1, plain.test[0])
+    best = result.record["best"]
+    if (
+        best
+        and best["epoch"] == plain.best_epoch
+        and (abs(metrics["loss/test"] - plain.test[0]) > TOLERANCE * max(1, plain.test[0]))
     ):
         found.append(f"test: {metrics['loss/test']}, not {plain.test[0]}")
     return found

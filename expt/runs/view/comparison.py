@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from rich.table import Table
 
+from expt.runs.result import Record
 from expt.runs.view.progress import WIDE, duration, shown_path
 from expt.runs.view.query import Run
 
@@ -81,12 +82,12 @@ def side_by_side(first: Run, second: Run) -> Table:
     return table
 
 
-def _commit(result: Mapping[str, Any]) -> str:
+def _commit(result: Record) -> str:
     git = result.get("git") or {}
     return str(git.get("commit", ""))[:12] + (" with changes" if git.get("diff") else "")
 
 
-def _versions(result: Mapping[str, Any]) -> str:
+def _versions(result: Record) -> str:
     return ", ".join(f"{name} {version}" for name, version in (result.get("versions") or {}).items())
 
 

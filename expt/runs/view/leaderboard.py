@@ -10,7 +10,7 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from expt.config.identity import hyperparameters
-from expt.runs.result import COMPLETED, FAILED, results, write_atomically
+from expt.runs.result import COMPLETED, FAILED, FoundRecord, results, write_atomically
 from expt.runs.view.progress import duration, shown_path
 from expt.runs.worker_error import in_one_line
 
@@ -29,7 +29,7 @@ class Row:
     """Runs that differ by their seed alone; most often just one."""
 
     settings: dict[str, Any]
-    runs: tuple[dict[str, Any], ...]
+    runs: tuple[FoundRecord, ...]
 
     @property
     def values(self) -> list[float]:
@@ -61,14 +61,14 @@ class Row:
         return statistics.fmean(sum(run.get("epoch_s") or [0.0]) for run in self.runs)
 
 
-def read_runs(folder: Path) -> list[dict[str, Any]]:
+def read_runs(folder: Path) -> list[FoundRecord]:
     """What result.json says of every run below `folder`, with its path under `folder`."""
     return [{**result, "folder": paths.folder} for paths, result in results(folder)]
 
 
-def rows(runs: Sequence[dict[str, Any]]) -> list[Row]:
+def rows(runs: Sequence[FoundRecord]) -> list[Row]:
     """The leaderboard: best first, what has no result last."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[FoundRecord]] = {}
     keys = _varied(runs)
     for run in runs:
         settings = {key: _setting(run, key) for key in keys}
@@ -103,7 +103,7 @@ def wide_console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=1000)
 
 
-def leaderboard(runs: Sequence[dict[str, Any]]) -> Table:
+def leaderboard(runs: Sequence[FoundRecord]) -> Table:
     """The table of `rows`."""
     found, objective = rows(runs), _objective(runs)
     keys = list(dict.fromkeys(key for row in found for key in row.settings))
@@ -116,7 +116,7 @@ def leaderboard(runs: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def write_summary(folder: Path, runs: Sequence[dict[str, Any]]) -> None:
+def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
     """summary.csv has a line for each run, summary.md the leaderboard."""
     keys = _given(runs)
     tags = list(dict.fromkeys(tag for run in runs for tag in run.get("metrics") or {}))
@@ -125,10 +125,10 @@ def write_summary(folder: Path, runs: Sequence[dict[str, Any]]) -> None:
     writer.writerow(["run", "status", "identity", *keys, "objective", *tags, "train_s", "error"])
     for run in runs:
         metrics = run.get("metrics") or {}
-        objective = (run.get("objective") or {}).get("value")
+        objective = run.get("objective")
         error = in_one_line(str(run.get("error") or ""))
         numbers = [
-            _cell(objective),
+            _cell(objective["value"] if objective else None),
             *(_cell(metrics.get(tag)) for tag in tags),
             _cell(sum(run.get("epoch_s") or [0.0])),
         ]
@@ -138,7 +138,7 @@ def write_summary(folder: Path, runs: Sequence[dict[str, Any]]) -> None:
     write_atomically(folder / "summary.md", "\n".join(_markdown(runs)) + "\n")
 
 
-def _markdown(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _markdown(runs: Sequence[FoundRecord]) -> Iterator[str]:
     found, objective = rows(runs), _objective(runs)
     keys = list(dict.fromkeys(key for row in found for key in row.settings))
     yield "| " + " | ".join([*keys, objective, "status", "train_s"]) + " |"
@@ -148,13 +148,13 @@ def _markdown(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _print_failure(console: Console, run: Mapping[str, Any]) -> None:
+def _print_failure(console: Console, run: FoundRecord) -> None:
     error = in_one_line(str(run.get("error") or ""))
     console.print(f"  {run['folder'].name}: {error}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"      again: {again(run)}", markup=False, highlight=False, soft_wrap=True)
 
 
-def again(run: Mapping[str, Any]) -> str:
+def again(run: FoundRecord) -> str:
     """The command that runs one point of a sweep by itself."""
     words = shlex.split(str(run.get("command", "")))
     words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
@@ -174,23 +174,23 @@ def _value(row: Row) -> str:
     return f"{row.mean:.4f}{spread}"
 
 
-def _varied(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _varied(runs: Sequence[FoundRecord]) -> list[str]:
     """The settings in which the runs differ, but for the seed; all that were given where they don't."""
     keys = [key for key in _given(runs) if key not in ("seed", "sweep")]
     return [key for key in keys if len({str(_setting(run, key)) for run in runs}) > 1] or keys
 
 
-def _given(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _given(runs: Sequence[FoundRecord]) -> list[str]:
     return list(dict.fromkeys(key for run in runs for key in run.get("overrides", {})))
 
 
-def _setting(run: Mapping[str, Any], key: str) -> Any:
+def _setting(run: FoundRecord, key: str) -> Any:
     """The value of a key, whether it was given for this run or is its default."""
     overrides = run.get("overrides", {})
     return overrides[key] if key in overrides else hyperparameters(run.get("config") or {}).get(key, "")
 
 
-def _objective(runs: Sequence[Mapping[str, Any]]) -> str:
+def _objective(runs: Sequence[FoundRecord]) -> str:
     return next((run["objective"]["name"] for run in runs if run.get("objective")), "objective")
 
 

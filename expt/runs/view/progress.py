@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -18,7 +17,7 @@ from rich.table import Table
 
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths
-from expt.runs.result import read_result
+from expt.runs.result import Record, read_result
 
 REFRESH_S = 0.1
 WIDE, BAR = 100, 16
@@ -184,7 +183,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         console.print("compare      python -m expt.report", highlight=False, soft_wrap=True)
 
 
-def _facts(result: Mapping[str, Any]) -> str:
+def _facts(result: Record) -> str:
     workers = result.get("world_size", 1)
     where = f"{workers} worker{'s' if workers > 1 else ''} on {', '.join(result.get('devices') or ['the CPU'])}"
     best = result.get("best")

@@ -13,7 +13,7 @@ from typing import Any
 
 from expt.config.identity import hyperparameters
 from expt.errors import ConfigError, did_you_mean
-from expt.runs.result import results_below
+from expt.runs.result import Record, results_below
 from expt.runs.view.progress import shown_path
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -46,19 +46,19 @@ class Run:
     """A run's folder, and what result.json says of it."""
 
     folder: Path
-    result: Mapping[str, Any]
+    result: Record
 
     @functools.cached_property
     def values(self) -> Mapping[str, Any]:
         """All that a run can be chosen or sorted by: columns, settings and metrics."""
         result, metrics = self.result, self.result.get("metrics") or {}
-        best = result.get("best") or {}
+        best = result.get("best")
         return {
             "run": shown_path(self.folder),
             "started": result.get("started"),
             "status": result.get("status"),
             "workers": result.get("world_size"),
-            "best": best.get("value", metrics.get(f"best/{self.objective}", metrics.get(self.objective))),
+            "best": best["value"] if best else metrics.get(f"best/{self.objective}", metrics.get(self.objective)),
             "time": sum(result.get("epoch_s") or [0.0]),
             **hyperparameters(result.get("config") or {}),
             **metrics,
@@ -68,7 +68,8 @@ class Run:
     def objective(self) -> str:
         """What its best value is a value of."""
         config: Mapping[str, Any] = self.result.get("config") or {}
-        return str((self.result.get("objective") or {}).get("name") or config.get("objective", ""))
+        objective = self.result.get("objective")
+        return str(objective["name"] if objective else config.get("objective", ""))
 
 
 def runs_below(folder: Path) -> list[Run]:
