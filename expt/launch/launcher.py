@@ -96,9 +96,11 @@ class OneOfMany:
 
     def follow(self, typed_at: float) -> RunPaths | None:
         """Every rank but 0."""
+        if os.environ["RANK"] == "0":
+            return None
         from expt.launch import torchrun
 
-        return None if os.environ["RANK"] == "0" else torchrun.follow(typed_at)
+        return torchrun.follow(typed_at)
 
     def deciding(self) -> contextlib.AbstractContextManager[None]:
         """The other ranks wait."""

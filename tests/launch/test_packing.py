@@ -137,6 +137,32 @@ def test_devices_in_other_hands_are_left_alone_until_then() -> None:
     assert packing.start_next() == (1, ("a",))
 
 
+def test_of_gpus_that_are_shared_the_least_loaded_come_first() -> None:
+    packing = Packing(["a", "b"], share=2)
+    packing.add([Demand(run, 1) for run in range(3)])
+    assert [packing.start_next() for _ in range(3)] == [(0, ("a",)), (1, ("b",)), (2, ("a",))]
+    packing.end(0)
+    packing.end(2)
+    packing.add([Demand(3, 1), Demand(4, 1)])
+    assert [packing.start_next(), packing.start_next()] == [(3, ("a",)), (4, ("a",))]
+
+
+def test_two_runs_of_two_gpus_each_share_evenly() -> None:
+    packing = Packing(["a", "b", "c", "d"], share=2)
+    packing.add([Demand(0, 2), Demand(1, 2), Demand(2, 2)])
+    assert [packing.start_next() for _ in range(3)] == [(0, ("a", "b")), (1, ("c", "d")), (2, ("a", "b"))]
+
+
+def test_a_claim_on_a_gpu_that_is_in_other_hands_is_given_up() -> None:
+    """A run of two was passed over, and claimed a and b; then b turns out to be another command's."""
+    packing = Packing(["a", "b", "c"])
+    packing.add([Demand(0, 2), Demand(1, 2)])
+    assert packing.start_next() == (0, ("a", "b"))
+    assert packing.start_next() is None  # run 1 claims two, a among them
+    packing.wait_again(0, unavailable=["a"], until=5.0)
+    assert packing.start_next() == (0, ("b", "c"))
+
+
 def test_runs_elsewhere_count_towards_the_limit() -> None:
     packing = Packing(["a", "b"], max_concurrent=2)
     packing.add([Demand(0, 1), Demand(1, 1)])

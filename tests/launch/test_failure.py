@@ -1,0 +1,132 @@
+"""What is said of a run that failed, from what its workers left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from expt.errors import ConfigError, Diverged, RunFailed, TimedOut
+from expt.launch.failure import Aftermath
+from expt.launch.processes import FINISHED
+from expt.runs.paths import RunPaths
+from expt.runs.worker_error import write_error
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path)
+
+
+def leave_error(paths: RunPaths, rank: int, error: Exception, second: int, exit_code: int = 1) -> None:
+    """The word of a worker that raised at this second."""
+    path = paths.error(0, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        raise error
+    except Exception as raised:
+        write_error(path, raised, exit_code)
+    os.utime(path, (second, second))
+
+
+def leave_log(paths: RunPaths, rank: int, text: str) -> None:
+    path = paths.stderr(0, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_first_that_raised_is_named(paths: RunPaths) -> None:
+    for rank, second in ((0, 30), (1, 10), (2, 20)):
+        leave_error(paths, rank, ValueError(f"of rank {rank}"), second)
+    text = str(Aftermath(paths, 0, [1, 1, 1]).in_words(60))
+    assert text.startswith("rank 1 of 3 raised\n\nTraceback (most recent call last):")
+    assert text.endswith(f"ValueError: of rank 1\n\nlog: {paths.stderr(0, 1)}")
+
+
+def test_who_vanished_comes_before_those_that_raised(paths: RunPaths) -> None:
+    leave_error(paths, 0, ValueError("lost a peer"), 10)
+    found = Aftermath(paths, 0, [1, -signal.SIGKILL, None]).in_words(60)
+    assert str(found) == f"rank 1 of 3 was killed by SIGKILL (out of memory?)\nlog: {paths.stderr(0, 1)}"
+
+
+def test_other_signals_hint_at_nothing(paths: RunPaths) -> None:
+    found = Aftermath(paths, 0, [-signal.SIGSEGV]).in_words(60)
+    assert str(found).startswith("rank 0 of 1 was killed by SIGSEGV\n")
+
+
+def test_who_has_finished_has_not_failed(paths: RunPaths) -> None:
+    leave_error(paths, 1, ValueError("late"), 10)
+    assert str(Aftermath(paths, 0, [FINISHED, 1]).in_words(60)).startswith("rank 1 of 2 raised")
+
+
+def test_an_exit_without_a_word(paths: RunPaths) -> None:
+    found = Aftermath(paths, 0, [0]).in_words(60)
+    assert str(found) == f"rank 0 of 1 exited with code 0 before it had completed\nlog: {paths.stderr(0, 0)}"
+
+
+def test_a_full_disk_is_the_reason_where_nothing_was_said(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9, 500_000))
+    found = str(Aftermath(paths, 0, [1]).in_words(60))
+    assert f"before it had completed; no space is left on the disk of {paths.folder} (0.5 MB)\n" in found
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (ConfigError("optimizer.lr=9: too large"), ConfigError, "optimizer.lr=9: too large"),
+        (Diverged("the loss is nan in step 3"), Diverged, "the loss is nan in step 3\nlog: LOG"),
+        (RunFailed("no memory"), RunFailed, "rank 0 of 1: no memory\nlog: LOG"),
+    ],
+    ids=["configuration", "diverged", "expected"],
+)
+def test_what_is_meant_for_a_person_comes_without_a_traceback(
+    paths: RunPaths, error: Exception, kind: type[Exception], text: str
+) -> None:
+    leave_error(paths, 0, error, 10, getattr(error, "exit_code", 1))
+    found = Aftermath(paths, 0, [getattr(error, "exit_code", 1)]).in_words(60)
+    assert (type(found), str(found)) == (kind, text.replace("LOG", str(paths.stderr(0, 0))))
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "log", "expected"),
+    [
+        (TimedOut("waited for 60 s"), 1, "", True),
+        (RunFailed("no memory"), 1, "", False),
+        (None, -signal.SIGABRT, "[E] Watchdog caught collective operation timeout: WorkNCCL", True),
+        (None, -signal.SIGABRT, "terminate called", False),
+        (None, -signal.SIGKILL, "[E] Watchdog caught collective operation timeout: WorkNCCL", False),
+    ],
+    ids=["said so", "another error", "nccl gave up", "aborted", "killed"],
+)
+def test_whether_someone_waited_in_vain(
+    paths: RunPaths, raised: Exception | None, code: int, log: str, expected: bool
+) -> None:
+    leave_log(paths, 0, log)
+    if raised:
+        leave_error(paths, 0, raised, 10)
+    assert Aftermath(paths, 0, [code, None]).timed_out() is expected
+
+
+def test_the_late_are_named_with_the_stack_of_the_first(paths: RunPaths) -> None:
+    for rank in (1, 2):
+        leave_log(paths, rank, "")
+    leave_error(paths, 0, TimedOut("waited"), 10)
+    after = Aftermath(paths, 0, [1, None, None])
+    after._stacks = {2: "stack of 2", 1: "stack of 1"}
+    found = after.in_words(2.5)
+    assert isinstance(found, TimedOut)
+    assert str(found) == (
+        "rank 1, 2 of 3 did not arrive within 2.5 s (timeout_s), where the others waited; rank 1 was here\n\n"
+        f"stack of 1\n\nlog: {paths.stderr(0, 1)}"
+    )
+
+
+def test_a_worker_that_is_gone_can_dump_nothing(paths: RunPaths) -> None:
+    after = Aftermath(paths, 0, [1])
+    after.dump_stacks({0: os.getpid()})  # it never had a log, and so gets no signal
+    assert str(after.in_words(1)).startswith("rank 0 of 1 exited")

@@ -1,0 +1,33 @@
+"""A job from queued to its one end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
+from expt.launch.job import Job, request_of, workers_of
+from expt.runs.paths import RunPaths
+from tests.requests import request
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, "completed"), (RunFailed("x"), "failed"), (ConfigError("x"), "failed"), (Interrupted("x"), "interrupted")],
+)
+def test_a_job_ends_one_way(tmp_path: Path, error: ExptError | None, status: str) -> None:
+    job = Job(RunPaths(tmp_path), request(tmp_path), started_at=1.0)
+    assert job.status == "queued"
+    job.end(error, 3.0)
+    assert (job.status, job.error, job.ended_at, job.refused) == (status, error, 3.0, False)
+
+
+def test_a_job_that_never_started_was_refused(tmp_path: Path) -> None:
+    job = Job(RunPaths(tmp_path / "lr=x"), None)
+    assert not job.refused
+    job.end(ConfigError("lr=x"), 3.0)
+    assert (job.refused, job.name) == (True, "lr=x")
+    for missing in (request_of, workers_of):
+        with pytest.raises(AssertionError):
+            missing(job)

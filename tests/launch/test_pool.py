@@ -1,0 +1,360 @@
+"""Many runs on one machine, with workers that are no processes and a clock that stands until it is moved."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expt import signals
+from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed
+from expt.launch.gpu_locks import GpuLocks
+from expt.launch.job import Job, Observer, Options
+from expt.launch.pool import LOCKED_ELSEWHERE_S, Pool
+from expt.machine import Machine
+from expt.runs.attempt import Attempt
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, read_result
+from tests.requests import request
+
+
+class Clock:
+    """Time that only tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclasses.dataclass
+class FakeWorkers:
+    """Workers of one attempt, which do what they are told when the pool looks at them."""
+
+    attempt: Attempt
+    looks: int = 1
+    """The look at which they have ended."""
+    error: ExptError | None = None
+    on_poll: Callable[[], None] = lambda: None
+    obeys: bool = True
+    """Whether they end when asked to stop."""
+    asked: int = 0
+    stopped: bool = False
+
+    def poll(self) -> bool:
+        self.on_poll()
+        self.looks -= 1
+        if self.asked and self.obeys:
+            raise Interrupted("interrupted, and saved")
+        if self.looks > 0:
+            return False
+        if self.error:
+            raise self.error
+        return True
+
+    def ask_to_stop(self) -> None:
+        self.asked += 1
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    @property
+    def sentinels(self) -> Sequence[int]:
+        return [_ENDED]
+
+
+_ENDED, _writer = os.pipe()
+os.close(_writer)  # ready to be read for ever: the pool never sleeps
+
+
+class Told(Observer):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, ...]] = []
+
+    def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
+        self.events.append(("waiting", job.name, *devices))
+
+    def job_starting(self, job: Job) -> None:
+        self.events.append(("starting", job.name, *job.devices))
+
+    def job_retrying(self, job: Job, error: ExptError) -> None:
+        self.events.append(("retrying", job.name, str(error)))
+
+    def job_ended(self, job: Job) -> None:
+        self.events.append(("ended", job.name, job.status))
+
+
+class World:
+    """A pool, and all that it is given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.clock, self.told = folder, Clock(), Told()
+        self.started: list[FakeWorkers] = []
+        self.plans: dict[str, list[dict[str, Any]]] = {}
+        """What the attempts of a run are like, by its name."""
+
+    def start(self, attempt: Attempt) -> FakeWorkers:
+        attempt.begin()
+        name = attempt.paths.folder.name
+        attempt.paths.stdout(attempt.number, 0).parent.mkdir(parents=True)
+        plan = self.plans.get(name) or [{}]
+        workers = FakeWorkers(attempt, **(plan.pop(0) if len(plan) > 1 else plan[0]))
+        self.started.append(workers)
+        return workers
+
+    def job(self, name: str, **config: Any) -> Job:
+        asked = request(self.folder / name, **config)
+        return Job(asked.paths, asked)
+
+    def run(self, *jobs: Job, gpus: int = 0, cpus: int = 4, **options: Any) -> None:
+        machine = Machine(gpus=tuple(map(str, range(gpus))), cpus=cpus)
+        pool = Pool(machine, Options(**options), self.told, start=self.start, clock=self.clock)
+        pool.run(iter(jobs))
+
+    @property
+    def names(self) -> list[str]:
+        """The runs in the order of their starts."""
+        return [workers.attempt.paths.folder.name for workers in self.started]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("EXPT_LOCKS", str(tmp_path / "locks"))
+    return World(tmp_path / "sweep")
+
+
+def test_a_job_runs_to_its_end(world: World) -> None:
+    job = world.job("a", typed_at=500.0)
+    world.run(job)
+    assert (job.status, job.error, job.started_at, job.ended_at) == (COMPLETED, None, 1000.0, 1000.0)
+    assert world.told.events == [("starting", "a"), ("ended", "a", COMPLETED)]
+    assert read_result(job.paths)["started"] == 500.0  # when it was typed
+
+
+def test_in_a_sweep_time_counts_from_a_runs_turn(world: World) -> None:
+    first, second = world.job("a"), world.job("b")
+    world.plans["a"] = [{"on_poll": lambda: setattr(world.clock, "now", 1060.0)}]
+    world.run(first, second, cpus=1)
+    assert [read_result(job.paths)["started"] for job in (first, second)] == [1000.0, 1060.0]
+
+
+def test_a_failure_stays_in_its_job(world: World) -> None:
+    bad, good = world.job("bad"), world.job("good")
+    world.plans["bad"] = [{"error": RunFailed("rank 0 of 1 raised")}]
+    world.run(bad, good)
+    assert (bad.status, good.status) == (FAILED, COMPLETED)
+    assert isinstance(bad.error, RunFailed)
+    assert (read_result(bad.paths)["status"], read_result(bad.paths)["error"]) == (FAILED, "rank 0 of 1 raised")
+
+
+def test_a_refused_job_never_starts(world: World) -> None:
+    job = Job(world.job("a").paths, None, error=ConfigError("lr=x: not a number"))
+    world.run(job)
+    assert (job.status, job.refused, world.started) == (FAILED, True, [])
+    assert world.told.events == [("ended", "a", FAILED)]
+
+
+def test_a_job_that_is_done_is_left_alone(world: World) -> None:
+    job = world.job("a")
+    job.status = COMPLETED
+    world.run(job)
+    assert (world.started, world.told.events) == ([], [])
+
+
+def test_a_job_whose_folder_is_another_runs_fails_alone(world: World) -> None:
+    taken, other = world.job("a"), world.job("b")
+    Attempt(request=request(taken.paths.folder), started_at=1.0).begin()
+    world.run(taken, other)
+    assert isinstance(taken.error, ConfigError)
+    assert (taken.status, other.status) == (FAILED, COMPLETED)
+
+
+def test_a_full_disk_fails_the_run_and_names_the_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = world.job("a")
+
+    def start(attempt: Attempt) -> FakeWorkers:
+        raise OSError(28, "No space left on device", "result")
+
+    monkeypatch.setattr(world, "start", start)
+    world.run(job)
+    assert str(job.error) == "result: No space left on device"
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1, [("0",), ("1",)]), (2, [("0",), ("1",)])])
+def test_each_run_gets_gpus_of_its_own_while_there_are(
+    world: World, share: int, expected: list[tuple[str, ...]]
+) -> None:
+    jobs = [world.job(name, gpus=1) for name in "ab"]
+    world.plans = {"a": [{"looks": 3}]}
+    world.run(*jobs, gpus=2, runs_per_gpu=share)
+    assert [job.devices for job in jobs] == expected
+
+
+def test_runs_wait_for_gpus_and_start_when_they_are_free(world: World) -> None:
+    world.plans = {"a": [{"looks": 5}]}
+    world.run(world.job("a", gpus=2), world.job("b", gpus=1), world.job("c", gpus=2), gpus=2)
+    assert world.told.events == [
+        ("starting", "a", "0", "1"),
+        ("ended", "a", COMPLETED),
+        ("starting", "c", "0", "1"),  # larger ones first
+        ("ended", "c", COMPLETED),
+        ("starting", "b", "0"),
+        ("ended", "b", COMPLETED),
+    ]
+
+
+def test_chosen_gpus_are_those_of_the_machine(world: World) -> None:
+    job = world.job("a", gpus=(2,))
+    world.run(job, gpus=4)
+    assert job.devices == ("2",)
+
+
+def test_cores_are_shared_out_by_workers_and_threads(world: World) -> None:
+    world.plans = {"a": [{"looks": 4}]}
+    world.run(world.job("a", world_size=2, threads=2), world.job("b"), cpus=4)
+    assert world.told.events[:2] == [("starting", "a"), ("ended", "a", COMPLETED)]
+    assert world.names == ["a", "b"]
+
+
+def test_no_more_than_max_concurrent_run_at_a_time(world: World) -> None:
+    world.run(world.job("a"), world.job("b", gpus=1), gpus=1, max_concurrent=1)
+    assert [event[0] for event in world.told.events] == ["starting", "ended"] * 2
+
+
+def test_starts_are_staggered(world: World) -> None:
+    world.plans = {"a": [{"looks": 4, "on_poll": lambda: setattr(world.clock, "now", world.clock.now + 1)}]}
+    jobs = [world.job("a"), world.job("b")]
+    world.run(*jobs, stagger_s=2.0)
+    assert jobs[1].started_at >= jobs[0].started_at + 2.0
+
+
+def test_a_gpu_in_other_hands_is_tried_again_after_a_while(world: World) -> None:
+    others = GpuLocks()
+    assert others.acquire(["0"]) == []
+    job, times = world.job("a", gpus=1), list[float]()
+
+    def tick(active: Sequence[Job]) -> None:
+        times.append(world.clock.now)
+        world.clock.now += LOCKED_ELSEWHERE_S / 4
+        if len(times) == 6:
+            others.release(["0"])
+
+    world.told.tick = tick  # type: ignore[method-assign]
+    world.run(job, gpus=1)
+    assert world.told.events[:2] == [("waiting", "a", "0"), ("starting", "a", "0")]  # told once
+    freed_at = times[5] + LOCKED_ELSEWHERE_S / 4
+    assert freed_at <= job.started_at <= freed_at + 1.25 * LOCKED_ELSEWHERE_S
+
+
+def test_gpus_are_given_back(world: World) -> None:
+    world.run(world.job("a", gpus=1), gpus=1)
+    assert GpuLocks().acquire(["0"]) == []
+
+
+def test_a_gpu_that_another_run_shares_stays_locked(world: World) -> None:
+    missed = list[list[str]]()
+    world.plans = {"b": [{"looks": 4, "on_poll": lambda: missed.append(GpuLocks().acquire(["0"]))}]}
+    world.run(world.job("a", gpus=1), world.job("b", gpus=1), gpus=1, runs_per_gpu=2)
+    assert missed == [["0"]] * 4
+
+
+@pytest.mark.parametrize(("option", "config"), [({"retries": 1}, {}), ({}, {"max_restarts": 1})])
+def test_a_failed_run_starts_again(world: World, option: dict[str, int], config: dict[str, int]) -> None:
+    job = world.job("a", **config)
+    world.plans["a"] = [{"error": RunFailed("first")}, {}]
+    world.run(job, **option)
+    assert (job.status, job.retries) == (COMPLETED, 1)
+    assert [workers.attempt.number for workers in world.started] == [0, 1]
+    assert read_result(job.paths)["attempts"] == 2
+    assert ("retrying", "a", "first") in world.told.events
+
+
+def test_retries_come_to_an_end(world: World) -> None:
+    job = world.job("a")
+    world.plans["a"] = [{"error": RunFailed("again")}]
+    world.run(job, retries=2)
+    assert (job.status, len(world.started)) == (FAILED, 3)
+
+
+@pytest.mark.parametrize("error", [ConfigError("bad"), Diverged("nan"), Interrupted("asked")], ids=lambda e: str(e))
+def test_what_would_come_to_the_same_is_not_tried_again(world: World, error: ExptError) -> None:
+    world.plans["a"] = [{"error": error}]
+    world.run(world.job("a"), retries=2)
+    assert len(world.started) == 1
+
+
+def test_fail_fast_stops_the_others(world: World) -> None:
+    jobs = [world.job(name) for name in "abc"]
+    world.plans = {"a": [{"looks": 3, "error": RunFailed("bad")}], "b": [{"looks": 9}]}
+    world.run(*jobs, cpus=2, fail_fast=True)
+    assert [job.status for job in jobs] == [FAILED, INTERRUPTED, "queued"]
+    assert [workers.stopped for workers in world.started] == [False, True]
+    assert read_result(jobs[1].paths)["error"] == "another run failed, and fail_fast is on"
+
+
+def press(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Signals are Python's own again afterwards."""
+    before = {number: signal.getsignal(number) for number in signals.ASKING}
+    yield
+    assert {number: signal.getsignal(number) for number in signals.ASKING} == before
+    signals._received.clear()
+
+
+@pytest.mark.usefixtures("heard")
+def test_when_asked_all_save_and_no_other_starts(world: World) -> None:
+    jobs = [world.job("a"), world.job("b")]
+    world.plans["a"] = [{"looks": 9, "on_poll": lambda: None if signals.asked() else press(signal.SIGTERM)}]
+    with pytest.raises(KeyboardInterrupt):
+        world.run(*jobs, cpus=1)
+    assert [job.status for job in jobs] == [INTERRUPTED, "queued"]
+    assert [(workers.asked, workers.stopped) for workers in world.started] == [(1, False)]
+    assert read_result(jobs[0].paths)["status"] == INTERRUPTED
+
+
+@pytest.mark.usefixtures("heard")
+def test_who_does_not_end_in_time_is_ended(world: World) -> None:
+    def pass_time() -> None:
+        world.clock.now += 1
+        if not signals.asked():
+            press(signal.SIGINT)
+
+    job = world.job("a")
+    world.plans["a"] = [{"looks": 99, "obeys": False, "on_poll": pass_time}]
+    with pytest.raises(KeyboardInterrupt):
+        world.run(job)
+    assert (job.status, world.started[0].stopped) == (INTERRUPTED, True)
+    assert signals.IMPATIENT_S <= job.ended_at - 1001.0 <= signals.IMPATIENT_S + 2
+
+
+@pytest.mark.usefixtures("heard")
+def test_a_second_signal_ends_all_at_once(world: World) -> None:
+    job = world.job("a")
+    world.plans["a"] = [{"looks": 99, "obeys": False, "on_poll": lambda: press(signal.SIGINT)}]
+    with pytest.raises(KeyboardInterrupt):
+        world.run(job)
+    assert (job.status, world.started[0].stopped) == (INTERRUPTED, True)
+
+
+@pytest.mark.usefixtures("heard")
+def test_all_that_completed_before_they_heard_is_no_interruption(world: World) -> None:
+    job = world.job("a")
+
+    def at_the_end() -> None:
+        if world.started[0].looks == 1:
+            press(signal.SIGTERM)
+
+    world.plans["a"] = [{"looks": 3, "on_poll": at_the_end}]
+    world.run(job)
+    assert job.status == COMPLETED

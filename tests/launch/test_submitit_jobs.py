@@ -1,0 +1,116 @@
+"""Jobs of a cluster, with a queue that is none."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from expt.config import secrets
+from expt.errors import ConfigError
+from expt.launch.job import Job, Observer
+from expt.launch.submitit_jobs import ClusterJob, Queue, executor_of
+from expt.machine import Machine
+from expt.runs.request import received
+from expt.runs.result import create_result
+from tests.requests import request
+
+
+class Submitted:
+    """A job of submitit's that has ended, having said what `outcome` holds."""
+
+    def __init__(self, outcome: dict[str, Any], job: ClusterJob) -> None:
+        self.job, self.job_id, self.paths = job, "4711", SimpleNamespace(stderr="queue.err")
+        if outcome:
+            create_result(received(job.sent, Machine(cpus=8), typed_at=1.0).paths, **outcome)
+
+    def done(self) -> bool:
+        return True
+
+    def exception(self) -> Exception | None:
+        return RuntimeError("Traceback\nslurmstepd: out of memory\n")
+
+
+class Executor:
+    """Keeps what is submitted, a batch at a time."""
+
+    def __init__(self, *outcomes: dict[str, Any]) -> None:
+        self.outcomes, self.batches = list(outcomes), list[list[Submitted]]()
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        self.batches.append([])
+        yield
+
+    def submit(self, job: ClusterJob) -> Submitted:
+        submitted = Submitted(self.outcomes.pop(0), pickle.loads(pickle.dumps(job)))
+        self.batches[-1].append(submitted)
+        return submitted
+
+
+def jobs(folder: Path, count: int) -> list[Job]:
+    asked = [request(folder / str(number), may_have_run=True) for number in range(count)]
+    return [Job(one.paths, one) for one in asked]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "error"),
+    [
+        ({"status": "completed"}, "completed", None),
+        ({"status": "failed", "error": "rank 0 of 1 raised"}, "failed", "rank 0 of 1 raised"),
+        ({"status": "interrupted", "error": "asked"}, "interrupted", "asked"),
+        ({"status": "interrupted"}, "interrupted", "interrupted, and saved"),
+        ({"status": "running"}, "failed", "job 4711: slurmstepd: out of memory\nlog: queue.err"),
+        ({}, "failed", "job 4711: slurmstepd: out of memory\nlog: queue.err"),
+    ],
+    ids=["completed", "failed", "interrupted", "without a word", "killed", "before it began"],
+)
+def test_a_jobs_outcome(tmp_path: Path, outcome: dict[str, Any], status: str, error: str | None) -> None:
+    (job,) = jobs(tmp_path, 1)
+    Queue(Executor(outcome), Observer()).run(iter([job]))
+    assert (job.status, None if job.error is None else str(job.error)) == (status, error)
+
+
+def test_a_sweep_is_one_batch_of_what_is_left_to_do(tmp_path: Path) -> None:
+    done, refused, *left = jobs(tmp_path, 4)
+    done.status, refused.error = "completed", ConfigError("lr=x")
+    executor = Executor({"status": "completed"}, {"status": "completed"})
+    Queue(executor, Observer()).run(iter([done, refused, *left]))
+    assert [len(batch) for batch in executor.batches] == [2]
+    assert [job.status for job in (done, refused, *left)] == ["completed", "failed", "completed", "completed"]
+    assert refused.refused
+
+
+def test_what_is_pickled_holds_no_secret_and_is_the_request_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXPT_TEST_ROOT", "/home/very-secret")
+    monkeypatch.setattr(secrets, "_names", {})
+    secrets.remember({"EXPT_TEST_ROOT": "/home/very-secret"})
+    asked = request(tmp_path / "a", may_have_run=True)
+    settings = {**asked.settings, "dataset": {**asked.settings["dataset"], "train_limit": 7}}
+    with_secret = type(asked)(
+        config=asked.config,
+        settings=settings,
+        paths=asked.paths,
+        about=asked.about,
+        env={"DATA": "/home/very-secret/data"},
+        may_have_run=True,
+    )
+    pickled = pickle.dumps(ClusterJob(with_secret.to_send(), ["expt", "-m"]))
+    assert b"very-secret" not in pickled
+    there = received(pickle.loads(pickled).sent, Machine(cpus=8), typed_at=5.0)
+    assert (there.paths, there.about, there.env) == (with_secret.paths, with_secret.about, with_secret.env)
+    assert (there.typed_at, there.may_have_run, there.config.dataset.train_limit) == (5.0, True, 7)
+
+
+def test_without_slurm_there_is_no_queue_to_submit_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    options = {"executor": "slurm", "submitit_folder": "jobs", "max_num_timeout": 3}
+    with pytest.raises(ConfigError, match="hydra/launcher=submitit_slurm: "):
+        executor_of(options, 1)
