@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from expt.command.main import command
-from expt.command.rerun import repeat
+from expt.command.rerun import rerun as rerun_of
 from expt.errors import ConfigError
 from expt.launch import forkserver
 from expt.runs.result import Record, read_result
@@ -62,7 +62,7 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     where the numbers are. Raises as `run` does.
     """
     forkserver.warm()
-    paths = repeat(Path(folder), None if into is None else Path(into), typed_at=time.time())
+    paths = rerun_of(Path(folder), None if into is None else Path(into), typed_at=time.time())
     return Result(paths.folder, read_result(paths))
 
 

@@ -1,8 +1,8 @@
-"""`python -m expt.report FOLDER ...`: what `expt report` prints; see expt.command.report."""
+"""`python -m expt.report ...`: the same as `python -m expt report ...`."""
 
-from __future__ import annotations
+import sys
 
-from expt.command.report import main
+from expt.command.command_line import main
 
 if __name__ == "__main__":
-    main()
+    main(["report", *sys.argv[1:]])

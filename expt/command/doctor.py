@@ -23,7 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from expt import machine
+from expt.command.words import Parser
 from expt.errors import ConfigError, ExptError
+from expt.launch import forkserver
 from expt.runs import provenance
 from expt.runs.result import read_result
 
@@ -51,12 +53,16 @@ class Finding:
     mend: str = ""
 
 
-def examine(words: Sequence[str]) -> int:
-    """Print every finding as it comes; 0 if nothing failed, else 1. `dataset.root=FOLDER` is where to look for data."""
-    unknown = [word for word in words if not word.startswith("dataset.root=")]
+def main(words: Sequence[str]) -> int:
+    """Print every finding as it comes; 0 if nothing failed, else 1."""
+    parser = Parser("doctor", "Try what a run needs of this machine, piece by piece, and name the mend of what fails.")
+    parser.add_argument("words", nargs="*", metavar="dataset.root=FOLDER", help="where to look for data")
+    found = parser.parse_args(list(words)).words
+    unknown = [word for word in found if not word.startswith("dataset.root=")]
     if unknown:
         raise ConfigError(f"doctor {unknown[0]}: takes no such word; it takes dataset.root=FOLDER")
-    root = words[-1].partition("=")[2] if words else None
+    forkserver.warm(forkserver.SWEEP_MODULES)
+    root = found[-1].partition("=")[2] if found else None
     console, failed = Console(), 0
     for finding in _findings(root):
         failed += finding.outcome == "fail"
@@ -97,9 +103,9 @@ def _findings(root: str | None) -> Iterator[Finding]:
 
 def _told_by_another_process() -> Iterator[Finding]:
     """What needs torch: found by a child of the forkserver, which has imported it, where this process need not."""
-    forkserver = multiprocessing.get_context("forkserver")
-    receiver, sender = forkserver.Pipe(duplex=False)
-    process = forkserver.Process(target=_tell, args=(sender,), daemon=True)
+    context = multiprocessing.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_tell, args=(sender,), daemon=True)
     try:
         process.start()
     except (OSError, EOFError):  # the forkserver has died of the import: see what of

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from expt.command.conf_files import conf_dir
+from expt.command.words import WORDS
 
 EXAMPLES = (
     ("python -m expt", "an MLP on handwritten digits: all GPUs, or 2 workers on the CPU"),
@@ -26,6 +27,8 @@ def print_help(console: Console, config_dir: str | None = None) -> None:
     console.print("[bold]Examples[/]")
     for command, meaning in EXAMPLES:
         console.print(f"  {command}\n      [dim]{meaning}[/]", highlight=False)
+    console.print("\n[bold]Commands[/]  (each with --help)")
+    console.print(_table([(f"python -m expt {name}", word.meaning) for name, word in WORDS.items()]))
     console.print("\n[bold]Groups[/]  (choose: model=resnet18; set a key of the choice: model.stem=imagenet)")
     console.print(_groups([conf_dir(), *([Path(config_dir)] if config_dir else [])]))
     for title, rows in _sections(conf_dir() / "config.yaml"):
@@ -36,8 +39,6 @@ def print_help(console: Console, config_dir: str | None = None) -> None:
         ("--cfg job", "print the configuration and start nothing"),
         ("--config-dir DIR", "add a folder of your own YAML, laid out as these groups are"),
         ("-m", "run every combination of values: key=a,b"),
-        ("python -m expt doctor", "whether this machine can train: torch, GPUs, memory, datasets, two workers"),
-        ("python -m expt.report", "list and compare runs"),
         ('eval "$(expt -sc install=bash)"', "complete keys and values with the Tab key; for fish and zsh too"),
         ("--hydra-help", "what else Hydra offers"),
     ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -13,41 +14,27 @@ from yaml import YAMLError
 from expt.command.conf_files import groups, keys, options
 from expt.errors import ConfigError, did_you_mean
 
+COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
+"""What may be raised while a configuration is composed."""
+PRIMARY = "see --config-dir, --config-name and --config-path"
 
-def as_config_error(
-    error: HydraException | OmegaConfBaseException | YAMLError | UnicodeDecodeError, overrides: Sequence[str]
-) -> ConfigError:
+
+def as_config_error(error: BaseException, overrides: Sequence[str]) -> ConfigError:
     """The ConfigError to show for what Hydra or OmegaConf raised while composing `overrides`."""
-    text = str(error)
-    if isinstance(error, YAMLError | UnicodeDecodeError):
-        return ConfigError(_not_yaml(error, overrides))
-    if isinstance(error, OverrideParseException):
-        return ConfigError(f"{error.override}: not of the form key=value; quote values with spaces or brackets")
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        return ConfigError(_unknown_option(error))
-    if key := _first_match(r"Could not (?:override|append to config\. An item is already at) '([^']+)'", text):
-        return ConfigError(_unknown_key(key, _typed(key, overrides)))
-    if group := _first_match(r"Could not (?:override|load) '?([\w/]+)'?\.? ?No match in the defaults list", text):
-        return ConfigError(f"{group}: there is no such group.{did_you_mean(group, groups())}")
-    if override := _first_match(r"Ambiguous value for argument '([^']+)'", text):
-        return ConfigError(f"{override}: several values make a sweep; add -m, as in python -m expt -m {override}")
-    if "Primary config" in text or "config directory" in text:
-        return ConfigError(f"{text.splitlines()[0].strip()}; see --config-dir, --config-name and --config-path")
-    if override := _first_match(r"Error merging override (.+)", text):
-        return ConfigError(f"{override}: {str(error.__cause__ or text).splitlines()[0]}")
-    if isinstance(error, MissingMandatoryValue):
-        return ConfigError(f"{error.full_key}: has no value; give one, as in {error.full_key}=...")
-    if isinstance(error, OmegaConfBaseException) and error.full_key:
-        return ConfigError(f"{error.full_key}: {text.splitlines()[0]}")
-    return ConfigError(text.strip())
+    for kind, pattern, words in _WORDS:
+        found = re.search(pattern, str(error)) if isinstance(error, kind) else None
+        if found and (text := words(error, found.group(found.lastindex or 0), overrides)):
+            return ConfigError(text)
+    return ConfigError(str(error).strip())
 
 
-def _unknown_option(error: MissingConfigException) -> str:
+def _unknown_option(error: Any) -> str:
+    if not error.missing_cfg_file:
+        return ""
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     choices = sorted(set(error.options or ()))
     if not group:
-        first = str(error).splitlines()[0].rstrip(".")
-        return f"{first}; see --config-dir, --config-name and --config-path"
+        return f"{_first_line(error).rstrip('.')}; {PRIMARY}"
     if not choices and group in groups():  # a file of a person's own asks for it
         choices = [path.stem for path in options(group)]
     if not choices:
@@ -55,7 +42,8 @@ def _unknown_option(error: MissingConfigException) -> str:
     return f"{group}={name}: not one of {', '.join(choices)}.{did_you_mean(name, choices)}"
 
 
-def _unknown_key(key: str, typed: str) -> str:
+def _unknown_key(key: str, overrides: Sequence[str]) -> str:
+    typed = next((text for text in overrides if text.lstrip("+~").partition("=")[0].partition("@")[0] == key), key)
     known = set(keys())
     if key in known:
         group = key.partition(".")[0]
@@ -63,12 +51,11 @@ def _unknown_key(key: str, typed: str) -> str:
     return f"{typed}: there is no key '{key}'.{did_you_mean(key, known)}"
 
 
-def _not_yaml(error: YAMLError | UnicodeDecodeError, overrides: Sequence[str]) -> str:
-    if isinstance(error, UnicodeDecodeError):  # which does not say where
-        folders = [path for word in overrides if (path := Path(word.rpartition("=")[2])).is_dir()]
-        files = [path for folder in folders for path in sorted(folder.rglob("*.yaml")) if not _is_text(path)]
-        return f"{', '.join(map(str, files)) or 'a YAML file'}: not text in UTF-8 ({error.reason}); save it as UTF-8"
-    return f"not valid YAML: {' '.join(str(error).split())}; mend that line"
+def _not_text(error: Any, overrides: Sequence[str]) -> str:
+    """Which file it is, the error does not say."""
+    folders = [path for word in overrides if (path := Path(word.rpartition("=")[2])).is_dir()]
+    files = [path for folder in folders for path in sorted(folder.rglob("*.yaml")) if not _is_text(path)]
+    return f"{', '.join(map(str, files)) or 'a YAML file'}: not text in UTF-8 ({error.reason}); save it as UTF-8"
 
 
 def _is_text(path: Path) -> bool:
@@ -79,10 +66,44 @@ def _is_text(path: Path) -> bool:
     return True
 
 
-def _typed(key: str, overrides: Sequence[str]) -> str:
-    return next((text for text in overrides if text.lstrip("+~").partition("=")[0].partition("@")[0] == key), key)
+def _first_line(error: object) -> str:
+    return str(error).strip().splitlines()[0].strip()
 
 
-def _first_match(pattern: str, text: str) -> str | None:
-    found = re.search(pattern, text)
-    return found.group(1) if found else None
+Words = Callable[[Any, str, Sequence[str]], str]
+_WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
+    # kind of error, pattern in its text, words for the error, what the pattern's group has found, what was typed
+    (UnicodeDecodeError, "", lambda error, _, typed: _not_text(error, typed)),
+    (YAMLError, "", lambda error, *_: f"not valid YAML: {' '.join(str(error).split())}; mend that line"),
+    (
+        *(OverrideParseException, ""),
+        lambda error, *_: f"{error.override}: not of the form key=value; quote values with spaces or brackets",
+    ),
+    (MissingConfigException, "", lambda error, *_: _unknown_option(error)),
+    (
+        *(Exception, r"Could not (?:override|append to config\. An item is already at) '([^']+)'"),
+        lambda _, key, typed: _unknown_key(key, typed),
+    ),
+    (
+        *(Exception, r"Could not (?:override|load) '?([\w/]+)'?\.? ?No match in the defaults list"),
+        lambda _, group, __: f"{group}: there is no such group.{did_you_mean(group, groups())}",
+    ),
+    (
+        *(Exception, r"Ambiguous value for argument '([^']+)'"),
+        lambda _, word, __: f"{word}: several values make a sweep; add -m, as in python -m expt -m {word}",
+    ),
+    (Exception, r"Primary config|config directory", lambda error, *_: f"{_first_line(error)}; {PRIMARY}"),
+    (
+        *(Exception, r"Error merging override (.+)"),
+        lambda error, word, _: f"{word}: {_first_line(error.__cause__ or error)}",
+    ),
+    (
+        *(MissingMandatoryValue, ""),
+        lambda error, *_: f"{error.full_key}: has no value; give one, as in {error.full_key}=...",
+    ),
+    (
+        *(OmegaConfBaseException, ""),
+        lambda error, *_: f"{error.full_key}: {_first_line(error)}" if error.full_key else "",
+    ),
+)
+"""The first that fits, and has something to say."""

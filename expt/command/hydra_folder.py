@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from expt.command.sweep_points import ComposedRun
 from expt.runs.paths import RunPaths
 
-COMPOSED = "config.yaml"
+SETTINGS, HYDRA = "config.yaml", "hydra.yaml"
 
 
 def leave_no_trace(run_paths: RunPaths) -> None:
@@ -18,7 +18,7 @@ def leave_no_trace(run_paths: RunPaths) -> None:
     with contextlib.suppress(OSError):  # a disk that is read-only now; why it cannot start is still to be told
         if run_paths.result.exists() or run_paths.logs(0).exists():
             return
-        own = (*(run_paths.hydra / name for name in (COMPOSED, "hydra.yaml")), run_paths.overrides, run_paths.lock)
+        own = (*(run_paths.hydra / name for name in (SETTINGS, HYDRA)), run_paths.overrides, run_paths.lock)
         for path in own:
             path.unlink(missing_ok=True)
         for folder in (run_paths.hydra, run_paths.folder):
@@ -26,24 +26,15 @@ def leave_no_trace(run_paths: RunPaths) -> None:
                 folder.rmdir()
 
 
-def renew(run_paths: RunPaths, composed: DictConfig) -> None:
+def save(run_paths: RunPaths, settings: object, words: Sequence[str], hydra: object = None) -> None:
+    """Write what Hydra writes for a single run; its own settings stay what they were where none are given."""
+    run_paths.hydra.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(settings, run_paths.hydra / SETTINGS)
+    OmegaConf.save(OmegaConf.create(list(words)), run_paths.overrides)
+    if hydra is not None:
+        OmegaConf.save(hydra, run_paths.hydra / HYDRA)
+
+
+def renew(run_paths: RunPaths, settings: DictConfig) -> None:
     """Let the folder's .hydra tell what the run is now, when it goes on: Hydra was kept from writing there."""
-    words = HydraConfig.get().overrides.task
-    run_paths.hydra.mkdir(exist_ok=True)
-    OmegaConf.save(
-        OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), run_paths.hydra / COMPOSED
-    )
-    OmegaConf.save(OmegaConf.create([word for word in words if word != "resume=auto"]), run_paths.overrides)
-
-
-def save_hydra(run: ComposedRun) -> None:
-    """Write `.hydra` into the run's folder, as Hydra does for a single run."""
-    paths = run.job.paths
-    paths.hydra.mkdir(parents=True, exist_ok=True)
-    hydra_only = OmegaConf.masked_copy(run.hydra_config, "hydra")
-    for name, content in (
-        ("config", run.returned.cfg),
-        ("hydra", hydra_only),
-        ("overrides", run.hydra_config.hydra.overrides.task),
-    ):
-        OmegaConf.save(content, paths.hydra / f"{name}.yaml")
+    save(run_paths, settings, [word for word in HydraConfig.get().overrides.task if word != "resume=auto"])

@@ -8,20 +8,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from expt import machine, signals
-from expt.command import conf_files, overrides
+from expt.command import hydra_adapter, overrides
 from expt.command.arguments import options_first, refuse_unnamed, refuse_used_folder, with_earlier, with_latest
-from expt.command.hydra_adapter import called_with, prefer_own_launchers
-from expt.command.hydra_errors import as_config_error
+from expt.command.conclusion import conclude
+from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.hydra_folder import leave_no_trace, renew
+from expt.command.outcome import Outcome
 from expt.command.overrides import describe
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
@@ -29,7 +27,7 @@ from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch.launcher import Launcher, launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import read_result
+from expt.runs.result import COMPLETED, read_result
 from expt.runs.view import leaderboard
 
 
@@ -47,61 +45,53 @@ def command(arguments: Sequence[str], *, typed_at: float, may_sweep: bool = True
 
 
 def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
-    @hydra.main(config_path=str(conf_files.conf_dir()), config_name="config", version_base="1.3")
-    def run_task(composed: DictConfig) -> float | None:
-        return task.run(composed)
-
-    run_task.__wrapped__.task = task  # for the launcher, which Hydra makes
     overrides.register_resolvers()
     if task.how.starts_workers:  # else the workers may have been started again, in their folder
         refuse_used_folder(arguments)
     refuse_unnamed(arguments)
-    prefer_own_launchers(arguments)
+    outcome = task.outcome
     try:
         words = _in_earlier_folder(task.how, with_earlier(with_latest(arguments)))
-        with task.at_end, called_with(options_first(words)):
-            run_task()
-    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        if isinstance(error.__cause__, OSError):  # in making the default folder
-            raise _about_the_folder(error.__cause__, arguments, began=False) from error
-        raise as_config_error(error, arguments) from error
-    except OSError as error:
-        raise _about_the_folder(error, arguments, began=task.began) from error
-    except KeyboardInterrupt as error:
-        raise Interrupted(str(error) or "interrupted") from None
+        with task.at_end:
+            hydra_adapter.call(task, options_first(words))
+    except (*COMPOSING, OSError, KeyboardInterrupt) as error:
+        raise _in_words(error, arguments, began=task.began) from error
     finally:
-        if task.sweep_folder is not None:
-            leaderboard.conclude(leaderboard.wide_console(), task.sweep_folder)
-    if task.failed:
-        left = len(task.not_completed) + task.num_unseen
-        num_runs = len(task.failed) + len(task.completed) + left
-        rest = f", {left} were stopped or not started" if left else ""
-        raise RunFailed(f"{len(task.failed)} of {num_runs} runs failed{rest}")
-    return task.completed
+        if outcome.sweep_folder is not None:
+            conclude(leaderboard.wide_console(), outcome.sweep_folder)
+    outcome.raise_if_failed()
+    return outcome.completed
+
+
+def _in_words(error: BaseException, arguments: Sequence[str], *, began: bool) -> ExptError:
+    """The error for a person."""
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted(str(error) or "interrupted")
+    if isinstance(error, COMPOSING):  # before OSError: Hydra's for a missing file is both
+        if isinstance(error.__cause__, OSError):  # in making the default folder
+            return _about_the_folder(error.__cause__, arguments, began=False)
+        return as_config_error(error, arguments)
+    assert isinstance(error, OSError)
+    return _about_the_folder(error, arguments, began=began)
 
 
 class Task:
-    """What Hydra calls for each run, and what became of them."""
+    """What Hydra calls for each run; its launchers get it too, and tell what became of a sweep's."""
 
     def __init__(self, how: Launcher, typed_at: float, *, may_sweep: bool = True) -> None:
         self.how, self._typed_at, self.may_sweep = how, typed_at, may_sweep
         self.began = False
-        self.completed: list[RunPaths] = []
-        self.failed: list[RunPaths] = []
-        self.not_completed: list[RunPaths] = []
-        """Runs that were interrupted, or never started."""
-        self.num_unseen = 0
-        """Points of a sweep whose turn to be composed never came."""
+        """Whether a run or a sweep has its folder."""
+        self.outcome = Outcome()
         self.at_end = contextlib.ExitStack()
-        self.sweep_folder: Path | None = None
 
-    def run(self, composed: DictConfig) -> float | None:
+    def __call__(self, composed: DictConfig) -> float | None:
         """One run, in the folder that Hydra has made for it; returns the objective's value."""
         self.began, hydra_config = True, HydraConfig.get()
         run_paths = RunPaths(Path(hydra_config.runtime.output_dir))
         sweep = hydra_config.mode == RunMode.MULTIRUN
         if sweep:
-            self.sweep_folder = Path(hydra_config.sweep.dir)
+            self.outcome.sweep_folder = Path(hydra_config.sweep.dir)
         try:
             settings = plain(composed, sweep=sweep)
             config = parse(settings, machine.detect())
@@ -120,7 +110,7 @@ class Task:
             if sweep:  # Hydra's own launchers take an exception for a failure, and go on with the next run
                 raise KeyboardInterrupt(str(error)) from None
             raise
-        self.completed.append(run_paths)
+        self.outcome.add(run_paths, COMPLETED)
         if sweep and signals.asked():  # while the run was about to end by itself: no further one
             raise KeyboardInterrupt
         return read_result(run_paths)["objective"]["value"]

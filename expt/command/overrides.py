@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from typing import TYPE_CHECKING, Any
 
 from expt.runs.paths import make_unused_folder
 from expt.runs.result import Record
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 MAX_NAME_BYTES = 180  # file systems take 255; leaves room for a suffix and for .tmp beside it
 
 
 def as_dict(overrides: Sequence[str]) -> dict[str, Any]:
     """From `["model=mlp", "optimizer.lr=0.1"]` to keys and values."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return {override.key_or_group: override.value() for override in parsed}
+    return {override.key_or_group: override.value() for override in _parsed(overrides)}
 
 
 def describe(name: str, overrides: Sequence[str]) -> Record:
@@ -28,8 +28,13 @@ def describe(name: str, overrides: Sequence[str]) -> Record:
 
 def swept_keys(overrides: Sequence[str]) -> list[str]:
     """The keys that have several values: `model=mlp,convnet`, `seed=range(3)`."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return [override.key_or_group for override in parsed if override.is_sweep_override()]
+    return [override.key_or_group for override in _parsed(overrides) if override.is_sweep_override()]
+
+
+def _parsed(overrides: Sequence[str]) -> list[Override]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # late: not for `expt rerun --help`
+
+    return OverridesParser.create().parse_overrides(list(overrides))
 
 
 def hydra_quoted(value: object) -> str:

@@ -3,65 +3,53 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 
+from expt.command.conclusion import conclude
+from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.paths import is_sweep
 from expt.runs.result import write_atomically
 from expt.runs.view.comparison import as_csv, listing, side_by_side
-from expt.runs.view.leaderboard import conclude, read_runs, wide_console
-from expt.runs.view.query import Query, chosen, runs_below
+from expt.runs.view.leaderboard import read_runs, wide_console
+from expt.runs.view.query import Run, check_key, chosen, in_order, runs_below
+
+EXAMPLES = """examples
+  python -m expt report outputs                          every run, newest first
+  python -m expt report outputs/sweeps/2026-11-21_10-00-00     a sweep's leaderboard
+  python -m expt report RUN RUN                          two runs side by side: settings and results that differ
+  python -m expt report --filter model=mlp --filter 'optimizer.lr<0.1' --sort accuracy/test
+  python -m expt report --filter status=completed --csv runs.csv --plot curves.png
+"""
 
 
-def main() -> None:
-    """What sys.argv asks for: a sweep's leaderboard, a list of runs, or two runs side by side; see expt.runs.view."""
+def main(words: Sequence[str]) -> int:
+    """Print what `words` ask for. Raises ConfigError for a word that is not understood, and where there is no run."""
     try:
-        asked = parse(sys.argv[1:])
-        (folder, *others) = asked.folders
-        if not others and is_sweep(folder) and asked.is_plain:
+        asked = parse(words)
+        folder, *others = asked.folders
+        if not others and is_sweep(folder) and is_plain(asked):
             if not read_runs(folder):
                 raise ConfigError(f"{folder}: this sweep holds no run yet")
             conclude(wide_console(), folder)
         else:
             report(wide_console(), asked)
         sys.stdout.flush()
-    except ConfigError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, soft_wrap=True)
-        sys.exit(error.exit_code)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
-        sys.exit(1)
+        return 1
+    return 0
 
 
-EXAMPLES = """examples
-  python -m expt.report outputs                          every run, newest first
-  python -m expt.report outputs/sweeps/2026-11-21_10-00-00     a sweep's leaderboard
-  python -m expt.report RUN RUN                          two runs side by side: settings and results that differ
-  python -m expt.report --filter model=mlp --filter 'optimizer.lr<0.1' --sort accuracy/test
-  python -m expt.report --filter status=completed --csv runs.csv --plot curves.png
-"""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see python -m expt.report --help")
-
-
-def parse(words: Sequence[str]) -> Query:
-    """Raises ConfigError for a word that is not understood."""
-    parser = _Parser(
-        prog="python -m expt.report",
-        description="Look at runs: a list, a sweep's leaderboard, or two runs side by side.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The words as folders, sort, reverse, filter, csv and plot."""
+    parser = Parser("report", "Look at runs: a list, a sweep's leaderboard, or two runs side by side.", EXAMPLES)
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="runs, or what holds some (outputs)")
     parser.add_argument("--sort", metavar="KEY", help="a column, a setting or a metric; accuracies: highest first")
     parser.add_argument("--reverse", action="store_true", help="the other way round")
@@ -69,23 +57,22 @@ def parse(words: Sequence[str]) -> Query:
     parser.add_argument("--csv", metavar="FILE", help="all settings and metrics of the chosen runs; - is the terminal")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="their learning curves, as PNG, SVG or PDF")
     found = parser.parse_args(list(words))
-    return Query(
-        folders=tuple(found.folders) or (Path("outputs"),),
-        sort=found.sort,
-        reverse=found.reverse,
-        filters=tuple(found.filter),
-        csv=found.csv,
-        plot=found.plot,
-    )
+    found.folders = found.folders or [Path("outputs")]
+    return found
 
 
-def report(console: Console, asked: Query) -> None:
+def is_plain(asked: argparse.Namespace) -> bool:
+    """Whether nothing is asked but to look at the folders."""
+    return not (asked.sort or asked.reverse or asked.filter or asked.csv or asked.plot)
+
+
+def report(console: Console, asked: argparse.Namespace) -> None:
     """Do what was asked. Raises ConfigError where a folder holds no run, or a key or a format is not known."""
-    runs = [run for folder in asked.folders for run in runs_below(folder)]
-    if len(asked.folders) == 2 and len(runs) == 2 and asked.is_plain:
+    runs = [run for folder in asked.folders for run in _below(folder)]
+    if len(asked.folders) == 2 and len(runs) == 2 and is_plain(asked):
         console.print(side_by_side(*runs))
         return
-    runs = chosen(runs, asked)
+    runs = _asked_for(runs, asked)
     if asked.csv == "-":
         sys.stdout.write(as_csv(runs))
         return
@@ -96,5 +83,32 @@ def report(console: Console, asked: Query) -> None:
     if asked.plot:
         from expt.runs.view import plot  # late: matplotlib, an extra
 
-        plot.learning_curves([run.folder for run in runs], asked.plot)
+        with _of_option("--plot"):
+            plot.learning_curves([run.folder for run in runs], asked.plot)
         console.print(f"curves       {asked.plot}", highlight=False, soft_wrap=True)
+
+
+def _below(folder: Path) -> list[Run]:
+    runs = runs_below(folder)
+    if not runs:
+        raise ConfigError(f"{folder}: holds no run; start one with python -m expt")
+    return runs
+
+
+def _asked_for(runs: Sequence[Run], asked: argparse.Namespace) -> list[Run]:
+    with _of_option("--filter"):
+        left = chosen(runs, asked.filter)
+    if not left:
+        raise ConfigError(f"none of {len(runs)} runs has {' and '.join(asked.filter)}")
+    with _of_option("--sort"):
+        check_key(asked.sort or "started", runs)
+    return in_order(left, asked.sort or "started", reverse=asked.reverse)
+
+
+@contextlib.contextmanager
+def _of_option(option: str) -> Iterator[None]:
+    """Name the option that a ConfigError is about."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{option} {error}") from None

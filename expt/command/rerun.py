@@ -1,20 +1,23 @@
-"""A run repeated from its own record, to the same numbers."""
+"""`expt rerun`: a run once more from its own record, to the same numbers."""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from expt import machine
 from expt.command.overrides import describe
+from expt.command.words import Parser
 from expt.config.identity import identity
 from expt.config.parse import parse_again
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
+from expt.launch import forkserver
 from expt.launch.launcher import launcher
 from expt.runs import paths, provenance
 from expt.runs.paths import RunPaths
@@ -25,8 +28,19 @@ NOT_REPEATED = ("speed/", "memory/", "ranks/")
 """Tags that tell of the machine."""
 
 
+def main(words: Sequence[str]) -> int:
+    """Train the run of the folder that `words` name. Raises as `rerun` does."""
+    parser = Parser("rerun", "Train what a run has trained once more, with all its recorded settings.")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the run, one of a sweep too")
+    parser.add_argument("into", type=Path, nargs="?", metavar="NEW_FOLDER", help="for the new run (outputs/DATE/TIME)")
+    asked = parser.parse_args(list(words))
+    forkserver.warm()
+    rerun(asked.folder, asked.into, typed_at=time.time())
+    return 0
+
+
 @machine.not_world_writable()
-def repeat(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
+def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     """Train what the run of `folder` trained, in the folder `into` or a new one; returns where.
 
     Raises ConfigError where that is no run's folder or it can't run here, RunFailed or Interrupted as any run.

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from filelock import FileLock, Timeout
 from hydra.core.utils import JobReturn, setup_globals
@@ -26,7 +26,7 @@ from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
 from expt.machine import Machine, detect
 from expt.runs import paths
-from expt.runs.result import COMPLETED, FAILED, results
+from expt.runs.result import COMPLETED, results
 
 if TYPE_CHECKING:
     from expt.command.main import Task
@@ -52,9 +52,9 @@ class Multirun:
         machine: Callable[[], Machine] = detect,
         runner: Callable[[Observer], Runner] | None = None,
     ) -> None:
-        self._context, self._task_function, self._config = context, task_function, config
-        self._composer = PointComposer(context)
-        self._task: Task = task_function.task  # type: ignore[attr-defined]  # see expt.command.main
+        self._context, self._config = context, config
+        self._composer = PointComposer(context, config)
+        self._task = cast("Task", task_function)  # Hydra hands on what expt.command.main gave it
         self._dry_run = bool(options.get("dry_run"))
         self.folder = Path(str(config.hydra.sweep.dir))
         self._lock = FileLock(paths.RunPaths(self.folder).lock, timeout=0)
@@ -70,25 +70,18 @@ class Multirun:
         """
         if not self._task.may_sweep:
             raise ConfigError("this makes several runs; use expt.sweep, which returns a list of results")
-        self._composer.launching = True
-        try:
-            return self._launch(points, first_number)
-        finally:
-            self._composer.launching = False
-
-    def _launch(self, points: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
         setup_globals()
         overrides.register_resolvers()  # the line above has made Hydra's own anew
         self._open()
         assert self._grid is not None
-        composed = self._grid.compose(self._context, self._config, points, first_number)
+        composed = self._grid.compose(self._composer, self._config, points, first_number)
         if self._dry_run:
             returned = show_dry_run(list(composed))
             self._grid = None
             return returned
         runs: dict[Job, list[ComposedRun]] = {}
         display = SweepDisplay(Console(), total=len(points), folder=self.folder)
-        watcher = SweepObserver(self._context, self._task_function, runs, display)
+        watcher = SweepObserver(self._context, self._task, runs, display)
         try:
             with display:
                 self._runner(watcher).run(self._source(composed, runs, display))
@@ -96,7 +89,7 @@ class Multirun:
             raise Interrupted(f"interrupted; to go on: {continue_command(self.folder)}") from None
         finally:
             self._tell(runs)
-            self._task.num_unseen += len(points) - sum(map(len, runs.values()))
+            self._task.outcome.num_unseen += len(points) - sum(map(len, runs.values()))
         self._refuse_if_all_were(list(runs))
         started = sorted(itertools.chain(*runs.values()), key=lambda run: int(run.hydra_config.hydra.job.num))
         return [run.finish() for run in started]
@@ -112,14 +105,9 @@ class Multirun:
 
     def _tell(self, jobs: Iterable[Job]) -> None:
         """Let the command know what became of its runs."""
-        self._task.sweep_folder = self.folder
+        self._task.outcome.sweep_folder = self.folder
         for job in jobs:
-            if job.status == COMPLETED:
-                self._task.completed.append(job.paths)
-            elif job.status == FAILED:
-                self._task.failed.append(job.paths)
-            else:
-                self._task.not_completed.append(job.paths)
+            self._task.outcome.add(job.paths, job.status)
 
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, where a new sweep's folder holds nothing but refused runs."""
@@ -128,7 +116,7 @@ class Multirun:
             job.paths.folder for job in refused
         }:
             return
-        self._task.sweep_folder = None
+        self._task.outcome.sweep_folder = None
         for job in refused:
             for path in job.paths.folder.iterdir():
                 path.unlink()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 
 from hydra.core.utils import env_override
 from hydra.types import HydraContext, TaskFunction
 
 from expt.command.hydra_adapter import use_config
-from expt.command.hydra_folder import save_hydra
+from expt.command.hydra_folder import save
 from expt.command.sweep_display import SweepDisplay
 from expt.command.sweep_points import ComposedRun
 from expt.config.identity import hyperparameters, shown
-from expt.errors import ExptError
+from expt.errors import ExptError, warn
 from expt.launch.job import Job, Observer, request_of
 from expt.runs.attempt import record_refusal
 from expt.runs.result import FAILED, Record
@@ -30,12 +29,8 @@ class SweepObserver(Observer):
         runs: Mapping[Job, Sequence[ComposedRun]],
         display: SweepDisplay,
     ) -> None:
-        self._callbacks, self._task_function, self._runs, self._display = (
-            context.callbacks,
-            task_function,
-            runs,
-            display,
-        )
+        self._callbacks, self._task_function = context.callbacks, task_function
+        self._runs, self._display = runs, display
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """Say so in the terminal."""
@@ -45,7 +40,7 @@ class SweepObserver(Observer):
         """Make the run's folder Hydra's, and tell Hydra's callbacks."""
         run = self._runs[job][0]
         use_config(run.hydra_config)
-        save_hydra(run)
+        save(run.job.paths, run.returned.cfg, run.returned.overrides or (), run.returned.hydra_cfg)
         if job.retries:
             return  # for Hydra, the attempts of a run are one job
         with env_override(dict(request_of(job).env)):
@@ -61,8 +56,7 @@ class SweepObserver(Observer):
         try:
             _record_end(job, run.about)
         except OSError as error:  # a full disk, maybe: the others go on
-            warning = f"warning: {job.paths.folder}: {error.strerror}; what became of the run is not recorded"
-            print(warning, file=sys.stderr, flush=True)
+            warn(f"{job.paths.folder}: {error.strerror}; what became of the run is not recorded")
         use_config(run.hydra_config)
         self._callbacks.on_job_end(config=run.hydra_config, job_return=run.finish())
         self._display.ended(job)

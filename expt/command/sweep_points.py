@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides
-from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.hydra_adapter import FailedReturn, use_config
+from expt.command.hydra_adapter import PointComposer, fail, use_config
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import describe, folder_names, swept_keys
 from expt.config.identity import identity
@@ -43,11 +42,9 @@ class ComposedRun:
         job, returned = self.job, self.returned
         if job.status == COMPLETED:
             returned.status = JobStatus.COMPLETED
-            returned._return_value = read_result(job.paths)["objective"]["value"]
+            returned.return_value = read_result(job.paths)["objective"]["value"]
         else:
-            returned = self.returned = FailedReturn(**vars(returned))
-            returned.status = JobStatus.FAILED
-            returned._return_value = job.error or ExptError("was not started")
+            returned = self.returned = fail(returned, job.error or ExptError("was not started"))
         return returned
 
 
@@ -68,7 +65,7 @@ class Grid:
 
     def compose(
         self,
-        context: HydraContext,
+        composer: PointComposer,
         master: DictConfig,
         points: Sequence[Sequence[str]],
         first_number: int,
@@ -76,7 +73,7 @@ class Grid:
         """Compose one run after another, as they are asked for."""
         names = folder_names([filter_overrides(point) for point in points], _swept_keys(master))
         for offset, (point, name) in enumerate(zip(points, names, strict=True)):
-            composed = context.config_loader.load_sweep_config(master, list(point))
+            composed = composer.compose(master, point)
             with open_dict(composed):
                 composed.hydra.job.id = composed.hydra.job.num = first_number + offset
             job = self._job(composed, filter_overrides(point), name)
@@ -144,8 +141,7 @@ def _env(composed: DictConfig) -> dict[str, str]:
 def _prepare_return(run: ComposedRun) -> None:
     composed = run.hydra_config
     _set_folder(composed, run.job.paths)
-    task = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-    run.returned.cfg = task
+    run.returned.cfg = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     run.returned.hydra_cfg = OmegaConf.masked_copy(composed, "hydra")
     run.returned.overrides = list(composed.hydra.overrides.task)
     run.returned.working_dir = str(Path.cwd())

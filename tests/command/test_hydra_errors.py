@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
+from expt.command import command_line
 from expt.command.conf_files import conf_dir
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import register_resolvers
-from tests.conftest import run
+from expt.launch import forkserver
 
 MISTAKES = {
     "modle=mlp": "modle=mlp: there is no key 'modle'. Did you mean 'model'?",
     "bakend=gloo": "bakend=gloo: there is no key 'bakend'. Did you mean 'backend'?",
     "optimizer.lrr=1": "optimizer.lrr=1: there is no key 'optimizer.lrr'. Did you mean 'optimizer.lr'?",
     "model=resnet19": "model=resnet19: not one of convnet, mlp, paddle_convnet, resnet18. Did you mean 'resnet18'?",
-    "x": "x: not of the form key=value; quote values with spaces or brackets",
+    "x": "x: neither a command (report, rerun, doctor) nor of the form key=value.",
+    "reprot": "reprot: neither a command (report, rerun, doctor) nor of the form key=value. Did you mean 'report'?",
+    "seed=1 x": "x: not of the form key=value; quote values with spaces or brackets",
     "model=mlp,convnet": (
         "model=mlp,convnet: several values make a sweep; add -m, as in python -m expt -m model=mlp,convnet"
     ),
@@ -40,25 +41,18 @@ COMPOSING = {
     "ddp.static=true": "ddp.static=true: there is no key 'ddp.static'. Did you mean 'ddp.static_graph'?",
 }
 
-Result = tuple[CompletedProcess[str], Path]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """What the command did with each mistake, and the folder it was given to work in."""
-    folders = {mistake: tmp_path_factory.mktemp("mistake") for mistake in MISTAKES}
-    with ThreadPoolExecutor(2) as pool:
-        done = pool.map(lambda mistake: run(mistake, cwd=folders[mistake]), MISTAKES)
-        return {mistake: (each, folders[mistake]) for mistake, each in zip(MISTAKES, done, strict=True)}
-
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_on_the_command_line(results: dict[str, Result], mistake: str) -> None:
-    done, folder = results[mistake]
-    assert (done.stdout, done.stderr) == ("", f"error: {MISTAKES[mistake]}\n")
-    assert done.returncode == 2
-    assert [path for path in folder.rglob("*") if path.is_file()] == []
-    assert len(list(folder.rglob("*"))) <= 2  # outputs/DATE
+def test_a_mistake_on_the_command_line(
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(mistake.split())
+    assert (ended.value.code, *capsys.readouterr()) == (2, "", f"error: {MISTAKES[mistake]}\n")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert len(list(tmp_path.rglob("*"))) <= 2  # outputs/DATE
 
 
 @pytest.mark.parametrize("override", COMPOSING)

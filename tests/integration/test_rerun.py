@@ -41,7 +41,7 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
     import subprocess
     import sys
 
-    command = [sys.executable, "-m", "expt.rerun", str(second.folder)]
+    command = [sys.executable, "-m", "expt", "rerun", str(second.folder)]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "warning: versions: torch 2.9.9 then, " in done.stderr

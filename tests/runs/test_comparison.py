@@ -56,13 +56,12 @@ def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
-    """The lines that `python -m expt.report WORDS` prints."""
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """The lines that `python -m expt report WORDS` prints."""
 
     def tell(*words: str) -> list[str]:
-        monkeypatch.setattr(sys, "argv", ["report", *words])
         capsys.readouterr()
-        main()
+        assert main(words) == 0
         return capsys.readouterr().out.splitlines()
 
     return tell

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from expt.command.conclusion import again, conclude
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, create_result, update_result
 from expt.runs.view import leaderboard
@@ -62,7 +63,7 @@ def test_seeds_are_joined_as_mean_and_standard_deviation(tmp_path: Path) -> None
     assert first.mean == pytest.approx(0.3)
     assert first.std == pytest.approx(0.07**0.5)  # of a sample: the squares of 0.2, 0.1 and 0.3, over 2
     assert (second.status, second.mean, second.std) == ("1 of 2 completed", 0.2, 0.0)
-    leaderboard.conclude(Console(quiet=True), tmp_path)
+    conclude(Console(quiet=True), tmp_path)
     assert lines_of(tmp_path, "summary.md") == [
         "| lr | accuracy/val | status | train_s |",
         "|---|---|---|---|",
@@ -75,7 +76,7 @@ def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     leave_run(tmp_path, "lr=1", 0.25)
     leave_run(tmp_path, "lr=2", status=FAILED, error="rank 1 of 2 raised\n\nTrace\nValueError: a, b\n\nlog: l.log")
     leave_run(tmp_path, "lr=3")  # running
-    leaderboard.conclude(Console(quiet=True), tmp_path)
+    conclude(Console(quiet=True), tmp_path)
     with (tmp_path / "summary.csv").open() as file:
         found = {row["run"]: row for row in csv.DictReader(file)}
     assert list(found) == ["lr=1", "lr=2", "lr=3"]
@@ -99,7 +100,7 @@ def test_a_default_stands_where_others_were_given_a_value(tmp_path: Path) -> Non
 
 def test_a_bar_in_a_value_does_not_break_the_table(tmp_path: Path) -> None:
     leave_run(tmp_path, "note=a|b", 0.5)
-    leaderboard.conclude(Console(quiet=True), tmp_path)
+    conclude(Console(quiet=True), tmp_path)
     assert lines_of(tmp_path, "summary.md")[2].startswith("| a\\|b | 0.5000")
 
 
@@ -118,11 +119,11 @@ def test_a_bar_in_a_value_does_not_break_the_table(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_command_that_runs_one_point_again(command: str, arguments: list[str], expected: str) -> None:
-    assert leaderboard.again({"command": command, "arguments": arguments}) == expected
+    assert again({"command": command, "arguments": arguments}) == expected
 
 
 def reported(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "expt.report", *arguments]
+    command = [sys.executable, "-m", "expt", "report", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
 
 
@@ -145,7 +146,7 @@ def test_a_folder_without_runs_is_said_to_be_one(tmp_path: Path) -> None:
     for arguments, message in {
         (str(tmp_path),): f"error: {tmp_path}: holds no run; start one with python -m expt\n",
         (str(tmp_path / "no"),): f"error: {tmp_path / 'no'}: there is no such folder\n",
-        ("--sotr", "lr"): "error: unrecognized arguments: --sotr; see python -m expt.report --help\n",
+        ("--sotr", "lr"): "error: unrecognized arguments: --sotr; see python -m expt report --help\n",
     }.items():
         done = reported(*arguments)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", message)

@@ -1,4 +1,4 @@
-"""Any runs in a list, or two of them side by side: what `python -m expt.report` prints beside a sweep's leaderboard."""
+"""Any runs in a list, or two of them side by side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from expt.runs.result import Record
-from expt.runs.view.progress import WIDE, duration, shown_path
+from expt.runs.view.progress import WIDE, elapsed, shown_path
 from expt.runs.view.query import Run
 
 
@@ -34,9 +34,8 @@ def listing(runs: Sequence[Run], width: int) -> Table:
         values = run.values
         reached = _shown(values["best"]) + ("" if shared or values["best"] is None else f" {run.objective}")
         cells = [str(values.get(key) or "") for key in ("run", "status", *about)]
-        seconds = values["time"]
-        took = f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
-        table.add_row(*cells, reached, _shown(values.get(final)), took if seconds else "")
+        took = elapsed(values["time"]) if values["time"] else ""
+        table.add_row(*cells, reached, _shown(values.get(final)), took)
     return table
 
 

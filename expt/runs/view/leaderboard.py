@@ -1,4 +1,4 @@
-"""A sweep in a table: the leaderboard, the failures, summary.csv and summary.md. `python -m expt.report FOLDER ...`."""
+"""A sweep in a table: the leaderboard, best first, and summary.csv and summary.md."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import math
-import re
-import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from expt.config.identity import hyperparameters
-from expt.runs.result import COMPLETED, FAILED, FoundRecord, results, write_atomically
-from expt.runs.view.progress import duration, shown_path
+from expt.runs.result import COMPLETED, FoundRecord, results, write_atomically
+from expt.runs.view.progress import elapsed
 from expt.runs.worker_error import in_one_line
 
 
@@ -78,26 +76,6 @@ def rows(runs: Sequence[FoundRecord]) -> list[Row]:
     return sorted(found, key=lambda row: (math.isnan(row.mean), -row.mean if falling else row.mean))
 
 
-def conclude(console: Console, folder: Path) -> None:
-    """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the failures."""
-    runs = read_runs(folder)
-    if not runs:
-        return
-    try:
-        write_summary(folder, runs)
-    except OSError as error:  # a full disk, maybe: the table is still worth seeing
-        print(f"warning: {folder}: {error.strerror}; summary.csv and summary.md are not written", file=sys.stderr)
-    console.print(leaderboard(runs))
-    failed = [run for run in runs if run["status"] == FAILED]
-    if failed:
-        console.print(f"\n[bold red]{len(failed)} failed[/]")
-        for run in failed:
-            _print_failure(console, run)
-    console.print(f"summary      {shown_path(folder / 'summary.csv')}, summary.md", highlight=False, soft_wrap=True)
-    logdir = shlex.quote(shown_path(folder))
-    console.print(f"look at it   tensorboard --logdir {logdir}", highlight=False, soft_wrap=True)
-
-
 def wide_console() -> Console:
     """The terminal; where there is none, lines are as long as what they hold."""
     return Console() if sys.stdout.isatty() else Console(width=1000)
@@ -112,7 +90,7 @@ def leaderboard(runs: Sequence[FoundRecord]) -> Table:
         table.add_column(column, justify="right" if column in (objective, "time") else "left", overflow="fold")
     for row in found:
         settings = [str(row.settings.get(key, "")) for key in keys]
-        table.add_row(*settings, _value(row), row.status, _time(row.seconds))
+        table.add_row(*settings, _value(row), row.status, elapsed(row.seconds))
     return table
 
 
@@ -148,25 +126,6 @@ def _markdown(runs: Sequence[FoundRecord]) -> Iterator[str]:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _print_failure(console: Console, run: FoundRecord) -> None:
-    error = in_one_line(str(run.get("error") or ""))
-    console.print(f"  {run['folder'].name}: {error}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"      again: {again(run)}", markup=False, highlight=False, soft_wrap=True)
-
-
-def again(run: FoundRecord) -> str:
-    """The command that runs one point of a sweep by itself."""
-    words = shlex.split(str(run.get("command", "")))
-    words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
-    kept = [word for word in words if word not in ("-m", "--multirun")]
-    # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are the point's own.
-    searched = [word for word in kept if word.startswith("hydra.searchpath=")]
-    kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
-    settings = [*searched, *run.get("arguments", ())]
-    alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in settings) else []
-    return shlex.join(["python", "-m", "expt", *kept, *settings, *alone])
-
-
 def _value(row: Row) -> str:
     if not row.values:
         return ""
@@ -192,10 +151,6 @@ def _setting(run: FoundRecord, key: str) -> Any:
 
 def _objective(runs: Sequence[FoundRecord]) -> str:
     return next((run["objective"]["name"] for run in runs if run.get("objective")), "objective")
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
 def _cell(value: Any) -> str:

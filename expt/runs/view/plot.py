@@ -22,7 +22,7 @@ def learning_curves(folders: Sequence[Path], file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError(f"--plot {file}: needs matplotlib; install it with pip install 'expt[plot]'") from None
+        raise ConfigError(f"{file}: needs matplotlib; install it with pip install 'expt[plot]'") from None
     figure = Figure(figsize=(12, 4.5), dpi=120, layout="constrained")
     panels = dict(zip(("loss", "accuracy"), figure.subplots(1, 2), strict=True))
     for number, folder in enumerate(folders):
@@ -41,4 +41,4 @@ def learning_curves(folders: Sequence[Path], file: Path) -> None:
     try:
         figure.savefig(file)
     except (ValueError, OSError) as error:
-        raise ConfigError(f"--plot {file}: {error}") from None
+        raise ConfigError(f"{file}: {error}") from None

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from expt.runs import provenance
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record, read_result
@@ -180,7 +181,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     logdir = shlex.quote(shown_path(paths.folder))
     console.print(f"look at it   tensorboard --logdir {logdir}", highlight=False, soft_wrap=True)
     if shown_path(paths.folder).startswith("outputs/"):  # where the report looks by itself
-        console.print("compare      python -m expt.report", highlight=False, soft_wrap=True)
+        console.print(f"compare      {provenance.program()} report", highlight=False, soft_wrap=True)
 
 
 def _facts(result: Record) -> str:
@@ -214,3 +215,8 @@ def _progress_bar(console: Console) -> Progress:
 def duration(seconds: float) -> str:
     """Seconds as `[hours:]minutes:seconds`."""
     return str(timedelta(seconds=round(seconds))).removeprefix("0:")
+
+
+def elapsed(seconds: float) -> str:
+    """Seconds with a tenth; from a minute on as `duration`."""
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)

@@ -24,23 +24,6 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Query:
-    """Which runs are asked for, in which order, and what is to become of them."""
-
-    folders: tuple[Path, ...]
-    sort: str | None
-    reverse: bool
-    filters: tuple[str, ...]
-    csv: str | None
-    plot: Path | None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing is asked but to look at the folder."""
-        return not (self.sort or self.reverse or self.filters or self.csv or self.plot)
-
-
 @dataclass(frozen=True)
 class Run:
     """A run's folder, and what result.json says of it."""
@@ -73,48 +56,46 @@ class Run:
 
 
 def runs_below(folder: Path) -> list[Run]:
-    """Every run below `folder`. Raises ConfigError where there is none."""
+    """Every run below `folder`. Raises ConfigError where there is no such folder."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder")
-    found = [Run(paths.folder, result) for paths, result in results_below(folder)]
-    if not found:
-        raise ConfigError(f"{folder}: holds no run; start one with python -m expt")
-    return found
+    return [Run(paths.folder, result) for paths, result in results_below(folder)]
 
 
-def chosen(runs: Sequence[Run], asked: Query) -> list[Run]:
-    """The runs that pass every filter, in the order asked for: else newest first."""
-    known = {key for run in runs for key in run.values}
-    tests = [_test(text, known) for text in asked.filters]
-    left = [run for run in runs if all(test(run.values) for test in tests)]
-    if not left:
-        raise ConfigError(f"none of {len(runs)} runs has {' and '.join(asked.filters)}")
-    key = asked.sort or "started"
-    _check_key("--sort", key, known)
-    objectives = {run.objective for run in left}
+def chosen(runs: Sequence[Run], filters: Sequence[str]) -> list[Run]:
+    """The runs that pass every filter, as in `model=mlp` and `optimizer.lr<0.1`; ConfigError for a wrong one."""
+    tests = [_test(text, runs) for text in filters]
+    return [run for run in runs if all(test(run.values) for test in tests)]
+
+
+def in_order(runs: Sequence[Run], key: str = "started", *, reverse: bool = False) -> list[Run]:
+    """The runs by a column, a setting or a metric: newest first, accuracies from the highest, all else rising."""
+    objectives = {run.objective for run in runs}
     falls = key == "started" or "accuracy" in (key if key != "best" else " ".join(objectives))
-    having = [run for run in left if run.values.get(key) not in (None, "") and run.values[key] == run.values[key]]
+    having = [run for run in runs if run.values.get(key) not in (None, "") and run.values[key] == run.values[key]]
     mixed = len({isinstance(run.values[key], str) for run in having}) > 1
-    having.sort(key=lambda run: str(run.values[key]) if mixed else run.values[key], reverse=falls != asked.reverse)
-    return [*having, *(run for run in left if run not in having)]  # without a value, or with nan: last, either way
+    having.sort(key=lambda run: str(run.values[key]) if mixed else run.values[key], reverse=falls != reverse)
+    return [*having, *(run for run in runs if run not in having)]  # without a value, or with nan: last, either way
 
 
-def _check_key(option: str, key: str, known: set[str]) -> None:
+def check_key(key: str, runs: Sequence[Run]) -> None:
+    """Raise ConfigError where no run has `key`."""
+    known = {key for run in runs for key in run.values}
     if key not in known:
-        raise ConfigError(f"{option} {key}: no run has such a column, setting or metric.{did_you_mean(key, known)}")
+        raise ConfigError(f"{key}: no run has such a column, setting or metric.{did_you_mean(key, known)}")
 
 
-def _test(text: str, known: set[str]) -> Callable[[Mapping[str, Any]], bool]:
+def _test(text: str, runs: Sequence[Run]) -> Callable[[Mapping[str, Any]], bool]:
     match = re.fullmatch(r"([^=!<>]+)(=|!=|<=|>=|<|>)(.*)", text)
     if match is None:
-        raise ConfigError(f"--filter {text}: write KEY=VALUE, with = != < > <= or >=")
+        raise ConfigError(f"{text}: write KEY=VALUE, with = != < > <= or >=")
     key, how, wanted = match.groups()
-    _check_key("--filter", key, known)
+    check_key(key, runs)
     if how in ("=", "!="):
         return lambda values: _equal(values.get(key), wanted) == (how == "=")
     limit = _number(wanted)
     if limit is None:
-        raise ConfigError(f"--filter {text}: {wanted!r} is no number")
+        raise ConfigError(f"{text}: {wanted!r} is no number")
 
     def within(values: Mapping[str, Any]) -> bool:
         value = _number(values.get(key))

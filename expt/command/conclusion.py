@@ -1,0 +1,54 @@
+"""What a sweep comes to, at its end or when asked: summary, leaderboard, and the command for each run that failed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from rich.console import Console
+
+from expt.errors import warn
+from expt.runs.result import FAILED, FoundRecord
+from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
+from expt.runs.view.progress import shown_path
+from expt.runs.worker_error import in_one_line
+
+
+def conclude(console: Console, folder: Path) -> None:
+    """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the failures."""
+    runs = read_runs(folder)
+    if not runs:
+        return
+    try:
+        write_summary(folder, runs)
+    except OSError as error:  # a full disk, maybe: the table is still worth seeing
+        warn(f"{folder}: {error.strerror}; summary.csv and summary.md are not written")
+    console.print(leaderboard(runs))
+    failed = [run for run in runs if run["status"] == FAILED]
+    if failed:
+        console.print(f"\n[bold red]{len(failed)} failed[/]")
+        for run in failed:
+            _print_failure(console, run)
+    console.print(f"summary      {shown_path(folder / 'summary.csv')}, summary.md", highlight=False, soft_wrap=True)
+    logdir = shlex.quote(shown_path(folder))
+    console.print(f"look at it   tensorboard --logdir {logdir}", highlight=False, soft_wrap=True)
+
+
+def _print_failure(console: Console, run: FoundRecord) -> None:
+    error = in_one_line(str(run.get("error") or ""))
+    console.print(f"  {run['folder'].name}: {error}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"      again: {again(run)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def again(run: FoundRecord) -> str:
+    """The command that runs one point of a sweep by itself."""
+    words = shlex.split(str(run.get("command", "")))
+    words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
+    kept = [word for word in words if word not in ("-m", "--multirun")]
+    # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are the point's own.
+    searched = [word for word in kept if word.startswith("hydra.searchpath=")]
+    kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
+    settings = [*searched, *run.get("arguments", ())]
+    alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in settings) else []
+    return shlex.join(["python", "-m", "expt", *kept, *settings, *alone])

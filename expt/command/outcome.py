@@ -1,0 +1,36 @@
+"""What became of a command's runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from expt.errors import RunFailed
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, FAILED
+
+
+@dataclass
+class Outcome:
+    """The runs of one command, by what became of them."""
+
+    completed: list[RunPaths] = field(default_factory=list)
+    failed: list[RunPaths] = field(default_factory=list)
+    unfinished: list[RunPaths] = field(default_factory=list)
+    """Interrupted, or never started."""
+    num_unseen: int = 0
+    """Points of a sweep whose turn to be composed never came."""
+    sweep_folder: Path | None = None
+    """Of a sweep that has begun."""
+
+    def add(self, run_paths: RunPaths, status: str) -> None:
+        """Take in a run of this status."""
+        {COMPLETED: self.completed, FAILED: self.failed}.get(status, self.unfinished).append(run_paths)
+
+    def raise_if_failed(self) -> None:
+        """Raise RunFailed where a run of the sweep has failed."""
+        if not self.failed:
+            return
+        left = len(self.unfinished) + self.num_unseen
+        rest = f", {left} were stopped or not started" if left else ""
+        raise RunFailed(f"{len(self.failed)} of {len(self.failed) + len(self.completed) + left} runs failed{rest}")
