@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import itertools
 import re
@@ -197,3 +198,44 @@ def _unexplained(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFu
         for below in node.body:
             if isinstance(below, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and below.name[0] != "_":
                 yield from _unexplained(below, f"{name}.{below.name}")
+
+
+@each_module
+def test_private_parts_of_torch_stay_in_the_patches(module: Module) -> None:
+    """Where torch's compiler, optimisers or DistributedDataParallel change, one folder is to be looked at."""
+    if any(is_torch(name) for name in imported(module.tree)) and not module.name.startswith("training.patches."):
+        assert _foreign_private_names(module.tree) == set()
+
+
+def _foreign_private_names(tree: ast.Module) -> set[str]:
+    """Private names that are imported, asked for by getattr, or attributes that no class of expt sets."""
+    used = {part for name in imported(tree) for part in name.split(".")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) != "os._exit":
+            used.add(node.attr)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+            used |= {str(argument.value) for argument in node.args[1:2] if isinstance(argument, ast.Constant)}
+    return {name for name in used if re.match("_(?!_)", name)} - _own_private_names()
+
+
+@functools.cache
+def _own_private_names() -> set[str]:
+    own = set[str]()
+    for node in itertools.chain.from_iterable(ast.walk(module.tree) for module in MODULES.values()):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            own.add(node.attr)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            own.add(node.target.id)
+    return own
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["from torch.nn.modules.conv import _ConvNd", "torch._dynamo.reset()", "ddp._get_ddp_logging_data()",
+     'getattr(optimizer, "_step_supports_amp_scaling", False)', "self._use_python_reducer"],
+)  # fmt: skip
+def test_a_private_part_is_noticed(source: str) -> None:
+    assert len(_foreign_private_names(ast.parse(source))) == 1
+    assert _foreign_private_names(ast.parse(f"loader._batches; {source}")) == _foreign_private_names(ast.parse(source))

@@ -14,7 +14,7 @@ from expt.config.schema import RunConfig
 # Where data lies, how fast and how patiently it is computed: none of it changes a number.
 _KEPT = {f"checkpoint.{key}" for key in ("every_steps", "every_epochs", "every_minutes", "keep")}
 NOT_IN_RESULT = _KEPT | {"resume", "max_restarts", "threads", "timeout_s", "debug", "profile", "print_every"}
-NOT_IN_RESULT |= {"ddp.shared_memory", "onednn"}
+NOT_IN_RESULT |= {"ddp.shared_memory", "onednn", "patches.unguarded", "patches.malloc"}
 NOT_IN_RESULT |= {f"tensorboard.{key}" for key in ("images", "graph", "norms", "histograms", "health")}
 NOT_IN_RESULT |= {"dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache"}
 

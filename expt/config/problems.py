@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from expt.config.groups import GROUPS, kind
-from expt.config.schema import DDP, Checkpoint, RunConfig, TensorBoard
+from expt.config.schema import DDP, Checkpoint, Patches, RunConfig, TensorBoard
 from expt.errors import did_you_mean
 
 
@@ -55,6 +55,8 @@ def _is_union_tag(part: int | str) -> bool:
 
 
 def _keys_beside(path: list[str], node: Mapping[str, Any]) -> list[str]:
-    plain_groups: dict[str, Any] = {"ddp": DDP, "checkpoint": Checkpoint, "tensorboard": TensorBoard}
+    plain_groups: dict[str, Any] = {
+        "ddp": DDP, "checkpoint": Checkpoint, "tensorboard": TensorBoard, "patches": Patches,
+    }  # fmt: skip
     cls = RunConfig if len(path) == 1 else plain_groups.get(path[0]) or GROUPS[path[0]][str(kind(node[path[0]]))]
     return [field.name for field in dataclasses.fields(cls)]

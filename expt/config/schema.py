@@ -39,6 +39,12 @@ class TensorBoard:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class Patches:
+    unguarded: bool = True
+    malloc: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Checkpoint:
     every_steps: Count | None
     every_epochs: Count | None
@@ -81,6 +87,7 @@ class RunConfig:
     matmul_precision: Literal["highest", "high", "medium"]
     channels_last: bool
     onednn: bool
+    patches: Patches = Patches()  # a run recorded before there was a choice has none
     ddp: DDP
     resume: str | None
     checkpoint: Checkpoint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import multiprocessing
 import os
@@ -23,6 +24,8 @@ from expt.data.indexing import Piece, mix
 from expt.data.loading import IGNORE_INDEX, Batch, Normalise, Shard, ShardedLoader, to_device
 from expt.data.prefetch import prefetched
 from expt.errors import DataError
+
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 _Sample: TypeAlias = "tuple[Tensor, int] | DataError"
 
@@ -227,8 +230,7 @@ def _data_loader(
 
 def _start_process(_worker: int, parent: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the worker decides what it means
-    die_with_parent = getattr(torch.multiprocessing, "_prctl_pr_set_pdeathsig", None)
-    if die_with_parent is not None and parent is not None:
-        die_with_parent(signal.SIGKILL)
+    if sys.platform == "linux" and parent is not None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above
             os._exit(1)

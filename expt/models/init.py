@@ -6,11 +6,12 @@ import functools
 from collections.abc import Callable
 
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from expt.config import groups
 
-INITIALISED = (nn.Linear, _ConvNd)
+INITIALISED = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
 
 
 def initialise(module: nn.Module, config: groups.Init) -> None:

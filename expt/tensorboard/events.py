@@ -15,7 +15,7 @@ from expt.tensorboard import hparams
 from expt.tensorboard.pictures import Picture
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard import FileWriter, SummaryWriter
 
 
 class Writer:
@@ -45,7 +45,7 @@ class Writer:
         # SummaryWriter.add_image would compress it a second time, and more slowly.
         image = Summary.Image(height=picture.height, width=picture.width, encoded_image_string=picture.png)
         summary = Summary(value=[Summary.Value(tag=tag, image=image)])
-        self._open()._get_file_writer().add_summary(summary, step)
+        _file(self._open()).add_summary(summary, step)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Add a text to the TEXT tab."""
@@ -69,7 +69,7 @@ class Writer:
     def close(self, *, complete: bool = True) -> None:
         """Write what is left; the HPARAMS tab then says that the run is `complete`."""
         if complete:
-            self._open()._get_file_writer().add_summary(hparams.end("success", time.time()))
+            _file(self._open()).add_summary(hparams.end("success", time.time()))
         if self._writer is not None:
             self._writer.close()
 
@@ -80,7 +80,7 @@ class Writer:
 
             if self._continued_at is None:
                 self._writer = SummaryWriter(str(self._folder))
-                self._writer._get_file_writer().add_summary(hparams.begin(self._hyperparameters))
+                _file(self._writer).add_summary(hparams.begin(self._hyperparameters))
                 charts = {
                     category: {title: ["Multiline", tags] for title, tags in inside.items()}
                     for category, inside in self._charts.items()
@@ -90,6 +90,13 @@ class Writer:
                 _let_the_second_pass(self._folder)
                 self._writer = SummaryWriter(str(self._folder), purge_step=self._continued_at + 1)
         return self._writer
+
+
+def _file(writer: SummaryWriter) -> FileWriter:
+    """What SummaryWriter writes to until it is closed, for what it has no method for."""
+    file: FileWriter | None = writer.file_writer
+    assert file is not None
+    return file
 
 
 def _let_the_second_pass(folder: Path) -> None:

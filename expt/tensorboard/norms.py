@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from expt.training.patches.foreach_norm import norms_of
+
 
 def layers(module: nn.Module) -> dict[str, list[tuple[str, nn.Parameter]]]:
     """The trained parameters of each submodule that has some of its own, with their names in the whole model."""
@@ -22,7 +24,7 @@ def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
     flat = [tensor for group in tensors for tensor in group]
     if not flat:
         return torch.zeros(len(tensors))
-    each = torch.stack([norm.float() for norm in torch._foreach_norm(flat)])
+    each = torch.stack([norm.float() for norm in norms_of(flat)])
     sizes = torch.tensor([len(group) for group in tensors])
     group = torch.arange(len(tensors)).repeat_interleave(sizes).to(each.device)
     return torch.zeros(len(tensors), device=each.device).index_add_(0, group, each**2).sqrt()

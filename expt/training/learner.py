@@ -24,6 +24,7 @@ class Learner:
     scheduler: LRScheduler
     precision: Precision
     world_size: int
+    compiled: bool = False
     label_smoothing: float = 0.0
     gradient_accumulation: int = 1
     all_reduce_s: Callable[[int], float] = lambda _: 0.0

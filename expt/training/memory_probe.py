@@ -14,7 +14,7 @@ def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
 
     For a run that has failed: the model has taken some steps more afterwards. No collective.
     """
-    if learner.module._compiled_call_impl is not None:  # it would compile for each size
+    if learner.compiled:  # it would compile for each size
         return None
     count = len(batch.images) // learner.gradient_accumulation
     while count > 1:

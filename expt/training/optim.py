@@ -12,16 +12,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from expt.config import groups, user_class
-from expt.training.patches import unguarded
+from expt.training.patches.unguarded import optimizer as without_guards
 
 
-def build_optimizer(config: groups.SGD | groups.Adam | groups.Target, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """The optimiser over `parameters`; fused, so that one kernel updates all of them."""
+def build_optimizer(
+    config: groups.SGD | groups.Adam | groups.Target, parameters: Iterable[nn.Parameter], *, unguarded: bool = True
+) -> Optimizer:
+    """The optimiser over `parameters`; fused, so that one kernel updates all of them.
+
+    `unguarded` leaves out torch's guards against its compiler, see training/patches; not those of a person's own class.
+    """
     parameters = list(parameters)
     if isinstance(config, groups.Target):
         return user_class.build(config.target, Optimizer, parameters, **config.kwargs)
     if isinstance(config, groups.SGD):
-        sgd = unguarded.optimizer(optim.SGD)(
+        sgd = (without_guards(optim.SGD) if unguarded else optim.SGD)(
             parameters,
             lr=config.lr,
             momentum=config.momentum,
@@ -33,8 +38,8 @@ def build_optimizer(config: groups.SGD | groups.Adam | groups.Target, parameters
         for parameter in parameters if config.momentum else ():
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return sgd
-    cls = optim.Adam if config.name == "adam" else optim.AdamW
-    return unguarded.optimizer(cls)(
+    adam = optim.Adam if config.name == "adam" else optim.AdamW
+    return (without_guards(adam) if unguarded else adam)(
         parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
     )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+
+from expt.training.patches.fused_step import step_unless
 
 
 class Precision:
@@ -60,14 +62,7 @@ class Precision:
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         bad = ~torch.isfinite(nn.utils.get_total_norm(gradients, torch.inf, foreach=True))
         self.skipped += bad
-        if self._device.type == "cuda" and getattr(optimizer, "_step_supports_amp_scaling", False):
-            # What GradScaler does: the fused kernel looks at the flag, so that the host need not.
-            fused: Any = optimizer
-            fused.grad_scale, fused.found_inf = None, bad.float()
-            fused.step()
-            del fused.grad_scale, fused.found_inf
-        elif not bad.item():
-            optimizer.step()
+        step_unless(bad, optimizer)
 
 
 def _autocast_dtype(amp: bool | Literal["bf16", "fp16"], device: torch.device) -> torch.dtype | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from expt.config.schema import RunConfig
 from expt.data import build as data_build
@@ -18,8 +19,7 @@ from expt.tensorboard.dashboard import Dashboard
 from expt.training import optim, shared_memory
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
-from expt.training.patches import onednn_linear
-from expt.training.patches.unguarded import DataParallel
+from expt.training.patches import ddp_times, onednn_linear, unguarded
 from expt.training.precision import Precision
 from expt.training.shared_memory import SharedMemory, average_gradients
 
@@ -53,7 +53,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         onednn_linear.use_for_linear(module)
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
-    optimizer = optim.build_optimizer(config.optimizer, module.parameters())
+    optimizer = optim.build_optimizer(config.optimizer, module.parameters(), unguarded=config.patches.unguarded)
     parallel, all_reduce_s = _parallelise(module, config, worker)
     optim.scale_lr(optimizer, config.lr_scaling, config.batch_size / (config.base_batch_size or config.batch_size))
     return Learner(
@@ -71,6 +71,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
             config.amp, worker.device, gradient_clip=config.gradient_clip, skip_non_finite=config.on_nan == "skip"
         ),
         world_size=worker.world_size,
+        compiled=bool(config.compile),
         label_smoothing=config.label_smoothing,
         gradient_accumulation=config.gradient_accumulation,
     )
@@ -97,7 +98,8 @@ def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> tuple[
         return nn.DataParallel(module), lambda _: 0.0
     if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module, lambda _: 0.0
-    parallel = DataParallel(
+    data_parallel = unguarded.data_parallel if config.patches.unguarded else DistributedDataParallel
+    parallel = data_parallel(
         module,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
         find_unused_parameters=config.ddp.find_unused_parameters,
@@ -111,14 +113,7 @@ def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> tuple[
         memory = SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)
         parallel.register_comm_hook(memory, average_gradients)
         return parallel, lambda _: memory.spent_s
-    return parallel, functools.partial(_sampled_all_reduce_s, parallel)
-
-
-def _sampled_all_reduce_s(parallel: DataParallel, steps: int) -> float:
-    """From the steps that DistributedDataParallel times: the first ten, and every hundredth."""
-    found: dict[str, float] = parallel._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-    hidden_ns = found.get("avg_backward_compute_comm_overlap_time", 0)  # behind the rest of the backward pass
-    return max(0, found.get("avg_backward_comm_time", 0) - hidden_ns) / 1e9 * steps
+    return parallel, functools.partial(ddp_times.all_reduce_s, parallel)
 
 
 def _can_share_memory(module: nn.Module, worker: Worker) -> bool:
@@ -127,7 +122,7 @@ def _can_share_memory(module: nn.Module, worker: Worker) -> bool:
     return one_machine and plain and shared_memory.is_supported()
 
 
-def _compress(parallel: DataParallel, hook: str) -> None:
+def _compress(parallel: DistributedDataParallel, hook: str) -> None:
     """Let gradients travel in fewer bytes; torch's own hooks, imported only here."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 

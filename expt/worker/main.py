@@ -104,7 +104,7 @@ def run_as(
     beat: Callable[[], None] = lambda: None,
 ) -> str:
     """Train as `worker`, in this process; returns what became of it. Calls `beat` after each batch."""
-    if worker.device.type == "cpu":
+    if config.patches.malloc and worker.device.type == "cpu":
         malloc.keep_freed()
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)

@@ -1,1 +1,1 @@
-"""Parts of torch that are replaced for speed; each falls back to torch's own."""
+"""The private parts of torch that expt reads or replaces, all of them; each gives way where torch has changed."""

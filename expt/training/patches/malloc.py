@@ -1,4 +1,8 @@
-"""How glibc's malloc treats memory that a step has freed."""
+"""How glibc's malloc treats memory that a step has freed; switched off by `patches.malloc=false`.
+
+A step of ResNet-18 on 32 images takes some 1,000 fresh pages in place of 20,000, of the convnet on 128 some 50 in place
+of 3,000; where pages are dear that is up to a third of a step. A limit of 1 GiB would spare few of the rest.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,15 @@ import sys
 
 # Their numbers in malloc.h; mallopt takes a C int.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEPT_BYTES = 2**30
+KEPT_BYTES = 2**28
 MMAP_LIMIT_BYTES = 2**25
 """What glibc before 2.35 allows at most."""
 
 
 def keep_freed() -> None:
-    """Have blocks of up to 1 GiB used again rather than returned to the kernel, in this process; glibc only.
+    """Have up to 256 MiB used again rather than returned to the kernel, in this process; glibc only.
 
-    Each step frees its activations and takes as many anew: as fresh pages, they cost up to a third of a step on a CPU.
-    See mallopt(3).
+    Each step frees its activations and takes as many anew. See mallopt(3).
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)

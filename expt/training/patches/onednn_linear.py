@@ -1,4 +1,7 @@
-"""Linear layers by oneDNN: on AMD's CPUs, the MKL that torch multiplies with reaches less than half of its speed."""
+"""Linear layers by oneDNN; `onednn`, a key of its own, switches it.
+
+On AMD's CPUs, the MKL that torch multiplies with reaches less than half of its speed.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,21 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from expt.training.patches.changed import warn_changed
+
 
 def use_for_linear(module: nn.Module) -> None:
     """Have oneDNN compute the linear layers inside `module`, where this torch has it; parameters stay what they are."""
-    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        for layer in module.modules():
-            if type(layer) is nn.Linear:
-                layer.__class__ = Linear
+    if not torch.backends.mkldnn.is_available():
+        return
+    try:
+        _product(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
+    except (AttributeError, RuntimeError, TypeError) as error:  # no such operator, or one with other arguments
+        warn_changed("oneDNN for linear layers", str(error).partition("\n")[0], "say so with onednn=false")
+        return
+    for layer in module.modules():
+        if type(layer) is nn.Linear:
+            layer.__class__ = Linear
 
 
 class Linear(nn.Linear):

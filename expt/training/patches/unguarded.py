@@ -1,8 +1,8 @@
-"""torch without its compiler.
+"""torch without its compiler; switched off by `patches.unguarded=false`.
 
-Optimisers and DistributedDataParallel guard themselves against torch.compile, and import it on first use to do so: more
-than a second at the start of every worker. Here are the same classes without the guards. A model may still be compiled:
-what is unguarded is never called from compiled code, for expt compiles the model alone.
+Optimisers and DistributedDataParallel guard themselves against torch.compile, and import it on first use to do so: some
+two seconds of a core at the start of every worker. Here are the same classes without the guards. A model may still be
+compiled: what is unguarded is never called from compiled code, for expt compiles the model alone.
 """
 
 from __future__ import annotations
@@ -15,29 +15,46 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from expt.training.patches.changed import warn_changed
+
 T = TypeVar("T", bound=Optimizer)
+
+MEND = "say so with patches.unguarded=false"
 
 
 def optimizer(cls: type[T]) -> type[T]:
-    """The optimiser class `cls`, unguarded."""
+    """The optimiser class `cls`, unguarded; `cls` itself where this torch guards it in another way."""
+    if not hasattr(cls.step, "__wrapped__"):
+        warn_changed(f"{cls.__name__} without the guards", "its step has none", MEND)
+        return cls
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods = {name: inspect.unwrap(getattr(cls, name)) for name in names}
     methods["step"] = torch.no_grad()(inspect.unwrap(cls.step))
     return type(cls.__name__, (cls,), methods)
 
 
-class DataParallel(DistributedDataParallel):
-    """DistributedDataParallel, unguarded."""
-
-    # A generator below `contextmanager`, below the guard.
-    _inside_ddp_forward = contextlib.contextmanager(inspect.unwrap(DistributedDataParallel._inside_ddp_forward))
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+def data_parallel(module: nn.Module, **options: Any) -> DistributedDataParallel:
+    """DistributedDataParallel around `module`, unguarded; torch's own where this torch guards it in another way."""
+    try:
         with _compiler_set_aside():
-            super().__init__(*args, **kwargs)
+            return _unguarded()(module, **options)
+    except AttributeError as error:  # comes before the workers' first message to each other
+        warn_changed("DistributedDataParallel without the guards", str(error), MEND)
+        return DistributedDataParallel(module, **options)
+
+
+def _unguarded() -> type[DistributedDataParallel]:
+    """Raises AttributeError where torch has no such guard."""
+    inside = inspect.unwrap(DistributedDataParallel._inside_ddp_forward)
+    if not inspect.isgeneratorfunction(inside):
+        raise AttributeError("_inside_ddp_forward is no generator")
+    # A generator below `contextmanager`, below the guard.
+    methods = {"_inside_ddp_forward": contextlib.contextmanager(inside)}
+    return type("DistributedDataParallel", (DistributedDataParallel,), methods)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,71 @@
+"""Models that meet, in their worker, a torch whose private parts are others; and one that looks around there."""
+
+from __future__ import annotations
+
+import inspect
+import resource
+import sys
+import textwrap
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel, distributed
+
+from expt.models.mlp import MLP
+
+DDP: Any = DistributedDataParallel
+SGD: Any = torch.optim.SGD
+OPERATORS: Any = torch.ops
+
+
+class Renamed(MLP):
+    """What expt reads or replaces has other names, or is gone; torch's own code knows."""
+
+    def __init__(self, **options: Any) -> None:
+        DDP._guarded_forward = DDP._inside_ddp_forward
+        _rewrite("_run_ddp_forward", "_inside_ddp_forward", "_guarded_forward")
+        del DDP._inside_ddp_forward
+        del DDP._get_ddp_logging_data
+        guarded = SGD.step
+        SGD.step = lambda self: guarded(self)
+        OPERATORS.mkldnn = SimpleNamespace()
+        super().__init__(**options)
+
+
+class Reshaped(MLP):
+    """The names are those that expt knows; what is behind them works otherwise."""
+
+    def __init__(self, **options: Any) -> None:
+        _rewrite("__init__", "utils.get_optimize_ddp_mode()", "config.suppress_errors")
+        OPERATORS.mkldnn = SimpleNamespace(_linear_pointwise=lambda left, right: left @ right.T)
+        super().__init__(**options)
+
+
+def _rewrite(method: str, old: str, new: str) -> None:
+    source = textwrap.dedent(inspect.getsource(getattr(DDP, method)))
+    assert old in source
+    names = vars(distributed).copy()
+    exec(source.replace("super()", "super(DistributedDataParallel, self)").replace(old, new), names)
+    setattr(DDP, method, names[method])
+
+
+class Looking(MLP):
+    """Prints whether torch's compiler has been imported, and whether memory that was freed is kept."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """See MLP."""
+        if self.training and not hasattr(self, "looked"):
+            self.looked = True
+            print("torch._dynamo" in sys.modules, _fresh_pages() < 100, flush=True)
+        output: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
+        return output
+
+
+def _fresh_pages() -> int:
+    np.ones(20_000_000, np.float32)  # more than glibc keeps by itself, however often it is asked
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(20_000_000, np.float32)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

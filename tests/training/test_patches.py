@@ -1,0 +1,61 @@
+"""Where torch's private parts are not those that expt knows, a run says so and gives the numbers that it always did."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+import expt
+from tests.conftest import RunFolder, Trained
+
+SMALL = ("epochs=1", "dataset.train_limit=640", "log_every=2", "ddp.shared_memory=false")
+UNGUARDED = "DistributedDataParallel without the guards is left out; say so with patches.unguarded=false"
+ONEDNN = "oneDNN for linear layers is left out; say so with onednn=false"
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Those of a run by the torch that is installed."""
+    folder = tmp_path_factory.mktemp("known")
+    known = RunFolder(expt.run(*SMALL, "onednn=false", f"hydra.run.dir='{folder}'").folder)
+    assert warnings(known) == []
+    return known.points
+
+
+def own(name: str) -> str:
+    return f"+model._target_=tests.training.changed_torch.{name}"
+
+
+def warnings(run: RunFolder) -> list[str]:
+    lines = (run.folder / "logs" / "0" / "0" / "stderr.log").read_text().splitlines()
+    return [line for line in lines if line.startswith("warning: ")]
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [
+        ("Renamed", [
+            ONEDNN, "SGD without the guards is left out; say so with patches.unguarded=false", UNGUARDED,
+            "the time that gradients travel is left out",
+        ]),
+        ("Reshaped", [ONEDNN, UNGUARDED]),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_where_torch_has_changed(
+    name: str, left_out: list[str], trained: Trained, points: list[str]
+) -> None:
+    changed = trained(own(name), *SMALL, "onednn=true")
+    found = warnings(changed)
+    assert [line.rpartition("); ")[2] for line in found] == left_out
+    assert all(" has changed (" in line for line in found)
+    assert changed.points == points
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
+@pytest.mark.parametrize("keys", [(), ("patches.unguarded=false", "patches.malloc=false")], ids=["kept", "left out"])
+def test_a_patch_can_be_left_out(keys: tuple[str, ...], trained: Trained, points: list[str]) -> None:
+    run = trained(own("Looking"), *SMALL, "onednn=false", *keys)
+    assert (run.folder / "logs" / "0" / "0" / "stdout.log").read_text() == ("True False\n" if keys else "False True\n")
+    assert warnings(run) == []
+    assert run.points == points
