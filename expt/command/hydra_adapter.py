@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import sys
@@ -13,12 +14,15 @@ import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins import sweeper
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from expt.command.conf_files import conf_dir
 from expt.errors import warn
+
+_changed = functools.cache(warn)
+"""Says once that Hydra is not what it was."""
 
 
 def call(task: TaskFunction, arguments: Sequence[str]) -> None:
@@ -26,7 +30,7 @@ def call(task: TaskFunction, arguments: Sequence[str]) -> None:
 
     Hydra has no function for that: it reads sys.argv and HYDRA_FULL_ERROR, which are put back.
     """
-    _prefer_own_launchers(arguments)
+    prefer_own_launchers(arguments)
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [argv[0], *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -60,7 +64,7 @@ def _without_echo() -> Iterator[None]:
         yield
 
 
-def _prefer_own_launchers(arguments: Sequence[str]) -> None:
+def prefer_own_launchers(arguments: Sequence[str]) -> None:
     """Let `submitit_slurm` mean expt's where Hydra has a plugin of that name too: it would check our keys."""
     if not any("submitit_" in word for word in arguments):
         return
@@ -70,7 +74,7 @@ def _prefer_own_launchers(arguments: Sequence[str]) -> None:
     Plugins.instance()  # now they have stored what they will
     stored = getattr(ConfigStore.instance(), "repo", None)
     if not isinstance(stored, dict):
-        warn("this version of Hydra hides its launchers; where hydra-submitit-launcher is installed, uninstall it")
+        _changed("this version of Hydra hides its launchers; where hydra-submitit-launcher is installed, uninstall it")
         return
     for name in ("submitit_slurm", "submitit_local"):
         stored.get("hydra", {}).get("launcher", {}).pop(f"{name}.yaml", None)
@@ -90,10 +94,10 @@ class PointComposer:
         if config.hydra.runtime.choices.get("hydra/sweeper") != "basic":
             return  # others may do more with what is composed than look whether it can be
         try:
-            assert callable(sweeper.Sweeper.validate_batch_is_legal)
+            _ = vars(Sweeper)["validate_batch_is_legal"]  # what asks for it, and looks at nothing
             context.config_loader = cast(ConfigLoader, _Checks(self._loader, self._kept))
-        except AttributeError:
-            warn("this version of Hydra checks a sweep's points in another way; the first run may come late")
+        except (AttributeError, KeyError):
+            _changed("this version of Hydra checks a sweep's points in another way; the first run may come late")
 
     def compose(self, master: DictConfig, point: Sequence[str]) -> DictConfig:
         """The whole configuration of one point."""
@@ -147,7 +151,7 @@ def fail(returned: JobReturn, error: BaseException) -> JobReturn:
     if isinstance(getattr(JobReturn, "return_value", None), property):
         failed = FailedReturn(**vars(returned))
     else:
-        warn("this version of Hydra keeps a run's result in another way; a failed run may end a sweep of batches")
+        _changed("this version of Hydra keeps a run's result in another way; a failed run may end a sweep of batches")
     failed.status, failed.return_value = JobStatus.FAILED, error
     return failed
 

@@ -1,0 +1,90 @@
+"""The words of the one command, its help, its typos, and the doors from before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from expt.command import command_line
+from expt.command.words import WORDS
+from expt.launch import forkserver
+from tests.command.test_help import help_text
+from tests.conftest import environment
+
+
+def ended(*words: str, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
+    """The exit code of `expt WORDS`, in this process."""
+    monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
+    try:
+        command_line.main(words)
+    except SystemExit as error:
+        return error.code
+    return 0
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_each_word_has_help_of_its_own(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(word, "--help", monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: python -m expt {word} ")
+    assert f"python -m expt {word} " in help_text()
+    assert WORDS[word].meaning in help_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["reprot"], "reprot: neither a command (report, rerun, doctor) nor of the form key=value. Did you mean"),
+        (["train", "seed=1"], "train: neither a command (report, rerun, doctor) nor of the form key=value.\n"),
+        (["rerun"], "the following arguments are required: FOLDER; see python -m expt rerun --help\n"),
+        (["rerun", "a", "b", "c"], "unrecognized arguments: c; see python -m expt rerun --help\n"),
+        (["rerun", "nowhere"], "nowhere: holds no run that could be repeated; name a folder with a result.json\n"),
+        (["report", "--sotr", "x"], "unrecognized arguments: --sotr; see python -m expt report --help\n"),
+        (["report", "nowhere"], "nowhere: there is no such folder\n"),
+        (["doctor", "gpus=2"], "doctor gpus=2: takes no such word; it takes dataset.root=FOLDER\n"),
+    ],
+)
+def test_a_wrong_word_is_told_in_a_line(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ended(*words, monkeypatch=monkeypatch) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"error: {says}")
+    assert not any(tmp_path.iterdir())
+
+
+IMPORTED = """
+import sys
+from expt.command import command_line
+try:
+    command_line.main(sys.argv[1:])
+except SystemExit as error:
+    assert error.code == int(sys.argv[1] == "reprot") * 2
+heavy = {"torch", "hydra", "tensorboard"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize("words", ["reprot", "report --help", "rerun --help", "doctor --help", "--help", "--version"])
+def test_help_and_a_typo_are_answered_at_once(words: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", IMPORTED, *words.split()]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("door", ["report", "rerun"])
+def test_the_modules_from_before_are_the_same_commands(door: str, tmp_path: Path) -> None:
+    said = []
+    for command in (["-m", f"expt.{door}"], ["-m", "expt", door]):
+        done = subprocess.run([sys.executable, *command, str(tmp_path)], env=environment(), capture_output=True)
+        said.append((done.returncode, done.stdout, done.stderr))
+    assert said[0] == said[1]
+    assert said[0][0] == 2
+    assert said[0][2].startswith(f"error: {tmp_path}: holds no run".encode())
