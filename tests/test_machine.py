@@ -87,3 +87,58 @@ def test_a_worker_that_something_else_started(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert machine.is_external_worker() is expected
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o000, 0o077])
+def test_the_umask_is_read_and_stays(mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        assert (machine.umask(), os.umask(mask)) == (mask, mask)
+    finally:
+        os.umask(before)
+
+
+def test_where_nothing_tells_the_umask_it_is_read_by_setting_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_proc(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", no_proc)
+    before = os.umask(0o027)
+    try:
+        assert (machine.umask(), os.umask(0o027)) == (0o027, 0o027)
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_reading_the_umask_does_not_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may be creating a file at that moment."""
+    monkeypatch.setattr(os, "umask", lambda new: pytest.fail("the umask was set"))
+    machine.umask()
+
+
+def test_what_is_made_meanwhile_is_not_for_everyone_to_write(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with machine.not_world_writable():
+            (tmp_path / "inside").touch()
+        (tmp_path / "after").touch()
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("inside", "after")] == [0o664, 0o666]
+
+
+def test_workers_of_another_launcher_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    found = machine.detect()
+    assert (found.workers, found.local_workers) == (8, 4)
+    monkeypatch.delenv("RANK")
+    assert (machine.detect().workers, machine.detect().local_workers) == (None, None)
+
+
+def test_a_quota_counts_like_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    for quota, expected in (("max 100000", 16), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 16)):
+        monkeypatch.setattr(Path, "read_text", lambda _, quota=quota: quota)
+        assert machine.usable_cpus() == expected

@@ -30,8 +30,14 @@ def warm(extra_modules: Sequence[str] = ()) -> None:
 
 
 def kill() -> None:
-    """End the forkserver at once, even in the middle of its imports. It has no state to lose."""
-    server: Any = forkserver._forkserver
-    if getattr(server, "_forkserver_pid", None) is not None:
-        os.kill(server._forkserver_pid, signal.SIGKILL)
-        server._stop()
+    """End the forkserver at once, even in the middle of its imports. It has no state to lose.
+
+    By names that are Python's own: where a version has none of them, the forkserver ends by itself with this process.
+    """
+    server: Any = getattr(forkserver, "_forkserver", None)
+    pid, stop = getattr(server, "_forkserver_pid", None), getattr(server, "_stop", None)
+    if pid is None:
+        return
+    os.kill(pid, signal.SIGKILL)
+    if stop is not None:
+        stop()

@@ -9,10 +9,20 @@ from typing import Any
 
 import pytest
 
+from expt.config import secrets
+from expt.errors import Diverged
 from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, create_result, read_result, update_result, write_atomically
-from expt.runs.worker_error import read_error, write_error
+from expt.runs.result import (
+    COMPLETED,
+    create_result,
+    read_result,
+    results,
+    results_below,
+    update_result,
+    write_atomically,
+)
+from expt.runs.worker_error import in_one_line, read_error, write_error
 
 
 @pytest.fixture
@@ -122,3 +132,92 @@ def test_an_error_without_a_traceback_is_none(tmp_path: Path, text: str | None) 
     if text is not None:
         path.write_text(text)
     assert read_error(path) is None
+
+
+@pytest.fixture
+def a_secret(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The value of a variable that a run took from the environment."""
+    monkeypatch.setattr(secrets, "_names", {})
+    secrets.remember({"TOKEN": "tok-12345"})
+    return "tok-12345"
+
+
+def test_no_secret_is_written(paths: RunPaths, a_secret: str) -> None:
+    create_result(paths, error=f"at first {a_secret}", config={"root": [a_secret]})
+    update_result(paths, error=f"then {a_secret}")
+    assert read_result(paths)["error"] == "then ${oc.env:TOKEN}"
+    assert a_secret not in paths.result.read_text()
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_name(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a loss of power could leave the name with nothing behind it."""
+    calls, fsync, replace = list[str](), os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        calls.append(f"fsync {os.fstat(descriptor).st_size}")
+        fsync(descriptor)
+
+    def replaced(path: Path, target: Path) -> Path:
+        calls.append(f"replace {path.stat().st_size}")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    write_atomically(paths.result, "12345")
+    assert calls == ["fsync 5", "replace 5"]
+
+
+def test_a_folder_that_cannot_hold_the_record_is_left_empty(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        create_result(paths, world_size=2)
+    assert os.listdir(paths.folder) == []
+
+
+def leave_text(folder: Path, text: str) -> None:
+    folder.mkdir(parents=True)
+    RunPaths(folder).result.write_text(text)
+
+
+def test_what_is_no_runs_record_is_passed_over_and_a_damaged_one_named(tmp_path: Path) -> None:
+    leave_text(tmp_path / "a", '{"status": "completed"}')
+    leave_text(tmp_path / "b", '{"status": "comp')
+    leave_text(tmp_path / "c", '{"status": "green"}')
+    leave_text(tmp_path / "d", "[1]")
+    leave_text(tmp_path / "e" / "f", '{"status": "failed"}')
+    leave_text(tmp_path / "a" / "inside", '{"status": "failed"}')
+    assert [(path.folder.name, found["status"]) for path, found in results(tmp_path)] == [
+        ("a", "completed"),
+        ("b", "damaged"),
+    ]
+    below = [(str(path.folder.relative_to(tmp_path)), found["status"]) for path, found in results_below(tmp_path)]
+    assert below == [("a", "completed"), ("b", "damaged"), ("e/f", "failed")]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("", ""),
+        (
+            "rank 0 raised\n\nTraceback\n  File\nValueError: no\n\nlog: a.log",
+            "rank 0 raised: ValueError: no  (log: a.log)",
+        ),
+        ("killed by SIGKILL\nlog: a.log", "killed by SIGKILL  (log: a.log)"),
+        ("one line", "one line"),
+    ],
+)
+def test_an_error_in_one_line(error: str, line: str) -> None:
+    assert in_one_line(error) == line
+    assert "log:" not in in_one_line(error, with_log=False)
+
+
+def test_an_error_of_our_own_is_marked_as_meant_for_a_person(tmp_path: Path, a_secret: str) -> None:
+    for error, expected in ((Diverged(f"nan {a_secret}"), True), (failure(), False)):
+        write_error(tmp_path / "error", error, 1)
+        raised = read_error(tmp_path / "error")
+        assert raised is not None
+        assert (raised.expected, raised.kind) == (expected, type(error).__name__)
+        assert a_secret not in (tmp_path / "error").read_text()

@@ -1,0 +1,137 @@
+"""A try at a run, as its record tells it from the first moment to the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from pathlib import Path
+
+import pytest
+
+from expt.config.identity import identity
+from expt.errors import ConfigError, Interrupted, RunFailed
+from expt.runs.attempt import Attempt, record_end, record_refusal
+from expt.runs.metrics_file import MetricsWriter
+from expt.runs.paths import EVENT_FILES, RunPaths
+from expt.runs.request import RunRequest
+from expt.runs.result import create_result, read_result, update_result
+from tests.requests import request
+
+
+def attempt(asked: RunRequest, number: int = 0) -> Attempt:
+    return Attempt(request=asked, number=number, started_at=20.0, devices=("3", "4"))
+
+
+def leave_metrics(paths: RunPaths) -> None:
+    """What an attempt has recorded that came to no checkpoint."""
+    writer = MetricsWriter(paths)
+    writer.write(1, 1, {"loss/train": 0.5})
+    writer.close()
+    (paths.folder / f"{EVENT_FILES}1").touch()
+
+
+def test_the_first_record(tmp_path: Path) -> None:
+    asked = request(tmp_path / "lr=1", world_size=2, seed=5)
+    assert attempt(asked).begin(port=1234) is None
+    found, host = read_result(asked.paths), socket.gethostname()
+    expected = {
+        "status": "running",
+        "started": 20.0,
+        "world_size": 2,
+        "local_world_size": 2,
+        "node": host,
+        "hosts": [{"name": host, "ranks": [0, 1]}],
+        "backend": "gloo",
+        "devices": ["3", "4"],
+        "master_port": 1234,
+        "attempts": 1,
+        "identity": identity(asked.config),
+        "seed": 5,
+        "name": "lr=1",
+        "overrides": {"seed": 0},
+        "arguments": ["seed=0"],
+    }
+    assert {key: value for key, value in found.items() if key in expected} == expected
+    assert found.keys() - expected.keys() == {"config", "command", "versions", "git", "hardware"}
+
+
+def test_one_worker_needs_no_backend_and_what_was_typed_counts(tmp_path: Path) -> None:
+    asked = request(tmp_path, typed_at=7.5)
+    attempt(asked).begin()
+    found = read_result(asked.paths)
+    assert (found["backend"], found["master_port"], found["started"]) == (None, None, 7.5)
+
+
+def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
+    asked = request(tmp_path)
+    attempt(asked).begin()
+    leave_metrics(asked.paths)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        attempt(asked).begin()
+    assert asked.paths.metrics.exists()
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["may have run", "a second attempt"])
+def test_without_a_checkpoint_it_starts_from_the_beginning_with_an_empty_record(
+    tmp_path: Path, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = request(tmp_path, may_have_run=number == 0)
+    attempt(asked).begin()
+    leave_metrics(asked.paths)
+    assert attempt(asked, number).begin() is None
+    assert not asked.paths.metrics.exists()
+    assert not asked.paths.event_files()
+    assert read_result(asked.paths)["attempts"] == number + 1
+    assert "has no checkpoint yet, the run starts from the beginning" in capsys.readouterr().err
+
+
+def test_to_train_in_this_process_is_recorded_to_its_end(tmp_path: Path) -> None:
+    asked, calls = request(tmp_path), list[str]()
+
+    def on_start() -> None:
+        calls.append(read_result(asked.paths)["status"])
+
+    with attempt(asked).recorded(on_start) as source:
+        assert (source, calls) == (None, ["running"])
+        update_result(asked.paths, status="completed")
+    assert read_result(asked.paths)["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (RunFailed("no"), "failed", "no"),
+        (KeyboardInterrupt(), "interrupted", "interrupted by a person"),
+        (Interrupted("asked"), "interrupted", "asked"),
+        (ValueError("a bug"), "failed", "a bug"),
+    ],
+)
+def test_what_ends_it_is_recorded_and_goes_on_up(tmp_path: Path, error: BaseException, status: str, text: str) -> None:
+    asked = request(tmp_path)
+    with pytest.raises(type(error)), attempt(asked).recorded():
+        raise error
+    found = read_result(asked.paths)
+    assert (found["status"], found["error"]) == (status, text)
+
+
+def test_a_run_that_is_refused_never_starts(tmp_path: Path) -> None:
+    asked, calls = request(tmp_path), list[str]()
+    create_result(asked.paths)
+    with pytest.raises(ConfigError), attempt(asked).recorded(lambda: calls.append("started")):
+        raise AssertionError
+    assert calls == []
+
+
+def test_a_record_that_cannot_be_written_hides_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = request(tmp_path / "run")
+    record_end(asked.paths, RunFailed("no"))  # its folder is gone
+    assert capsys.readouterr().err.startswith(f"warning: {asked.paths.result}: could not be written (")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_refusal_is_recorded_with_what_is_known(tmp_path: Path, known: bool) -> None:
+    asked = dataclasses.replace(request(tmp_path / "lr=x"))
+    record_refusal(asked.paths, asked.about, asked.config if known else None, ConfigError("lr=x: no number"))
+    found = read_result(asked.paths)
+    assert (found["status"], found["error"], found["arguments"]) == ("failed", "lr=x: no number", ["seed=0"])
+    assert ("identity" in found, "config" in found) == (known, known)

@@ -1,0 +1,102 @@
+"""Signals that ask for an end: kept, counted, and answered at once where that is wished."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from expt import signals
+
+
+@pytest.fixture(autouse=True)
+def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every handler as before, and nothing heard."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    before = {number: signal.getsignal(number) for number in signals.ASKING}
+    signals._received.clear()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    signals._received.clear()
+
+
+def press(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", signals.ASKING)
+def test_the_first_signal_is_kept(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with signals.Heeded():
+        assert not signals.asked()
+        press(number)
+        assert signals.asked()
+        assert signals.asked_by(number)
+    assert signal.getsignal(number) is before
+    assert signals.exit_code() == 128 + number
+
+
+def test_the_second_raises() -> None:
+    with signals.Heeded():
+        press(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            press(signal.SIGINT)
+    assert signals.exit_code() == 143  # the first counts
+
+
+def test_where_nothing_can_wait_the_first_raises() -> None:
+    with signals.Heeded():
+        with signals.heeded_at_once(), pytest.raises(KeyboardInterrupt):
+            press(signal.SIGINT)
+        signals._received.clear()
+        press(signal.SIGINT)  # from here on it is kept again
+
+
+def test_what_was_heard_in_an_earlier_run_is_forgotten() -> None:
+    with signals.Heeded():
+        press(signal.SIGUSR1)
+    with signals.Heeded():
+        assert not signals.asked()
+
+
+def test_without_a_signal_the_exit_code_is_that_of_ctrl_c() -> None:
+    assert signals.exit_code() == 130
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGINT, signals.IMPATIENT_S), (signal.SIGTERM, signals.GRACE_S)]
+)
+def test_a_person_is_less_patient_than_a_scheduler(number: signal.Signals, expected: float) -> None:
+    with signals.Heeded():
+        press(number)
+        assert signals.grace_s() == expected
+
+
+def test_in_another_thread_handlers_stay_as_they_are() -> None:
+    before, during = signal.getsignal(signal.SIGTERM), list[object]()
+
+    def heed() -> None:
+        with signals.Heeded():
+            during.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=heed)
+    thread.start()
+    thread.join()
+    assert during == [before]
+
+
+def test_a_worker_without_a_driver_heeds_whoever_started_it() -> None:
+    signals.heed_in_worker()
+    for number in (signals.ASK_WORKER, signal.SIGUSR2, signal.SIGTERM):
+        press(number)
+        assert signals.asked_by(number)
+
+
+def test_a_new_worker_has_not_been_asked() -> None:
+    signals._received.append(signal.SIGINT)
+    signals.heed_in_worker()
+    assert not signals.asked()
