@@ -17,7 +17,7 @@ def conf_dir() -> Path:
 
 def groups() -> list[str]:
     """The groups that expt ships, by folder name."""
-    return sorted(folder.name for folder in conf_dir().iterdir() if folder.is_dir())
+    return sorted({path.parent.name for path in conf_dir().glob("*/*.yaml")})
 
 
 def options(group: str) -> list[Path]:

@@ -20,7 +20,7 @@ from expt.command.conclusion import conclude
 from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.hydra_folder import leave_no_trace, renew
 from expt.command.outcome import Outcome
-from expt.command.overrides import describe
+from expt.command.overrides import about_run
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
@@ -124,7 +124,7 @@ class Task:
             settings=settings,
             paths=run_paths,
             typed_at=None if sweep else self._typed_at,
-            about=describe(run_paths.folder.name, list(hydra_config.overrides.task)),
+            about=about_run(run_paths.folder.name, list(hydra_config.overrides.task)),
             # The forkserver may be older than these variables.
             env={str(key): str(value) for key, value in hydra_config.job.env_set.items()},
         )

@@ -21,7 +21,7 @@ def as_dict(overrides: Sequence[str]) -> dict[str, Any]:
     return {override.key_or_group: override.value() for override in _parsed(overrides)}
 
 
-def describe(name: str, overrides: Sequence[str]) -> Record:
+def about_run(name: str, overrides: Sequence[str]) -> Record:
     """The fields of result.json that say what the run is called, and how to ask for it again."""
     return {"name": name, "overrides": as_dict(overrides), "arguments": list(overrides)}
 

@@ -18,7 +18,7 @@ from expt.runs.paths import is_sweep
 from expt.runs.result import write_atomically
 from expt.runs.view.comparison import as_csv, listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
-from expt.runs.view.query import Run, check_key, chosen, in_order, runs_below
+from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
 
 EXAMPLES = """examples
   python -m expt report outputs                          every run, newest first
@@ -88,14 +88,14 @@ def report(console: Console, asked: argparse.Namespace) -> None:
         console.print(f"curves       {asked.plot}", highlight=False, soft_wrap=True)
 
 
-def _below(folder: Path) -> list[Run]:
+def _below(folder: Path) -> list[ListedRun]:
     runs = runs_below(folder)
     if not runs:
         raise ConfigError(f"{folder}: holds no run; start one with python -m expt")
     return runs
 
 
-def _asked_for(runs: Sequence[Run], asked: argparse.Namespace) -> list[Run]:
+def _asked_for(runs: Sequence[ListedRun], asked: argparse.Namespace) -> list[ListedRun]:
     with _of_option("--filter"):
         left = chosen(runs, asked.filter)
     if not left:

@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from expt import machine
-from expt.command.overrides import describe
+from expt.command.overrides import about_run
 from expt.command.words import Parser
 from expt.config.identity import identity
 from expt.config.parse import parse_again
@@ -51,7 +51,7 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     then = read_result(RunPaths(folder))
     if "config" not in then:
         raise ConfigError(f"{folder}: holds no run that could be repeated; name a folder with a {_result_name()}")
-    config = _settings(then, RunPaths(folder))
+    config = settings_of(then, RunPaths(folder))
     for line in provenance.differences(then):
         warn(line)
     if identity(config) != then["identity"]:
@@ -61,13 +61,14 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     run_paths = RunPaths(into or Path(paths.make_unused_folder(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))))
     if RunPaths(folder).hydra.is_dir():  # so that `resume=auto` can go on there
         shutil.copytree(RunPaths(folder).hydra, run_paths.hydra, dirs_exist_ok=True)
-    about: Record = {**describe(run_paths.folder.name, then["arguments"]), "rerun_of": str(folder)}
+    about: Record = {**about_run(run_paths.folder.name, then["arguments"]), "rerun_of": str(folder)}
     how.carry_out(RunRequest(config=config, paths=run_paths, typed_at=typed_at, about=about))
-    _compare(then, read_result(run_paths))
+    compare(then, read_result(run_paths))
     return run_paths
 
 
-def _settings(then: Record, run_paths: RunPaths) -> RunConfig:
+def settings_of(then: Record, run_paths: RunPaths) -> RunConfig:
+    """The configuration with which the run whose record is `then` began, checked against this machine."""
     config = parse_again(then["config"], machine.detect())
     if config.resume != "auto":
         return config
@@ -78,7 +79,7 @@ def _settings(then: Record, run_paths: RunPaths) -> RunConfig:
     return dataclasses.replace(config, resume=source)
 
 
-def _compare(then: Record, now: Record) -> None:
+def compare(then: Record, now: Record) -> None:
     """Tell a person whether the numbers are the same."""
     if then.get("status") != COMPLETED:
         return

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from expt.command.hydra_adapter import PointComposer, fail, use_config
 from expt.command.hydra_errors import as_config_error
-from expt.command.overrides import describe, folder_names, swept_keys
+from expt.command.overrides import about_run, folder_names, swept_keys
 from expt.config.identity import identity
 from expt.config.parse import parse, plain
 from expt.errors import ConfigError, ExptError
@@ -35,7 +35,7 @@ class ComposedRun:
     @property
     def about(self) -> Record:
         """What the run is called, and how it was asked for."""
-        return describe(self.job.name, self.overrides)
+        return about_run(self.job.name, self.overrides)
 
     def finish(self) -> JobReturn:
         """What Hydra's sweepers and callbacks get to know."""
@@ -101,7 +101,7 @@ class Grid:
         _set_folder(composed, paths)
         request = None
         if config is not None and settings is not None:
-            about = describe(paths.folder.name, overrides)
+            about = about_run(paths.folder.name, overrides)
             request = RunRequest(
                 config=config, settings=settings, paths=paths, about=about, env=_env(composed), may_have_run=True
             )

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from expt.runs.result import Record
 from expt.runs.view.progress import WIDE, elapsed, shown_path
-from expt.runs.view.query import Run
+from expt.runs.view.query import ListedRun
 
 
-def listing(runs: Sequence[Run], width: int) -> Table:
+def listing(runs: Sequence[ListedRun], width: int) -> Table:
     """A line for each run; in a narrow terminal without what is the same for all of them."""
     objectives = {run.objective for run in runs if run.objective}
     shared = objectives.pop() if len(objectives) == 1 else ""
@@ -39,7 +39,7 @@ def listing(runs: Sequence[Run], width: int) -> Table:
     return table
 
 
-def as_csv(runs: Sequence[Run]) -> str:
+def as_csv(runs: Sequence[ListedRun]) -> str:
     """A line for each run, with every setting and metric that any of them has."""
     keys = list(dict.fromkeys(key for run in runs for key in run.values))
     text = io.StringIO()
@@ -53,7 +53,7 @@ def as_csv(runs: Sequence[Run]) -> str:
     return text.getvalue()
 
 
-def side_by_side(first: Run, second: Run) -> Table:
+def side_by_side(first: ListedRun, second: ListedRun) -> Table:
     """The settings in which two runs differ, then their results, with the difference of numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", shown_path(first.folder), shown_path(second.folder), "difference"):

@@ -25,7 +25,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 @dataclass(frozen=True)
-class Run:
+class ListedRun:
     """A run's folder, and what result.json says of it."""
 
     folder: Path
@@ -55,20 +55,20 @@ class Run:
         return str(objective["name"] if objective else config.get("objective", ""))
 
 
-def runs_below(folder: Path) -> list[Run]:
+def runs_below(folder: Path) -> list[ListedRun]:
     """Every run below `folder`. Raises ConfigError where there is no such folder."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder")
-    return [Run(paths.folder, result) for paths, result in results_below(folder)]
+    return [ListedRun(paths.folder, result) for paths, result in results_below(folder)]
 
 
-def chosen(runs: Sequence[Run], filters: Sequence[str]) -> list[Run]:
+def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]:
     """The runs that pass every filter, as in `model=mlp` and `optimizer.lr<0.1`; ConfigError for a wrong one."""
     tests = [_test(text, runs) for text in filters]
     return [run for run in runs if all(test(run.values) for test in tests)]
 
 
-def in_order(runs: Sequence[Run], key: str = "started", *, reverse: bool = False) -> list[Run]:
+def in_order(runs: Sequence[ListedRun], key: str = "started", *, reverse: bool = False) -> list[ListedRun]:
     """The runs by a column, a setting or a metric: newest first, accuracies from the highest, all else rising."""
     objectives = {run.objective for run in runs}
     falls = key == "started" or "accuracy" in (key if key != "best" else " ".join(objectives))
@@ -78,14 +78,14 @@ def in_order(runs: Sequence[Run], key: str = "started", *, reverse: bool = False
     return [*having, *(run for run in runs if run not in having)]  # without a value, or with nan: last, either way
 
 
-def check_key(key: str, runs: Sequence[Run]) -> None:
+def check_key(key: str, runs: Sequence[ListedRun]) -> None:
     """Raise ConfigError where no run has `key`."""
     known = {key for run in runs for key in run.values}
     if key not in known:
         raise ConfigError(f"{key}: no run has such a column, setting or metric.{did_you_mean(key, known)}")
 
 
-def _test(text: str, runs: Sequence[Run]) -> Callable[[Mapping[str, Any]], bool]:
+def _test(text: str, runs: Sequence[ListedRun]) -> Callable[[Mapping[str, Any]], bool]:
     match = re.fullmatch(r"([^=!<>]+)(=|!=|<=|>=|<|>)(.*)", text)
     if match is None:
         raise ConfigError(f"{text}: write KEY=VALUE, with = != < > <= or >=")

@@ -1,0 +1,125 @@
+"""The words of a command as they are changed, or refused, before Hydra reads them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from expt.command.arguments import (
+    continue_command,
+    options_first,
+    refuse_unnamed,
+    refuse_used_folder,
+    with_earlier,
+    with_latest,
+)
+from expt.command.overrides import as_dict
+from expt.errors import ConfigError
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, create_result, update_result
+
+
+def leave(folder: Path, *words: str) -> Path:
+    """A run that was asked for by `words`, or one of a sweep."""
+    create_result(RunPaths(folder))
+    update_result(RunPaths(folder), status=COMPLETED)
+    RunPaths(folder).hydra.mkdir()
+    RunPaths(folder).overrides.write_text("".join(f"- {word}\n" for word in words))
+    return folder
+
+
+def test_to_resume_is_to_say_what_was_said_before_but_for_what_is_said_now(tmp_path: Path) -> None:
+    run = leave(tmp_path / "run", "model=convnet", "epochs=3", "resume=elsewhere", "+model.width=2", "~model.x")
+    now = [f"hydra.run.dir='{run}'", "resume=auto", "epochs=5", "model.width=4"]
+    assert with_earlier(now) == ["model=convnet", "~model.x", *now, "hydra.output_subdir=null"]
+
+
+def test_a_run_that_was_killed_before_it_began_lets_hydra_write_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    RunPaths(folder).hydra.mkdir(parents=True)
+    RunPaths(folder).overrides.write_text("- epochs=3\n")
+    now = [f"hydra.run.dir={folder}", "resume=auto"]
+    assert with_earlier(now) == ["epochs=3", *now]
+    assert with_earlier([f"hydra.run.dir={tmp_path / 'new'}", "resume=auto"])[1:] == ["resume=auto"]
+
+
+def test_what_does_not_resume_by_itself_stays_as_it_is(tmp_path: Path) -> None:
+    leave(tmp_path / "run", "epochs=3")
+    for words in (["epochs=1"], [f"hydra.run.dir={tmp_path / 'run'}", f"resume={tmp_path}"], ["-m", "resume=auto"]):
+        assert with_earlier(words) == words
+    with pytest.raises(ConfigError, match=r"name it, as in hydra\.run\.dir=FOLDER"):
+        with_earlier(["resume=auto"])
+
+
+def test_the_latest_sweep_is_the_one_worked_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["-m", "seed=0,1", "hydra.sweep.dir=latest"]
+    with pytest.raises(ConfigError, match="there is no sweep in outputs/sweeps yet"):
+        with_latest(words)
+    for name in ("b", "a"):
+        leave(tmp_path / "outputs/sweeps" / name / "seed=0")
+    os.utime(tmp_path / "outputs/sweeps/b")  # its ctime is newer now, whatever the clock's grain
+    (tmp_path / "outputs/sweeps/empty").mkdir()
+    assert with_latest(words) == ["-m", "seed=0,1", "hydra.sweep.dir='outputs/sweeps/b'"]
+    assert with_latest(["-m", "hydra.sweep.dir=x"]) == ["-m", "hydra.sweep.dir=x"]
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (["seed=1", "-m", "x=2"], ["-m", "seed=1", "x=2"]),
+        (["seed=1", "--config-dir", "my", "x=2"], ["--config-dir", "my", "seed=1", "x=2"]),
+        (["seed=1", "--config-dir=my"], ["--config-dir=my", "seed=1"]),
+        (["seed=1", "--cfg"], ["--cfg", "seed=1"]),
+        (["a=1", "b=2"], ["a=1", "b=2"]),
+        (["seed=-1", "~x"], ["seed=-1", "~x"]),
+    ],
+)
+def test_options_come_first(words: list[str], first: list[str]) -> None:
+    assert options_first(words) == first
+
+
+@pytest.mark.parametrize("value", ["null", "true", "3", "-0.5", "+1", "{a:1}", "NULL"])
+def test_a_group_is_chosen_by_name(value: str) -> None:
+    with pytest.raises(ConfigError, match="not one of convnet, mlp, paddle_convnet, resnet18"):
+        refuse_unnamed([f"model={value}"])
+    refuse_unnamed([f"epochs={value}"])
+
+
+def test_a_setting_has_a_name() -> None:
+    with pytest.raises(ConfigError, match="=3: not of the form key=value"):
+        refuse_unnamed(["seed=1", "=3"])
+    refuse_unnamed(["model=mlp", "model=mlp,convnet", "-m", "model.hidden=[3]"])
+
+
+def test_a_folder_that_holds_a_run_is_taken_by_that_run_alone(tmp_path: Path) -> None:
+    run = leave(tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds a run already; choose another folder"):
+        refuse_used_folder(["epochs=1", f"hydra.run.dir='{run}'"])
+    refuse_used_folder([f"hydra.run.dir={run}", "resume=auto"])
+    refuse_used_folder([f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={run}"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["-m", "seed=0,1"], ["-m", "seed=0,1", "hydra.sweep.dir=s/t"]),
+        (["seed=0,1", "-m"], ["seed=0,1", "hydra.sweep.dir=s/t", "-m"]),
+        (["-m", "seed=0,1", "hydra.sweep.dir=latest"], ["-m", "seed=0,1", "hydra.sweep.dir=s/t"]),
+        (["-m", "--config-dir=my", "x='a b'"], ["-m", "--config-dir=my", "x='a b'", "hydra.sweep.dir=s/t"]),
+        (["-m"], ["-m", "hydra.sweep.dir=s/t"]),
+    ],
+)
+def test_the_command_that_resumes_a_sweep(typed: list[str], told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["expt", *typed])
+    assert shlex.split(continue_command(Path("s/t"))) == ["python", "-m", "expt", *told]
+
+
+def test_a_sweeps_folder_with_spaces_is_quoted_for_hydra_and_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["expt", "-m", "seed=0,1"])
+    *_, word = shlex.split(continue_command(Path("it's my sweep")))
+    assert as_dict([word]) == {"hydra.sweep.dir": "it's my sweep"}

@@ -1,0 +1,34 @@
+"""What became of a command's runs, and how that is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from expt.command.outcome import Outcome
+from expt.errors import RunFailed
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("statuses", "unseen", "said"),
+    [
+        ([COMPLETED, COMPLETED], 0, None),
+        ([COMPLETED, INTERRUPTED], 3, None),
+        ([COMPLETED, FAILED], 0, "1 of 2 runs failed"),
+        ([FAILED, FAILED, COMPLETED, INTERRUPTED, "queued"], 4, "2 of 9 runs failed, 6 were stopped or not started"),
+    ],
+)
+def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: str | None) -> None:
+    outcome = Outcome(num_unseen=unseen)
+    for number, status in enumerate(statuses):
+        outcome.add(RunPaths(Path(str(number))), status)
+    assert len(outcome.completed) == statuses.count(COMPLETED)
+    if said is None:
+        outcome.raise_if_failed()
+        return
+    with pytest.raises(RunFailed) as raised:
+        outcome.raise_if_failed()
+    assert str(raised.value) == said

@@ -1,0 +1,63 @@
+"""A run from its record: what it begins with, and what is said of its numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from expt import machine
+from expt.command.conf_files import conf_dir
+from expt.command.overrides import register_resolvers
+from expt.command.rerun import compare, rerun, settings_of
+from expt.config.identity import shown
+from expt.config.parse import parse, plain
+from expt.errors import ConfigError
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, create_result
+
+
+def record(metrics: dict[str, float], status: str = COMPLETED) -> Any:
+    return {"status": status, "metrics": metrics}
+
+
+def test_numbers_are_compared_but_for_those_of_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    then = record({"loss/val": 0.5, "speed/epoch_s": 1.0, "memory/x": 3.0, "ranks/y": 1.0})
+    compare(then, record({"loss/val": 0.5, "speed/epoch_s": 9.0}))
+    assert capsys.readouterr() == ("repeated     the same numbers in all 1 metrics\n", "")
+    compare(then, record({"loss/val": 0.25, "loss/test": 1.0}))
+    assert capsys.readouterr() == (
+        "",
+        "warning: not the numbers of then: loss/test None then, 1.0 now, loss/val 0.5 then, 0.25 now\n",
+    )
+
+
+def test_of_a_run_that_had_not_completed_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    compare(record({"loss/val": 0.5}, "interrupted"), record({"loss/val": 0.1}))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_holds_no_settings_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    create_result(RunPaths(tmp_path / "refused"), error="bad")
+    for folder in (tmp_path / "refused", tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match=r"holds no run that could be .* with a result\.json"):
+            rerun(folder, None, typed_at=0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["refused"]
+
+
+@pytest.mark.parametrize(
+    ("words", "source"),
+    [(["epochs=1"], None), (["resume=auto"], None), (["resume='my run'"], "my run"), (["resume=null"], None)],
+)
+def test_a_run_that_went_on_begins_anew_as_it_once_began(words: list[str], source: str | None, tmp_path: Path) -> None:
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        settings = plain(compose("config", ["resume=auto"]), sweep=False)
+    paths = RunPaths(tmp_path)
+    paths.hydra.mkdir()
+    paths.overrides.write_text("".join(f'- "{word}"\n' for word in words))
+    then: Any = {"config": shown(parse(settings, machine.detect()))}
+    assert settings_of(then, paths).resume == source
