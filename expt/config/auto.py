@@ -3,54 +3,94 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from expt.config.groups import GROUPS, kind
 from expt.machine import Machine
 
 CPU_WORKERS = 2
 
+Node = Mapping[str, Any]  # not checked yet: a value of the wrong type is reported later, the others still get theirs
 
-def fill_auto(node: dict[str, Any], machine: Machine) -> dict[str, Any]:
-    """`node` with each `auto` replaced, as far as the other values make sense."""
-    gpus = node.get("gpus")
-    if gpus == "auto":
-        gpus = 1 if node.get("debug") is True and machine.gpus else len(machine.gpus)
-        gpus = min(gpus, machine.local_workers or gpus)
-    # A value of the wrong type is reported by the caller; the others still get theirs.
-    num_gpus = len(gpus) if isinstance(gpus, list) else max(0, gpus) if isinstance(gpus, int) else 0
-    world_size = node.get("world_size")
-    if world_size == "auto":
-        one = node.get("debug") is True or node.get("strategy") == "dp"
-        world_size = machine.workers or (1 if one else num_gpus or CPU_WORKERS)
-    batch_size = node.get("batch_size")
-    per_worker = re.fullmatch(r"(\d+) per worker", str(batch_size).strip())
-    if per_worker and isinstance(world_size, int):
-        batch_size = int(per_worker[1]) * world_size
-    backend = node.get("backend")
-    if backend == "auto":
-        backend = "nccl" if num_gpus and not machine.simulated else "gloo"
-    threads = node.get("threads")
-    if threads == "auto":
-        local = machine.local_workers or world_size
-        threads = max(1, machine.cpus // max(1, local if isinstance(local, int) else 1))
-    channels_last = node.get("channels_last")
-    if channels_last == "auto":
-        model = node["model"].get("name") if isinstance(node.get("model"), dict) else None
-        # Measured on a CPU: all gain a tenth or more, and a quarter with amp.
-        channels_last = model in ("resnet18", "convnet", "paddle_convnet")
-    onednn = node.get("onednn")
-    if onednn == "auto":
-        onednn = machine.cpu_vendor == "AuthenticAMD" and not node.get("compile")
+
+def fill_auto(node: Node, machine: Machine) -> dict[str, Any]:
+    """`node` with each `auto` replaced, as far as the other values make sense; `N per worker` is a number too."""
+    filled = dict(node)
+    for key, value_of in _VALUES.items():
+        if filled.get(key) == "auto":
+            filled[key] = value_of(filled, machine)
+    filled["batch_size"] = batch_size(filled)
+    return _with_images(filled, "end")
+
+
+def fill_auto_of_a_sweep(node: Node) -> dict[str, Any]:
+    """`node` with what `auto` means in a sweep on every machine, whoever launches its runs.
+
+    On a CPU runs share the cores, so each takes one: their numbers are then equal. Pictures take the time to spare.
+    """
+    alone = {"threads": 1} if node.get("threads") == "auto" else {}
+    return _with_images({**node, **alone}, "spare")
+
+
+def gpus(node: Node, machine: Machine) -> int:
+    """All that this process's part of the run may use; one where a debugger is to follow."""
+    have = 1 if node.get("debug") is True and machine.gpus else len(machine.gpus)
+    return min(have, machine.local_workers or have)
+
+
+def world_size(node: Node, machine: Machine) -> int:
+    """One for each GPU, and two on a CPU, unless a launcher has started another number."""
+    one = node.get("debug") is True or node.get("strategy") == "dp"
+    return machine.workers or (1 if one else _num_gpus(node) or CPU_WORKERS)
+
+
+def backend(node: Node, machine: Machine) -> str:
+    """NCCL where there are real GPUs."""
+    return "nccl" if _num_gpus(node) and not machine.simulated else "gloo"
+
+
+def threads(node: Node, machine: Machine) -> int:
+    """This machine's cores, shared out among its workers."""
+    local = machine.local_workers or node.get("world_size")
+    return max(1, machine.cpus // max(1, local if isinstance(local, int) else 1))
+
+
+def channels_last(node: Node, machine: Machine) -> bool:
+    """Where the model gains by it."""
+    return getattr(GROUPS["model"].get(str(kind(node.get("model")))), "CHANNELS_LAST_PAYS", False)
+
+
+def onednn(node: Node, machine: Machine) -> bool:
+    """On AMD's CPUs, where MKL is slow; a compiled model can't take these layers."""
+    return machine.cpu_vendor == "AuthenticAMD" and not node.get("compile")
+
+
+def batch_size(node: Node) -> Any:
+    """The global batch, where it is given for one worker."""
+    size, workers = node.get("batch_size"), node.get("world_size")
+    per_worker = re.fullmatch(r"(\d+) per worker", str(size).strip())
+    return int(per_worker[1]) * workers if per_worker and isinstance(workers, int) else size
+
+
+# Each looks at what those before it have found.
+_VALUES: dict[str, Callable[[Node, Machine], object]] = {
+    "gpus": gpus,
+    "world_size": world_size,
+    "backend": backend,
+    "threads": threads,
+    "channels_last": channels_last,
+    "onednn": onednn,
+}
+
+
+def _num_gpus(node: Node) -> int:
+    chosen = node.get("gpus")
+    return len(chosen) if isinstance(chosen, list) else max(0, chosen) if isinstance(chosen, int) else 0
+
+
+def _with_images(node: dict[str, Any], images: str) -> dict[str, Any]:
     shown = node.get("tensorboard")
-    if isinstance(shown, dict) and shown.get("images") == "auto":
-        node = {**node, "tensorboard": {**shown, "images": "end"}}
-    return {
-        **node,
-        "channels_last": channels_last,
-        "onednn": onednn,
-        "gpus": gpus,
-        "world_size": world_size,
-        "backend": backend,
-        "batch_size": batch_size,
-        "threads": threads,
-    }
+    if not isinstance(shown, Mapping) or shown.get("images") != "auto":
+        return node
+    return {**node, "tensorboard": {**shown, "images": images}}

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from expt.config import rules, secrets
-from expt.config.auto import fill_auto
+from expt.config.auto import fill_auto, fill_auto_of_a_sweep
 from expt.config.groups import GROUPS
 from expt.config.problems import explain
 from expt.config.schema import RunConfig
@@ -22,19 +22,14 @@ from expt.machine import Machine
 def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
     """The composed configuration as plain containers, without Hydra's own part, interpolations resolved.
 
-    Raises MissingMandatoryValue for a `???`. In a sweep on the CPU, runs share the cores: `threads=auto` is one, for
-    every launcher, so that their numbers are equal; `tensorboard.images=auto` is as much as the time allows.
+    Raises MissingMandatoryValue for a `???`.
     """
     keys = [str(key) for key in composed if key != "hydra"]
     with secrets.environment_read() as read:
         content = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True, throw_on_missing=True)
     assert isinstance(content, dict)
-    content["secrets"] = read
-    if sweep and content.get("threads") == "auto":
-        content["threads"] = 1
-    if sweep and isinstance(shown := content.get("tensorboard"), dict) and shown.get("images") == "auto":
-        shown["images"] = "spare"
-    return {str(key): value for key, value in content.items()}
+    node = {**{str(key): value for key, value in content.items()}, "secrets": read}
+    return fill_auto_of_a_sweep(node) if sweep else node
 
 
 def parse(composed: Mapping[str, Any], machine: Machine) -> RunConfig:
@@ -43,20 +38,20 @@ def parse(composed: Mapping[str, Any], machine: Machine) -> RunConfig:
     Raises ConfigError with every problem found: unknown keys, wrong types, values out of range, combinations
     that cannot run.
     """
-    node = fill_auto(dict(composed), machine)
+    node = fill_auto(composed, machine)
     for group in GROUPS:
         node[group] = _untarget(node.get(group), GROUPS[group].get("_target_"))
     return _checked(node, machine)
 
 
 def parse_elsewhere(hidden: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """What `parse` gives for settings whose secrets `expt.redaction.hidden` has taken out, on their way here."""
+    """What `parse` gives for settings whose secrets `secrets.hidden` has taken out, on their way here."""
     node, read = _with_secrets(hidden)
     return parse({**node, "secrets": read}, machine)
 
 
 def parse_again(shown: Mapping[str, Any], machine: Machine) -> RunConfig:
-    """The configuration that `expt.identity.shown` gave for a run. Raises ConfigError where it can't run here now."""
+    """The configuration that `identity.shown` gave for a run. Raises ConfigError where it can't run here now."""
     node, read = _with_secrets(shown)
     return _checked({**node, "secrets": read}, machine)
 

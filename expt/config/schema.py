@@ -8,14 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.groups import (
-    GROUPS,
-    STRICT,
-    Count,
-    Fraction,
-    Positive,
-    _group,
-)
+from expt.config.groups import GROUPS, STRICT, Count, Fraction, Positive, group
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -56,11 +49,11 @@ class Checkpoint:
 class RunConfig:
     """One run, resolved and checked; conf/config.yaml says what each key means, and its unit."""
 
-    model: _group(**GROUPS["model"])  # type: ignore[valid-type]
-    init: _group(**GROUPS["init"])  # type: ignore[valid-type]
-    dataset: _group(**GROUPS["dataset"])  # type: ignore[valid-type]
-    optimizer: _group(**GROUPS["optimizer"])  # type: ignore[valid-type]
-    scheduler: _group(**GROUPS["scheduler"])  # type: ignore[valid-type]
+    model: group(**GROUPS["model"])  # type: ignore[valid-type]
+    init: group(**GROUPS["init"])  # type: ignore[valid-type]
+    dataset: group(**GROUPS["dataset"])  # type: ignore[valid-type]
+    optimizer: group(**GROUPS["optimizer"])  # type: ignore[valid-type]
+    scheduler: group(**GROUPS["scheduler"])  # type: ignore[valid-type]
     gpus: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...]
     world_size: Count
     strategy: Literal["ddp", "dp"]

@@ -14,7 +14,8 @@ MIN_LENGTH = 4
 """A shorter value would be found in too many texts that have nothing to do with it."""
 
 _names: dict[str, str] = {}
-"""From a value to the variable that held it, for this process."""
+"""From a value to the variable that held it. One for the whole process, because texts are written from everywhere, by
+excepthooks and by what prints a traceback too: a set of secrets that is passed along would miss one of them."""
 
 
 @contextlib.contextmanager
@@ -26,7 +27,7 @@ def environment_read() -> Iterator[dict[str, str]]:
     read: dict[str, str] = {}
 
     def env(key: str, *default: Any) -> Any:
-        if len(os.environ.get(key, "")) >= MIN_LENGTH:
+        if key in os.environ:
             read[key] = os.environ[key]
         return oc.env(key, *default)
 
@@ -40,19 +41,31 @@ def environment_read() -> Iterator[dict[str, str]]:
 
 def remember(variables: Mapping[str, str]) -> None:
     """Keep the values of these variables out of what this process writes."""
-    _names.update({value: name for name, value in variables.items()})
+    _names.update(_by_value(variables))
 
 
-def hidden(value: Any) -> Any:
-    """`value`, a text or nested containers, with `${oc.env:NAME}` in the place of what the variable held."""
+def hidden(value: Any, also: Mapping[str, str] | None = None) -> Any:
+    """`value`, a text or nested containers, with `${oc.env:NAME}` in the place of what the variable held.
+
+    Of the variables that this process remembers, and of those in `also`.
+    """
+    names = _names | _by_value(also or {})
+    return _replaced(value, names) if names else value
+
+
+def _by_value(variables: Mapping[str, str]) -> dict[str, str]:
+    return {value: name for name, value in variables.items() if len(value) >= MIN_LENGTH}
+
+
+def _replaced(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        for secret in sorted(_names, key=len, reverse=True):
-            value = value.replace(secret, f"${{oc.env:{_names[secret]}}}")
-        return value
+        # The longest first, for one may hold another.
+        secret = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+        return re.sub(secret, lambda found: f"${{oc.env:{names[found[0]]}}}", value)
     if isinstance(value, Mapping):
-        return {key: hidden(item) for key, item in value.items()}
+        return {key: _replaced(item, names) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(hidden(item) for item in value)
+        return type(value)(_replaced(item, names) for item in value)
     return value
 
 
