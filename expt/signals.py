@@ -20,6 +20,7 @@ DUMP_STACKS = signal.SIGUSR2
 GRACE_S, IMPATIENT_S = 30.0, 8.0
 """How long workers that were asked get to finish their step and to save: by a scheduler, and by a person's Ctrl-C."""
 
+# Of the whole process, as signals are: the kernel asks a process, not one of its runs.
 _received: list[signal.Signals] = []
 _at_once = False
 

@@ -1,0 +1,144 @@
+"""At the edge of each rule: the last configuration that it lets through, and the first that it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from expt.command.conf_files import conf_dir
+from expt.command.overrides import register_resolvers
+from expt.config.parse import parse, plain
+from expt.errors import ConfigError
+from expt.machine import Machine
+
+
+@pytest.fixture(scope="module")
+def defaults() -> dict[str, Any]:
+    """What conf/ says, each group's default chosen."""
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return plain(compose("config"))
+
+
+def machine(gpus: int = 0, **facts: Any) -> Machine:
+    return Machine(gpus=tuple(map(str, range(gpus))), cpus=8, **facts)
+
+
+def problems(defaults: Mapping[str, Any], on: Machine, **changed: Any) -> list[str]:
+    nested = {key: {**defaults[key], **value} for key, value in changed.items() if isinstance(value, dict)}
+    try:
+        parse({**defaults, **changed, **nested}, on)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
+# Each: the machine, what is let through, what is refused, and how the one problem begins.
+EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
+    "as many GPUs": (machine(2), {"gpus": 2}, {"gpus": 3, "batch_size": 66}, "gpus=3: this machine has 2 GPUs; "),
+    "the last GPU": (
+        machine(2), {"gpus": [1]}, {"gpus": [2]}, "gpus=[2]: this machine has 2 GPUs, counted from 0; ",
+    ),
+    "one GPU twice": (machine(2), {"gpus": [1, 0]}, {"gpus": [1, 1]}, "gpus=[1,1]: names a GPU twice; "),
+    "the workers that a launcher has started": (
+        machine(0, workers=4, local_workers=2), {"world_size": 4}, {"world_size": 2},
+        "world_size=2: 4 workers were started; leave world_size out",
+    ),
+    "GPUs beside the workers of one machine": (
+        machine(4, workers=4, local_workers=2), {"gpus": 2}, {"gpus": 4, "backend": "gloo"},
+        "world_size=2: 4 GPUs need as many workers; use gpus=2",
+    ),
+    "nccl on simulated GPUs": (
+        machine(2, simulated=True), {"backend": "gloo"}, {"backend": "nccl"}, "backend=nccl: needs a GPU, ",
+    ),
+    "nccl without a GPU": (machine(2), {"backend": "nccl"}, {"gpus": 0, "backend": "nccl"}, "backend=nccl: needs "),
+    "nccl with two workers on a GPU": (
+        machine(2), {"backend": "nccl", "world_size": 2}, {"backend": "nccl", "world_size": 4},
+        "world_size=4: nccl takes one worker per GPU, ",
+    ),
+    "a debugger in two workers": (
+        machine(0), {"debug": True, "world_size": 1}, {"debug": True, "world_size": 2}, "world_size=2: debug=true ",
+    ),
+    "fp16 on this CPU": (
+        machine(0), {"amp": "bf16"}, {"amp": "fp16"}, "amp=fp16: this CPU does not compute in float16; ",
+    ),
+    "sync_batchnorm on a CPU": (
+        machine(1), {"ddp": {"sync_batchnorm": True}}, {"gpus": 0, "ddp": {"sync_batchnorm": True}},
+        "ddp.sync_batchnorm=true: works on GPUs only; ",
+    ),
+    "powersgd after a nan": (
+        machine(0), {"on_nan": "stop", "ddp": {"comm_hook": "powersgd"}},
+        {"on_nan": "skip", "ddp": {"comm_hook": "powersgd"}}, "on_nan=skip: powersgd would carry ",
+    ),
+    "another hook after a nan": (
+        machine(0), {"on_nan": "skip", "ddp": {"comm_hook": "bf16"}},
+        {"on_nan": "skip", "ddp": {"comm_hook": "powersgd"}}, "on_nan=skip: powersgd",
+    ),
+    "data parallel on one GPU": (
+        machine(2), {"strategy": "dp"}, {"strategy": "dp", "gpus": 1}, "strategy=dp: shares each batch out among ",
+    ),
+    "data parallel in two workers": (
+        machine(2), {"strategy": "dp", "world_size": 1}, {"strategy": "dp", "world_size": 2, "backend": "gloo"},
+        "world_size=2: strategy=dp has one process for all GPUs; ",
+    ),
+    "data parallel, compiled": (
+        machine(2), {"strategy": "dp", "compile": False}, {"strategy": "dp", "compile": "max-autotune"},
+        "compile=max-autotune: the copies that strategy=dp makes can't be compiled; ",
+    ),
+    "data parallel with shared statistics": (
+        machine(2), {"strategy": "dp"}, {"strategy": "dp", "ddp": {"sync_batchnorm": True}},
+        "ddp.sync_batchnorm=true: strategy=dp can't share batch statistics; ",
+    ),
+    "oneDNN, compiled": (
+        machine(0), {"onednn": True}, {"onednn": True, "compile": True}, "onednn=true: torch.compile can't take ",
+    ),
+    "a scaled learning rate": (
+        machine(0), {"lr_scaling": "sqrt", "base_batch_size": 32}, {"lr_scaling": "sqrt"},
+        "lr_scaling=sqrt: needs the batch that optimizer.lr is meant for",
+    ),
+    "printing what is logged": (
+        machine(0), {"print_every": 100}, {"print_every": 60}, "print_every=60: what is printed is logged, ",
+    ),
+    "a batch in equal parts": (
+        machine(0), {"batch_size": 60, "gradient_accumulation": 3}, {"batch_size": 64, "gradient_accumulation": 3},
+        "batch_size=64: is the global batch and must divide by 2 workers x 3 parts ",
+    ),
+    "something to evaluate on": (
+        machine(0), {"dataset": {"val_fraction": 0}, "eval_split": "test", "objective": "accuracy/test"},
+        {"dataset": {"val_fraction": 0}}, "dataset.val_fraction=0.0: leaves nothing to evaluate on; ",
+    ),
+    "an objective that is measured": (
+        machine(0), {"objective": "loss/train"}, {"objective": "loss"}, "objective=loss: not one of loss/train, ",
+    ),
+    "a metric that is measured": (
+        machine(0), {"objective": "loss/val"}, {"objective": "f1/val"}, "objective=f1/val: not one of loss/train, ",
+    ),
+    "a split that is evaluated": (
+        machine(0), {"eval_split": "test", "objective": "loss/test"}, {"eval_split": "test", "objective": "loss/val"},
+        "objective=loss/val: not one of loss/train, loss/test, ",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("on", "fine", "wrong", "begins"), EDGES.values(), ids=EDGES.keys())
+def test_each_rule_at_its_edge(
+    on: Machine, fine: dict[str, Any], wrong: dict[str, Any], begins: str, defaults: dict[str, Any]
+) -> None:
+    assert problems(defaults, on, **fine) == []
+    (problem,) = problems(defaults, on, **wrong)
+    assert problem.startswith(begins)
+
+
+@pytest.mark.parametrize(
+    "lists", [{"kernels": [3]}, {"strides": [1] * 4}, {"paddings": []}, {"widths": [1, 2]}], ids=str
+)
+def test_a_convolution_needs_each_of_its_settings(lists: dict[str, Any], defaults: dict[str, Any]) -> None:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        model = plain(compose("config", overrides=["model=convnet"]))["model"]
+    assert problems({**defaults, "model": model}, machine()) == []
+    (problem,) = problems({**defaults, "model": model}, machine(), model=lists)
+    assert problem.startswith("model.widths=")
+    assert problem.endswith("; give each one")

@@ -1,0 +1,53 @@
+"""A person's own class: found, checked before it is called, and built."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+
+import pytest
+
+from expt.config.user_class import build, resolve
+from expt.errors import ConfigError
+
+
+class Own(collections.OrderedDict[str, int]):
+    """Counts how often it was built."""
+
+    built = 0
+
+    def __init__(self, *, size: int) -> None:
+        super().__init__(size=size)
+        Own.built += 1
+
+
+def not_a_class() -> None:
+    raise AssertionError("this must never be called")
+
+
+def test_a_subclass_is_built_with_its_arguments() -> None:
+    assert resolve(f"{__name__}.Own", dict) is Own
+    assert build(f"{__name__}.Own", dict, size=3) == {"size": 3}
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("no_such_module.Own", r"^_target_=no_such_module.Own: cannot import no_such_module \(.*on PYTHONPATH"),
+        (f"{__name__}.Owm", r"has no Owm\. Did you mean 'Own'\?"),
+        (f"{__name__}.not_a_class", "refused, it is not a subclass of builtins.dict$"),
+        (f"{__name__}.Path", "refused, it is not a subclass of builtins.dict$"),
+        ("os.system", "refused, it is not a subclass of builtins.dict$"),
+    ],
+)
+def test_what_is_no_such_class_is_refused_and_not_called(path: str, text: str) -> None:
+    assert issubclass(Path, object)
+    with pytest.raises(ConfigError, match=text):
+        build(path, dict, "touch /nowhere")
+
+
+def test_arguments_that_do_not_fit_are_told_before_it_is_built() -> None:
+    before = Own.built
+    with pytest.raises(ConfigError, match=r"missing a required argument: 'size'; it was given width"):
+        build(f"{__name__}.Own", dict, width=3)
+    assert Own.built == before
