@@ -85,7 +85,7 @@ class PointComposer:
 
     That sweeper composes each point only to see whether it can be. Here it is given a second loader, which composes
     those alone that hold a choice or a key not seen before; the launcher composes each point as its turn comes.
-    CPU time before the first of 200 runs: 0.9 s, and 28 s without; of 1000: FIRST_1000 and OTHER_1000.
+    CPU time before the first of 200 runs: 0.8 s, and 28 s without it; of 1,000 runs: 1 s, and 155 s.
     """
 
     def __init__(self, context: HydraContext, config: DictConfig) -> None:

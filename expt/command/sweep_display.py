@@ -31,7 +31,6 @@ class SweepDisplay:
         self._states: dict[Job, RunState] = {}
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
         self._skipped = 0
-        self._began = time.monotonic()
         self._busy_s = 0.0
         self._next = 0.0
 

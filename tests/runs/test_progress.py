@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
-from expt.runs.result import create_result
-from expt.runs.view.progress import RunDisplay
+from expt.runs.result import COMPLETED, create_result, update_result
+from expt.runs.view.progress import RunDisplay, RunState, duration, elapsed, print_summary, shown_path
 
 VALUES = {"loss/train": 1.5, "accuracy/train": 0.5, "speed/samples_per_s": 12345.0, "accuracy/val": 0.25}
 
@@ -57,3 +58,88 @@ def test_the_line_of_a_run_that_is_done_gives_way_to_its_summary(tmp_path: Path)
 def test_in_a_file_it_is_lines_without_colour(tmp_path: Path) -> None:
     text = shown(tmp_path, 60, 4000, terminal=False)
     assert text == "epoch 12/200  step 4000/4000  loss 1.5000  acc 0.5000  val 0.2500  img/s 12,345\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "as_duration", "as_elapsed"),
+    [(0.04, "00:00", "0.0 s"), (59.94, "01:00", "59.9 s"), (60, "01:00", "01:00"), (3725, "1:02:05", "1:02:05")],
+)
+def test_time_is_shown_in_minutes_and_where_it_is_short_in_tenths(
+    seconds: float, as_duration: str, as_elapsed: str
+) -> None:
+    assert (duration(seconds), elapsed(seconds)) == (as_duration, as_elapsed)
+
+
+def test_what_is_left_goes_as_fast_as_the_steps_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    paths = RunPaths(tmp_path)
+    create_result(paths, total_steps=40)
+    state = RunState(paths, epochs=4)
+    writer = MetricsWriter(paths)
+    now[0] = 100.0  # the workers have started
+    writer.write(10, 1, {"loss/train": 1.0})
+    assert [point.tag for point in state.read()] == ["loss/train"]
+    assert (state.step, state.epoch, state.total_steps) == (10, 1, 40)
+    now[0] = 105.0
+    assert state.left_s == 15.0
+    writer.write(40, 4, {"loss/train": 0.5})
+    writer.close()
+    state.read()
+    assert state.values == {"loss/train": 0.5}
+    assert state.left_s is None, "it is done"
+    assert RunState(paths, epochs=4).left_s is None, "nothing is known yet"
+
+
+def test_lines_are_printed_every_so_many_steps_however_late_one_looks(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    create_result(paths, total_steps=40)
+    writer = MetricsWriter(paths)
+    for step in (5, 10, 15, 20):
+        writer.write(step, 1, {"loss/train": step / 10})
+    writer.close()
+    out = io.StringIO()
+    with RunDisplay(paths, Console(file=out), epochs=4, print_every=10):
+        pass
+    assert out.getvalue().splitlines() == [
+        "epoch 1/4  step 10/40  loss 1.0000",
+        "epoch 1/4  step 20/40  loss 2.0000",
+    ]
+
+
+def summary(paths: RunPaths) -> list[list[str]]:
+    out = io.StringIO()
+    print_summary(Console(file=out, width=200), paths)
+    return [line.split() for line in out.getvalue().splitlines()]
+
+
+def test_the_summary_tells_the_numbers_and_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["/bin/expt"])
+    paths = RunPaths(tmp_path / "outputs" / "my run")
+    create_result(paths, world_size=2, devices=[])
+    metrics = {"loss/train": 0.5, "accuracy/train": 0.75, "loss/test": 0.25, "accuracy/test": 1.0}
+    best: Any = {"metric": "accuracy/val", "value": 0.875, "epoch": 3}
+    update_result(paths, status=COMPLETED, metrics=metrics, best=best, epoch_s=[1.5, 2.0], samples_per_s=1234.5)
+    speed = "3.5 s of training by 2 workers on the CPU, 1,234 images/s;"
+    assert summary(paths) == [
+        ["loss", "accuracy"],
+        ["train", "0.5000", "0.7500"],
+        ["test", "0.2500", "1.0000"],
+        [*speed.split(), "best", "accuracy/val", "0.8750", "in", "epoch", "3"],
+        ["run", "folder", "outputs/my", "run"],
+        ["look", "at", "it", "tensorboard", "--logdir", "'outputs/my", "run'"],
+        ["compare", "expt", "report"],
+    ]
+    assert shown_path(Path("/elsewhere")) == "/elsewhere"
+
+
+def test_a_run_elsewhere_and_without_numbers_has_its_summary_too(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    create_result(paths, world_size=1, devices=["0"])
+    paths.operators.write_text("the slowest")
+    lines = summary(paths)
+    assert ["0.0", "s", "of", "training", "by", "1", "worker", "on", "0,", "0", "images/s"] in lines
+    assert ["the", "slowest"] in lines
+    assert any(line[:1] == ["trace"] for line in lines)
+    assert not any(line[:1] == ["compare"] for line in lines), "the report would not find it by itself"

@@ -1,0 +1,105 @@
+"""The terminal's view of a sweep: a line for each run that ends, and a table of those under way."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from expt.command.sweep_display import SweepDisplay
+from expt.errors import Interrupted, RunFailed
+from expt.launch.job import Job
+from expt.runs.metrics_file import MetricsWriter
+from expt.runs.result import COMPLETED, RUNNING, create_result, update_result
+from tests.requests import request
+
+LONG = "rank 0 of 2 raised\n\nTraceback (most recent call last):\nValueError: bad\n\nlog: x/stderr.log"
+
+
+class Screen:
+    """A sweep's display, and what it has shown."""
+
+    def __init__(self, folder: Path, *, total: int, terminal: bool = False) -> None:
+        self.folder, self._out = folder, io.StringIO()
+        console = Console(file=self._out, force_terminal=terminal, width=120, color_system=None)
+        self.display = SweepDisplay(console, total=total, folder=Path("sweep"))
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\x1b\[[?\d;]*\w", "", self._out.getvalue())
+
+    def job(self, name: str) -> Job:
+        asked = request(self.folder / name, epochs=3)
+        create_result(asked.paths, total_steps=30)
+        return Job(asked.paths, asked, RUNNING, started_at=100.0)
+
+    def write(self, job: Job, step: int, epoch: int, **values: float) -> None:
+        writer = MetricsWriter(job.paths)
+        writer.write(step, epoch, {name.replace("_", "/"): value for name, value in values.items()})
+        writer.close()
+
+    def complete(self, job: Job, value: float | None, seconds: float) -> None:
+        update_result(job.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": value})
+        job.end(None, job.started_at + seconds)
+        self.display.ended(job)
+
+
+def test_every_end_is_a_line(tmp_path: Path) -> None:
+    screen = Screen(tmp_path, total=6)
+    names = ("good", "unmeasured", "bad", "stopped", "old", "twice")
+    good, unmeasured, bad, stopped, old, twice = map(screen.job, names)
+    with screen.display as display:
+        display.skipped(old)
+        display.repeated(twice)
+        display.waiting(good, ["0", "2"])
+        display.retrying(bad, RunFailed(LONG))
+        screen.complete(good, 0.875, 2.04)
+        screen.complete(unmeasured, None, 1.0)
+        bad.end(RunFailed(LONG), 103.0)
+        display.ended(bad)
+        stopped.end(Interrupted("interrupted by a person"), 104.0)
+        display.ended(stopped)
+        display.update([good])  # without a terminal there is no table
+    assert [line.rstrip() for line in screen.text.splitlines()] == [
+        "sweep of 6 runs in sweep",
+        "[1/6] done before old",
+        "[2/6] named twice twice",
+        "[2/6] waiting     good  waiting for GPU 0, 2: in use by another expt command",
+        "[2/6] retrying    bad  rank 0 of 2 raised: ValueError: bad",
+        "[3/6] done        good  accuracy/val 0.8750  2.0 s",
+        "[4/6] done        unmeasured    1.0 s",
+        "[5/6] failed      bad  rank 0 of 2 raised: ValueError: bad",
+        "[6/6] interrupted stopped  interrupted by a person",
+    ]
+
+
+def test_the_table_shows_how_far_the_running_ones_are(tmp_path: Path) -> None:
+    screen = Screen(tmp_path, total=9, terminal=True)
+    done, first, second, old = map(screen.job, ("done", "first", "second", "old"))
+    first.devices = ("1", "3")
+    with screen.display as display:
+        display.skipped(old)
+        screen.complete(done, 0.5, 60.0)
+        screen.write(first, 10, 1, loss_train=0.25, accuracy_val=0.75)
+        display.update([first, second])
+    lines = [line.split() for line in screen.text.splitlines()]
+    assert ["running", "on", "epoch", "loss", "val", "left"] in lines
+    (row,) = (line for line in lines if line[:1] == ["first"])
+    assert row[1:5] == ["1,3", "1/3", "0.2500", "0.7500"]
+    (row,) = (line for line in lines if line[:1] == ["second"])
+    assert row[1:] == ["1", "cpu", "0/3"]
+    # 60 s a run, two at a time: five that wait, and half of each of the two.
+    assert "2 done, 0 failed, 2 running, 5 queued; about 03:00 left" in screen.text
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_the_value_shown_is_that_of_the_split_there_is(tmp_path: Path, split: str) -> None:
+    screen = Screen(tmp_path, total=1, terminal=True)
+    job = screen.job("run")
+    with screen.display as display:
+        screen.write(job, 5, 1, **{f"accuracy_{split}": 0.625})
+        display.update([job])
+    assert "0.6250" in screen.text

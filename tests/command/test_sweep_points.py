@@ -1,0 +1,114 @@
+"""The points of a grid: which run each is, in which folder, and what an earlier command left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobStatus
+from hydra.types import HydraContext, RunMode
+
+from expt.command.conf_files import conf_dir
+from expt.command.hydra_adapter import PointComposer
+from expt.command.overrides import register_resolvers
+from expt.command.sweep_points import ComposedRun, Grid
+from expt.config.identity import identity
+from expt.errors import RunFailed
+from expt.launch.job import request_of
+from expt.machine import Machine
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, create_result, update_result
+
+HERE = Machine(gpus=(), cpus=2)
+Composed = Callable[..., list[ComposedRun]]
+
+
+@pytest.fixture
+def composed(tmp_path: Path) -> Iterator[Composed]:
+    """`composed([["seed=0"], ["seed=1"]], "seed=0,1")`: what a new Grid makes of the points of a command."""
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+
+        def compose(points: Sequence[Sequence[str]], *words: str, first: int = 0) -> list[ComposedRun]:
+            asked = [f"hydra.sweep.dir='{tmp_path}'", *words]
+            master = loader.load_configuration("config", asked, RunMode.MULTIRUN)
+            composer = PointComposer(HydraContext(config_loader=loader, callbacks=Callbacks()), master)
+            return list(Grid(tmp_path, HERE).compose(composer, master, points, first))
+
+        yield compose
+
+
+def complete(run: ComposedRun, value: float) -> None:
+    config = request_of(run.job).config
+    create_result(run.job.paths, identity=identity(config), arguments=run.overrides)
+    update_result(run.job.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": value})
+
+
+def test_each_point_is_a_run_in_a_folder_that_says_what_differs(tmp_path: Path, composed: Composed) -> None:
+    points = [["seed=0", "epochs=2"], ["seed=1", "epochs=2"]]
+    first, second = composed(points, "seed=0,1", "epochs=2", first=5)
+    assert [run.job.paths.folder for run in (first, second)] == [tmp_path / "seed=0", tmp_path / "seed=1"]
+    assert [run.hydra_config.hydra.job.num for run in (first, second)] == [5, 6]
+    assert second.hydra_config.hydra.runtime.output_dir == str(tmp_path / "seed=1")
+    config = request_of(second.job).config
+    assert (config.seed, config.epochs, config.threads) == (1, 2, 1), "in a sweep a worker has one thread"
+    assert second.about["overrides"] == {"seed": 1, "epochs": 2}
+    assert (second.returned.overrides, second.returned.cfg["seed"]) == (points[1], 1)  # type: ignore[index]
+    assert not any(tmp_path.iterdir()), "nothing is written before a run's turn comes"
+
+
+def test_a_point_named_twice_is_one_run(composed: Composed) -> None:
+    first, second, other = composed([["seed=0"], ["seed=0"], ["seed=0", "epochs=10"]], "seed=0,0")
+    assert first.job is second.job
+    assert other.job is first.job, "10 epochs are the default"
+
+
+def test_what_is_complete_is_known_whatever_it_was_called(tmp_path: Path, composed: Composed) -> None:
+    (run,) = composed([["seed=0"]], "seed=0,1")
+    complete(run, 0.75)
+    same, new = composed([["seed=0", "epochs=10"], ["seed=0", "epochs=2"]], "epochs=10,2")
+    assert (same.job.status, same.job.paths) == (COMPLETED, run.job.paths)
+    assert (new.job.status, new.job.paths.folder) == ("queued", tmp_path / "epochs=2")
+    returned = same.finish()
+    assert (returned.status, returned.return_value) == (JobStatus.COMPLETED, 0.75)
+
+
+def test_a_folder_of_another_run_is_left_to_it(tmp_path: Path, composed: Composed) -> None:
+    create_result(RunPaths(tmp_path / "seed=0"), identity="of an older sweep", arguments=["seed=0", "epochs=3"])
+    (run,) = composed([["seed=0"]], "seed=0,1")
+    assert run.job.paths.folder == tmp_path / f"seed=0,{identity(request_of(run.job).config)}"
+    (tmp_path / "seed=0" / "result.json").write_text("{")
+    (run,) = composed([["seed=0"]], "seed=0,1")
+    assert run.job.paths.folder.name.startswith("seed=0,"), "also where its record is damaged"
+
+
+def test_a_point_that_cannot_run_is_a_job_with_its_error(tmp_path: Path, composed: Composed) -> None:
+    bad, good = composed([["batch_size=63"], ["batch_size=64"]], "batch_size=63,64")
+    assert (bad.job.request, good.job.error) == (None, None)
+    assert "must divide by 2 workers" in str(bad.job.error)
+    assert bad.finish().status == JobStatus.FAILED
+    create_result(bad.job.paths, arguments=bad.overrides, error="it was refused by an earlier command")
+    update_result(bad.job.paths, status="failed")
+    (again,) = composed([["batch_size=63", "world_size=1"]], "batch_size=63")
+    assert again.job.paths.folder.name != "batch_size=63", "other words ask for another run"
+    (refused,) = composed([["batch_size=63"]], "batch_size=63,64")
+    assert refused.job.paths.folder == tmp_path / "batch_size=63"
+
+
+def test_a_run_that_failed_is_nan_for_a_sweeper(composed: Composed) -> None:
+    (run,) = composed([["seed=0"]], "seed=0,1")
+    run.job.end(RunFailed("gone"), 1.0)
+    returned = run.finish()
+    assert returned.return_value != returned.return_value
+    assert (returned.status, returned.overrides) == (JobStatus.FAILED, ["seed=0"])
+
+
+def test_variables_for_the_workers_may_ask_for_the_run(composed: Composed) -> None:
+    point = ["seed=7", "+hydra.job.env_set.WHERE=${hydra.sweep.subdir}", "+hydra.job.env_set.SEED=${seed}"]
+    (run,) = composed([point], "seed=7,8")
+    assert request_of(run.job).env == {"WHERE": run.job.name, "SEED": "7"}
