@@ -14,32 +14,51 @@ import pytest
 
 import expt
 from expt.command.rerun import NOT_REPEATED
+from tests import warm
 from tests.faults.cases import TESTS
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: tests/gpu starts commands with their own
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 TIMEOUT_S = 100
-"""Tags of what differs between two runs that are the same: how long it took, and on what."""
 # torchrun and schedulers set these; a test session inside one must not look like a worker.
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what the table of faults names, wherever it stands."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    rare = "test what is rare and takes long, too: two hosts, Slurm, a browser, the bench"
+    parser.addoption("--slow", action="store_true", help=rare)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("markexpr") != "gpu":  # before torch is imported: it looks once
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what the table of faults names, wherever it stands; skip what is slow, unless it is asked for."""
     for item in items:
         test = item.nodeid.partition("[")[0]
         if test in TESTS or test.startswith("tests/faults/"):
             item.add_marker("faults")
+        if item.get_closest_marker("slow") and not config.getoption("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow; pytest --slow runs it"))
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a command under test: no GPU, no terminal width of this machine."""
+    """The environment of a command under test: no launcher's variables, no terminal width of this machine."""
     kept = {key: value for key, value in os.environ.items() if key not in LAUNCHER_VARIABLES}
-    return {**kept, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100", **extra}
+    return {**kept, "COLUMNS": "100", **extra}
 
 
-def start(*arguments: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
-    """`python -m expt ARGUMENTS` in a process group of its own."""
+Process = warm.Command | subprocess.Popen[str]
+
+
+def start(*arguments: str, cwd: Path, **extra: str) -> Process:
+    """`python -m expt ARGUMENTS` in a session of its own, forked from a process that has its imports already."""
+    return warm.Command(arguments, cwd, environment(**extra))
+
+
+def start_cold(*arguments: str, cwd: Path, **extra: str) -> Process:
+    """`python -m expt ARGUMENTS` as a person starts it, which takes three seconds more."""
     return subprocess.Popen(
         [sys.executable, "-m", "expt", *arguments],
         cwd=cwd,
@@ -52,9 +71,14 @@ def start(*arguments: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
 
 
 def run(*arguments: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
-    """`python -m expt ARGUMENTS`, to its end."""
-    process = start(*arguments, cwd=cwd, **extra)
+    """As `start`, to its end."""
+    return ended(start(*arguments, cwd=cwd, **extra))
+
+
+def ended(process: Process) -> subprocess.CompletedProcess[str]:
+    """What came of the command, which may take no longer than TIMEOUT_S from now."""
     out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -82,10 +106,6 @@ class RunFolder:
 
 
 Trained = Callable[..., RunFolder]
-
-slow_cluster = pytest.mark.skipif(
-    "EXPT_TEST_CLUSTER" not in os.environ, reason="needs EXPT_TEST_CLUSTER=1, and a minute"
-)
 
 
 @pytest.fixture

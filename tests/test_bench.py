@@ -15,6 +15,7 @@ from tests.conftest import FASHION_MNIST, environment
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FASHION_MNIST.is_dir(), reason=f"no {FASHION_MNIST}")
 def test_a_training_is_compared_with_the_hand_written_loop(tmp_path: Path) -> None:
     words = ["--only=epoch", "--models=mlp", "--images=640", "--rounds=1", "--epochs=2", "--peers=plain"]

@@ -13,20 +13,18 @@ import expt
 from expt.errors import ExptError
 from expt.launch import forkserver
 from expt.worker import fault
-from tests.faults.running import open_ports, wait_until, with_variable
+from tests.faults.running import open_ports, wait_until, working_in
 
-MARK = "EXPT_TESTED_IN"
 SHARED_MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Looks when the test has ended; what its commands start bears a mark, as do their children."""
-    forkserver.warm()  # that of expt.run, which stays for the whole session and so goes without the mark
-    monkeypatch.setenv(MARK, str(tmp_path))
+def nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """Looks when the test has ended; what its commands start works in its folder, as do their children."""
+    forkserver.warm()  # that of expt.run, which stays for the whole session
     names = set(SHARED_MEMORY.glob("expt-*"))
     yield
-    wait_until(lambda: not with_variable(MARK, str(tmp_path)), timeout_s=5)
+    wait_until(lambda: not working_in(tmp_path), timeout_s=5)
     wait_until(lambda: set(SHARED_MEMORY.glob("expt-*")) <= names, timeout_s=5)
     assert not multiprocessing.active_children(), "workers of expt.run"
     results = [json.loads(path.read_text() or "{}") for path in tmp_path.rglob("result.json")]

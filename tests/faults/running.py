@@ -5,19 +5,16 @@ from __future__ import annotations
 import ipaddress
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tests.conftest import descendants, start
+from tests.conftest import Process, descendants, start
 
 LONG = ("epochs=100000", "log_every=5", "hydra.run.dir=here")
 
 
-def wait_until(
-    condition: Callable[[], object], process: subprocess.Popen[str] | None = None, timeout_s: float = 60
-) -> None:
+def wait_until(condition: Callable[[], object], process: Process | None = None, timeout_s: float = 60) -> None:
     """Poll until `condition` holds; fails after `timeout_s`, or once `process` has ended."""
     end = time.monotonic() + timeout_s
     while not condition():
@@ -26,9 +23,9 @@ def wait_until(
         time.sleep(0.01)
 
 
-def training(tmp_path: Path, *arguments: str) -> tuple[subprocess.Popen[str], set[int]]:
+def training(tmp_path: Path, *arguments: str, begin: Callable[..., Process] = start) -> tuple[Process, set[int]]:
     """A long run that has begun to train, and every process it consists of but the driver."""
-    process = start(*LONG, *arguments, cwd=tmp_path)
+    process = begin(*LONG, *arguments, cwd=tmp_path)
     metrics = tmp_path / "here" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size, process)
     return process, descendants(process.pid)
@@ -54,12 +51,12 @@ def waits_for(pid: int, number: signal.Signals) -> bool:
     return bool(pending >> (number - 1) & 1)
 
 
-def with_variable(name: str, value: str) -> set[int]:
-    """The processes that were started with this variable, directly or not."""
-    word, found = f"{name}={value}".encode(), set()
-    for path in Path("/proc").glob("[0-9]*/environ"):
+def working_in(folder: Path) -> set[int]:
+    """The processes whose current folder is this one, or within it."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cwd"):
         try:
-            if word in path.read_bytes().split(b"\0"):
+            if path.readlink().is_relative_to(folder):
                 found.add(int(path.parent.name))
         except OSError:  # it has ended, or is not ours
             continue

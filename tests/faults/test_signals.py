@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -13,14 +12,14 @@ import pytest
 from expt.runs import checkpoint
 from expt.signals import ASK_WORKER, IMPATIENT_S
 from expt.worker.fault import VARIABLE
-from tests.conftest import RunFolder, Trained, alive, run
+from tests.conftest import Process, RunFolder, Trained, alive, run, start, start_cold
 from tests.faults.running import ranks, training, wait_until, waits_for
 from tests.integration.test_resume import _assert_equal
 
 
 @pytest.mark.parametrize("whole_group", [True, False], ids=["as the terminal sends it", "to the driver alone"])
 def test_ctrl_c_stops_everything(tmp_path: Path, whole_group: bool) -> None:
-    process, children = training(tmp_path)
+    process, children = training(tmp_path, begin=start_cold if whole_group else start)
     if whole_group:
         os.killpg(process.pid, signal.SIGINT)
     else:
@@ -57,7 +56,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
     assert steps == sorted(set(steps))
 
 
-def _stuck(tmp_path: Path) -> tuple[subprocess.Popen[str], set[int]]:
+def _stuck(tmp_path: Path) -> tuple[Process, set[int]]:
     """A run of which rank 0 waits in a collective, and rank 1 will not come."""
     process, children = training(tmp_path)
     os.kill(ranks(children)[1], signal.SIGSTOP)

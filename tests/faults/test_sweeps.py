@@ -8,7 +8,6 @@ import os
 import random
 import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # typ
 
 import expt
 from expt.errors import ConfigError, RunFailed
-from tests.conftest import RunFolder, alive, descendants, run, start
+from tests.conftest import Process, RunFolder, alive, descendants, run, start
 from tests.faults.running import wait_until
 from tests.integration.test_resume import _assert_equal
 from tests.integration.test_sweep import SMALL, results, spans
@@ -222,7 +221,7 @@ def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(tmp_path: Path, monke
         expt.sweep("seed=0,1", "hydra.sweep.dir=latest")
 
 
-def _workers_of(process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[str, int, int]]:
+def _workers_of(process: Process, folder: Path) -> Iterator[tuple[str, int, int]]:
     """Run, rank and pid of each worker in its run's first attempt."""
     for pid in descendants(process.pid):
         try:
@@ -233,7 +232,7 @@ def _workers_of(process: subprocess.Popen[str], folder: Path) -> Iterator[tuple[
             yield log.parts[-5], int(log.parts[-2]), pid
 
 
-def _kill_some(process: subprocess.Popen[str], folder: Path, wanted: int, longest_s: float) -> set[str]:
+def _kill_some(process: Process, folder: Path, wanted: int, longest_s: float) -> set[str]:
     """Kill a worker of `wanted` runs, each at a random moment of its first attempt; returns the runs."""
     dice, due, spared, killed = random.Random(0), dict[str, tuple[float, int]](), set[str](), set[str]()
     while process.poll() is None and len(killed) < wanted:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from expt.worker.fault import VARIABLE
-from tests.conftest import RunFolder, alive, run
+from tests.conftest import RunFolder, alive, run, start_cold
 from tests.faults.conftest import Failing
 from tests.faults.running import LONG, listening, ranks, training, wait_until
 
@@ -65,7 +65,7 @@ def test_however_a_worker_ends_the_run_says_which_and_how(
 
 
 def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:
-    process, children = training(tmp_path)
+    process, children = training(tmp_path, begin=start_cold)
     assert len(ranks(children)) == 2
     listeners = listening({process.pid, *children})
     assert listeners, "the store listens"

@@ -1,34 +1,31 @@
-"""Real runs on a real GPU; `pytest -m gpu` runs these alone."""
+"""Real runs on a real GPU: `pytest -m gpu`. Every other test session sees no GPU, and skips these."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from expt.config import groups
+from expt.machine import visible_gpus
 from expt.training.optim import build_optimizer
 from expt.training.precision import Precision
 from tests.conftest import Trained, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
-# The environment of the other tests hides every GPU.
-FIRST_GPU = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-
 
 def test_one_gpu_in_mixed_precision(trained: Trained) -> None:
-    result = trained("gpus=1", "amp=true", "epochs=1", CUDA_VISIBLE_DEVICES=FIRST_GPU).result
-    assert (result["status"], result["devices"], result["world_size"]) == ("completed", [FIRST_GPU], 1)
+    result = trained("gpus=1", "amp=true", "epochs=1").result
+    assert (result["status"], result["devices"], result["world_size"]) == ("completed", [visible_gpus()[0]], 1)
     assert result["metrics"]["accuracy/val"] > 0.3
     assert result["metrics"]["memory/gpu_mib"] > 0
     assert 0 <= result["metrics"].get("ranks/gpu_utilisation", 0) <= 100
 
 
 def test_the_doctor_finds_it(tmp_path: Path) -> None:
-    done = run("doctor", cwd=tmp_path, CUDA_VISIBLE_DEVICES=FIRST_GPU, COLUMNS="200")
+    done = run("doctor", cwd=tmp_path, COLUMNS="200")
     assert done.returncode == 0, done.stdout + done.stderr
     assert torch.cuda.get_device_name() in done.stdout
     assert "nccl" in done.stdout
@@ -37,7 +34,7 @@ def test_the_doctor_finds_it(tmp_path: Path) -> None:
 def test_two_workers_on_one_gpu_have_the_loss_curve_of_one(trained: Trained) -> None:
     def curve(workers: int) -> list[tuple[int, float]]:
         options = ("gpus=1", "backend=gloo", f"world_size={workers}", "log_every=1", "max_steps=20")
-        return trained(*options, name=f"workers_{workers}", CUDA_VISIBLE_DEVICES=FIRST_GPU).curve("loss/train")
+        return trained(*options, name=f"workers_{workers}").curve("loss/train")
 
     one, two = curve(1), curve(2)
     assert [step for step, _ in one] == [step for step, _ in two]
@@ -51,7 +48,7 @@ def test_each_half_precision(trained: Trained, amp: str) -> None:
     if amp == "bf16" and torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("this GPU computes no bfloat16")
     options = ("gpus=1", f"amp={amp}", "gradient_clip=1.0", "epochs=3")
-    done = trained(*options, CUDA_VISIBLE_DEVICES=FIRST_GPU)
+    done = trained(*options)
     assert done.result["status"] == "completed"
     losses = [loss for _, loss in done.curve("loss/val")]
     assert losses[-1] < losses[0]
@@ -59,7 +56,7 @@ def test_each_half_precision(trained: Trained, amp: str) -> None:
 
 def test_channels_last(trained: Trained) -> None:
     options = ("gpus=1", "model=convnet", "dataset=synthetic", "channels_last=true", "amp=true", "max_steps=20")
-    result = trained(*options, CUDA_VISIBLE_DEVICES=FIRST_GPU).result
+    result = trained(*options).result
     assert (result["status"], result["steps"]) == ("completed", 20)
     assert 0 <= result["metrics"]["loss/val"] < 10
 
@@ -78,12 +75,13 @@ def test_a_gpu_without_room_names_the_batch_size_that_fits(tmp_path: Path) -> No
         "        return logits\n"
     )
     own = ("+model._target_=large.Net", "~model.hidden", "~model.dropout", "gpus=1", "batch_size=64")
-    done = run(*own, cwd=tmp_path, CUDA_VISIBLE_DEVICES=FIRST_GPU)
+    done = run(*own, cwd=tmp_path)
     assert done.returncode == 1
     assert "16 at a time fit, it was tried" in done.stderr
     assert "try gradient_accumulation=4, or batch_size=16" in done.stderr
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("first", [1, 2], ids=["the first step", "a later one"])
 def test_a_step_is_skipped_without_a_word_of_the_host(optimizer: str, first: int) -> None:
@@ -96,10 +94,12 @@ def test_a_step_is_skipped_without_a_word_of_the_host(optimizer: str, first: int
         precision = Precision(False, torch.device("cuda"), skip_non_finite=True)
         update = build_optimizer(configs[optimizer], [weight])
         torch.cuda.set_sync_debug_mode("error")
-        for extra in losses:
-            precision.backward(weight.square().sum() + extra)
-            precision.update(update, [weight])
-        torch.cuda.set_sync_debug_mode("default")
+        try:
+            for extra in losses:
+                precision.backward(weight.square().sum() + extra)
+                precision.update(update, [weight])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
         return [weight.detach(), *update.state[weight].values()]
 
     losses = [0.0, 0.0, 0.0]
@@ -110,8 +110,7 @@ def test_a_step_is_skipped_without_a_word_of_the_host(optimizer: str, first: int
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
 def test_data_parallel_has_the_loss_curve_of_one_gpu(trained: Trained) -> None:
-    both = os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1"
     options = ("log_every=1", "max_steps=20")
-    one = trained("gpus=1", *options, name="one", CUDA_VISIBLE_DEVICES=both).curve("loss/train")
-    two = trained("gpus=2", "strategy=dp", *options, name="two", CUDA_VISIBLE_DEVICES=both).curve("loss/train")
+    one = trained("gpus=1", *options, name="one").curve("loss/train")
+    two = trained("gpus=2", "strategy=dp", *options, name="two").curve("loss/train")
     assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], abs=1e-3)

@@ -10,7 +10,7 @@ import pytest
 
 from scripts.pictures.browser import Browser, Server, chromium, missing, tensorboard, wait_for
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
 COMPLETED, RUNS = 11, 12
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import expt
-from tests.conftest import RunFolder, Trained, environment, run, slow_cluster, start
+from tests.conftest import RunFolder, Trained, environment, run, start
 from tests.faults.running import wait_until
 
 SBATCH = Path(__file__).parents[2] / "scripts/slurm.sbatch"
@@ -131,7 +131,7 @@ def test_a_wrong_key_is_refused_before_anything_is_submitted(tmp_path: Path) -> 
     assert not list((tmp_path / "outputs/sweeps").glob("*"))
 
 
-@slow_cluster
+@pytest.mark.slow
 def test_a_preempted_job_of_a_sweep_goes_on(slurm: Slurm, tmp_path: Path, trained: Trained) -> None:
     pytest.importorskip("submitit", reason="needs expt[slurm]")
     settings = ("model.dropout=0.3", "threads=1", "log_every=20", "world_size=1")
@@ -150,7 +150,7 @@ def test_a_preempted_job_of_a_sweep_goes_on(slurm: Slurm, tmp_path: Path, traine
     assert long.points == trained(*settings, "epochs=300").points
 
 
-@slow_cluster
+@pytest.mark.slow
 def test_the_template_trains_on_two_nodes_and_goes_on(slurm: Slurm, tmp_path: Path, trained: Trained) -> None:
     settings = ("epochs=100", "threads=1", "log_every=20")
     (tmp_path / "job").write_text(SBATCH.read_text().replace("#SBATCH --gpus-per-node=4\n", ""))

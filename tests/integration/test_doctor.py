@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from expt.command import doctor
-from tests.conftest import environment, run
+from tests.conftest import ended, environment, run, start_cold
 
 TIMEOUT_S = 60
 
@@ -48,7 +48,7 @@ def test_a_machine_that_can_train_passes(tmp_path: Path) -> None:
 
 def test_a_torch_that_cannot_be_imported_fails_with_its_mend(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
-    done = run("doctor", cwd=tmp_path, COLUMNS="60")
+    done = ended(start_cold("doctor", cwd=tmp_path, COLUMNS="60"))
     assert (done.returncode, done.stderr) == (1, "")
     assert lines(done.stdout)["torch"][0] == "fail"
     text = " ".join(done.stdout.split())

@@ -11,7 +11,7 @@ import pytest
 
 import expt
 from expt.errors import ConfigError
-from tests.conftest import RunFolder, Trained, environment, run
+from tests.conftest import RunFolder, Trained, run
 from tests.integration.test_resume import _assert_equal
 
 SETTINGS = ("model.dropout=0.2", "epochs=2", "log_every=5", "threads=1")
@@ -38,11 +38,7 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
     other = json.loads(record.read_text())
     other["versions"]["torch"], other["git"] = "2.9.9", {"commit": "0123456789abcdef", "diff": ""}
     record.write_text(json.dumps(other))
-    import subprocess
-    import sys
-
-    command = [sys.executable, "-m", "expt", "rerun", str(second.folder)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    done = run("rerun", str(second.folder), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "warning: versions: torch 2.9.9 then, " in done.stderr
     assert "warning: git commit: 0123456789ab then, none now" in done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import Trained, environment, run, start
+from tests.conftest import Trained, ended, environment, run, start, start_cold
 
 EPOCH_TAGS = {"loss/train", "accuracy/train", "loss/val", "accuracy/val", "best/accuracy/val"}
 EPOCH_TAGS |= {"lr", "speed/samples_per_s", "speed/epoch_s", "speed/data_wait_s", "memory/worker_mib"}
@@ -22,7 +22,7 @@ END_TAGS = {"loss/test", "accuracy/test"}
 
 
 def test_digits_train_on_two_workers_out_of_the_box(tmp_path: Path) -> None:
-    done = run(cwd=tmp_path)
+    done = ended(start_cold(cwd=tmp_path))
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "outputs").glob("*/*")
     result = json.loads((folder / "result.json").read_text())
@@ -169,9 +169,6 @@ def test_gradients_that_never_came_are_named(tmp_path: Path, trained: Trained, m
 
 
 def test_torchrun_starts_workers_that_share_one_run_folder(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "expt", "epochs=2"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=90)

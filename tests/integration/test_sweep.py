@@ -24,7 +24,7 @@ from expt.command.rerun import NOT_REPEATED
 from expt.config.parse import parse, plain
 from expt.errors import ConfigError
 from expt.machine import Machine
-from tests.conftest import run, start
+from tests.conftest import ended, run, start, start_cold
 
 SMALL = ("epochs=1", "dataset.train_limit=320")
 GRID = ("model=mlp,convnet", "optimizer.lr=0.1,0.01", *SMALL)
@@ -74,7 +74,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_conf" / "hydra" / "callbacks").mkdir(parents=True)
     (folder / "my_conf" / "hydra" / "callbacks" / "mine.yaml").write_text("mine:\n  _target_: recorder.Recorder\n")
     own = ("--config-dir", "my_conf", "hydra/callbacks=mine", "hydra.sweep.dir=sweep")
-    done = run("-m", *own, *GRID, cwd=folder)
+    done = ended(start_cold("-m", *own, *GRID, cwd=folder))
     assert done.returncode == 0, done.stderr
     (folder / "stdout.txt").write_text(done.stdout)
     return folder

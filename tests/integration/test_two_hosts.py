@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RunFolder, Trained, alive, descendants, environment, slow_cluster
+from tests.conftest import RunFolder, Trained, alive, descendants, environment
 from tests.faults.running import wait_until
 from tests.integration.test_resume import _assert_equal
 
+pytestmark = pytest.mark.slow
 PORT = 29400
 LIMIT_S = 60
 SETTINGS = ("model.dropout=0.3", "epochs=4", "threads=1", "log_every=5", "checkpoint.every_steps=7")
@@ -158,7 +159,6 @@ def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, trained: Tr
             assert mine == pytest.approx(other, abs=1e-4)
 
 
-@slow_cluster
 def test_a_run_that_nothing_disturbs(hosts: Hosts, trained: Trained) -> None:
     for name, done in hosts.run(*SETTINGS).items():
         assert done.returncode == 0, done.stderr
@@ -169,7 +169,6 @@ def test_a_run_that_nothing_disturbs(hosts: Hosts, trained: Trained) -> None:
     _assert_equal(RunFolder(folder), _local(trained))
 
 
-@slow_cluster
 def test_checkpoints_on_a_disk_that_one_host_alone_sees(hosts: Hosts, trained: Trained) -> None:
     restarted = _killed_once(hosts, "own/run")
     for attempt in "01":
@@ -177,7 +176,6 @@ def test_checkpoints_on_a_disk_that_one_host_alone_sees(hosts: Hosts, trained: T
     _assert_equal(restarted, _local(trained))
 
 
-@slow_cluster
 def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(hosts: Hosts, trained: Trained) -> None:
     settings = ("epochs=40", "threads=1", "log_every=20", "checkpoint.every_steps=20", "timeout_s=5")
     soon = "last_call_timeout=3,keep_alive_interval=1"  # else torchrun waits for half a minute for more hosts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from expt.command.conclusion import again, conclude
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, create_result, update_result
 from expt.runs.view import leaderboard
-from tests.conftest import environment
+from tests.conftest import run
 
 
 def leave_run(folder: Path, name: str, value: float | None = None, **fields: Any) -> None:
@@ -123,8 +122,7 @@ def test_the_command_that_runs_one_point_again(command: str, arguments: list[str
 
 
 def reported(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "expt", "report", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    return run("report", *arguments, cwd=Path.cwd())
 
 
 def test_the_command_reports_on_a_sweep_that_is_running(tmp_path: Path) -> None:
