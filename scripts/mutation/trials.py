@@ -1,0 +1,143 @@
+"""Tests run on changed modules: each in a copy of the tree, in a process forked from one that has torch and pytest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.mutation.belonging import tests_of
+from scripts.mutation.changes import ROOT, Change
+
+COPIED = ("expt", "hydra_plugins", "conf", "tests", "scripts", "pyproject.toml", "README.md", "CONTRIBUTING.md",
+          "CHANGELOG.md", "CLUSTER.md", "BENCHMARKS.md")  # fmt: skip
+SURVIVED, NOTICED, TIMED_OUT = "survived", "noticed", "timed out"
+
+
+@dataclass
+class Trial:
+    """Tests under way on one change, in a copy of the tree that nobody else uses meanwhile."""
+
+    change: Change
+    tree: Path
+    pid: int
+    ends_at: float
+
+
+class Copies:
+    """Some copies of the working tree, gone at the end."""
+
+    def __init__(self, number: int) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="expt-mutate-"))
+        self.free = [self._folder / str(index) for index in range(number)]
+        for tree in self.free:
+            tree.mkdir()
+            for name in COPIED:
+                if (ROOT / name).is_dir():
+                    shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+                elif (ROOT / name).exists():
+                    shutil.copy(ROOT / name, tree / name)
+
+    def remove(self) -> None:
+        """Delete them."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def warm() -> None:
+    """Import what tests import and no change touches; expt itself is new in each trial."""
+    import torch
+    import torch.utils.tensorboard  # noqa: F401
+
+
+def start(change: Change, tree: Path, limit_s: float) -> Trial:
+    """Run the tests that belong to the changed module, and return at once."""
+    path = tree / change.path
+    path.write_text(change.after)
+    sys.stdout.flush()
+    if pid := os.fork():
+        return Trial(change, tree, pid, time.monotonic() + limit_s)
+    code = 3
+    try:
+        code = _test(tree, tests_of(change.path))
+    finally:
+        os._exit(code)
+
+
+def _test(tree: Path, tests: Sequence[str]) -> int:
+    import pytest
+
+    os.setsid()
+    os.chdir(tree)
+    # Nothing compiled is left behind, where the next change to the same file might not be seen to be newer.
+    sys.dont_write_bytecode = True
+    os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.path.insert(0, str(tree))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "scripts"]:
+        del sys.modules[name]
+    with (tree / "said").open("w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    options = ("-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", f"--basetemp={tree / 'tmp'}")
+    code = int(pytest.main([*options, *tests]))
+    import expt
+
+    if not Path(expt.__file__).is_relative_to(tree):
+        return 4
+    return code
+
+
+def outcome(trial: Trial) -> str | None:
+    """What became of it; None while it is under way."""
+    pid, status = os.waitpid(trial.pid, os.WNOHANG)
+    if not pid and time.monotonic() < trial.ends_at:
+        return None
+    for child in [*_family(trial.pid), *(() if pid else (trial.pid,))]:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    if not pid:
+        os.waitpid(trial.pid, 0)
+    (trial.tree / trial.change.path).write_text(trial.change.before)
+    if not pid:
+        return TIMED_OUT
+    if (code := os.waitstatus_to_exitcode(status)) == 4:
+        raise RuntimeError(f"the tests could not be run:\n{(trial.tree / 'said').read_text()[-2000:]}")
+    return SURVIVED if code in (0, 5) else NOTICED
+
+
+def _family(pid: int) -> Iterator[int]:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+            yield from _family(child)
+            yield child
+
+
+def run(
+    changes: Sequence[Change], jobs: int, limit_s: Callable[[str], float], told: Callable[[Change, str, float], None]
+) -> None:
+    """Try every change, `jobs` at a time; `told` hears of each as it ends."""
+    copies, left, running = Copies(jobs), list(reversed(changes)), list[Trial]()
+    began: dict[str, float] = {}
+    try:
+        while left or running:
+            while left and copies.free:
+                change = left.pop()
+                began[change.key] = time.monotonic()
+                running.append(start(change, copies.free.pop(), limit_s(change.path)))
+            for trial in list(running):
+                if (found := outcome(trial)) is not None:
+                    running.remove(trial)
+                    copies.free.append(trial.tree)
+                    told(trial.change, found, time.monotonic() - began[trial.change.key])
+            time.sleep(0.02)
+    finally:
+        for trial in running:
+            trial.ends_at = 0.0
+            outcome(trial)
+        copies.remove()
