@@ -1,4 +1,4 @@
-"""TensorBoard: one writer and one event file a run, and every tag's name."""
+"""TensorBoard's event file: one writer, and one file for each attempt at a run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,29 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.tensorboard import hparams
 from expt.tensorboard.pictures import Picture
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import FileWriter, SummaryWriter
+
+
+def writer(
+    paths: RunPaths,
+    hyperparameters: Mapping[str, bool | int | float | str],
+    charts: Mapping[str, Mapping[str, list[str]]],
+    *,
+    resumed_at: int | None,
+) -> Writer:
+    """That of a run, which goes on after the step `resumed_at`; in a new folder with all the curves until there."""
+    earlier = [] if resumed_at is None else paths.event_files()
+    events = Writer(paths.folder, hyperparameters, charts, continued_at=resumed_at if earlier else None)
+    if resumed_at is not None and not earlier:
+        for point in MetricsReader(paths).read():
+            events.write(point.step, {point.tag: point.value})
+    return events
 
 
 class Writer:

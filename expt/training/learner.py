@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -35,8 +35,42 @@ class Learner:
 class Position:
     """How far a run has come."""
 
+    steps_per_epoch: int
+    total_steps: int
+    """Optimiser steps of the whole run, which may end within an epoch."""
     epoch: int = 0
     """Epochs begun."""
     step: int = 0
     """Optimiser steps done since the start of the run."""
     step_in_epoch: int = 0
+
+    @property
+    def is_run_done(self) -> bool:
+        """Whether every step of the run is done."""
+        return self.step >= self.total_steps
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """Whether some of an epoch's batches were trained on, and some were not."""
+        return 0 < self.step_in_epoch < self.steps_per_epoch
+
+    @property
+    def steps_left_in_epoch(self) -> int:
+        """Steps until the epoch ends, or the run."""
+        return min(self.steps_per_epoch - self.step_in_epoch, max(0, self.total_steps - self.step))
+
+    def begin_epoch(self) -> None:
+        """Go to the start of the next epoch."""
+        self.epoch, self.step_in_epoch = self.epoch + 1, 0
+
+    def advance(self) -> None:
+        """A step is done."""
+        self.step, self.step_in_epoch = self.step + 1, self.step_in_epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        """How far it has come, without how far it is to go."""
+        return {"epoch": self.epoch, "step": self.step, "step_in_epoch": self.step_in_epoch}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Be where `state_dict` was called."""
+        self.epoch, self.step, self.step_in_epoch = state["epoch"], state["step"], state["step_in_epoch"]

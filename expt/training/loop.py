@@ -26,17 +26,16 @@ def train_epoch(
     sums: Sums,
     *,
     log_every: int,
-    stop_at: int | None,
-    on_step: Callable[[int], None],
-    on_log: Callable[[Averages, float], None],
-    between_steps: Callable[[], bool] = lambda: False,
     on_gradients: Callable[[], None] = lambda: None,
+    on_step: Callable[[], None] = lambda: None,
+    on_log: Callable[[Averages, float], None] = lambda averages, seconds: None,
+    between_steps: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Train on `batches`, adding to the epoch's `sums`, until they end or `stop_at` steps of the run are done.
+    """Train on `batches`, adding to the epoch's `sums`, until they end or all steps of the run are done.
 
-    `on_gradients` is called before the update, `on_step` before the learning rate changes; `on_log` gets the averages
-    over all workers since the last log point, and the seconds that it took; `between_steps` comes last, and ends the
-    loop by saying True.
+    In each step `on_gradients` is called before the update, and `on_step` before the learning rate changes. Every
+    `log_every` steps `on_log` gets the averages over all workers since the last time, and the seconds that it took.
+    `between_steps` comes last, and ends the loop by saying True.
     """
     learner.parallel.train()
     since = time.perf_counter()
@@ -44,9 +43,8 @@ def train_epoch(
         shortage = _learn(learner, batch, sums, on_gradients)
         if shortage:  # out of the `except`: the traceback would keep what the step has allocated
             raise OutOfMemory(shortage, fits=largest_that_fits(learner, batch))
-        position.step += 1
-        position.step_in_epoch += 1
-        on_step(position.step)
+        position.advance()
+        on_step()
         learner.scheduler.step()
         if position.step % log_every == 0:
             values = averages(sum_across_workers(sums.values - sums.logged))
@@ -54,7 +52,7 @@ def train_epoch(
             on_log(values, now - since)
             since = now
             sums.mark_logged()
-        if between_steps() or position.step == stop_at:
+        if between_steps() or position.is_run_done:
             break
 
 
@@ -119,16 +117,15 @@ def check_gradients(learner: Learner) -> None:
 def evaluate(
     learner: Learner,
     batches: Iterable[Batch],
-    sums: Sums,
+    device: torch.device,
     observe: Callable[[Batch, torch.Tensor], None] | None = None,
 ) -> Averages:
     """Averages over every sample of every worker's `batches`; one collective, and no random number drawn.
 
     `observe` gets each batch and its logits.
     """
-    module = learner.module
+    module, sums = learner.module, Sums(device)
     module.eval()
-    sums.reset()
     for batch in batches:
         with learner.precision.autocast():
             logits = module(batch.images)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,10 +63,14 @@ class Sums:
         self.logged.zero_()
         self._recent.clear()
 
-    def put_back(self, values: Sequence[float], logged: Sequence[float]) -> None:
-        """Go on from earlier sums."""
-        self.values.copy_(torch.tensor(values, dtype=torch.float64))
-        self.logged.copy_(torch.tensor(logged, dtype=torch.float64))
+    def state_dict(self) -> dict[str, list[float]]:
+        """What was counted so far, and of it what was logged. Waits for the device."""
+        return {"sums": self.values.tolist(), "logged": self.logged.tolist()}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Continue from what `state_dict` found."""
+        self.values.copy_(torch.tensor(state["sums"], dtype=torch.float64))
+        self.logged.copy_(torch.tensor(state["logged"], dtype=torch.float64))
 
 
 def averages(values: torch.Tensor) -> Averages:

@@ -9,19 +9,28 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from expt.config.identity import hyperparameters, shown
 from expt.config.schema import RunConfig
 from expt.data import build as data_build
 from expt.data.build import Data
 from expt.data.loading import Shard
 from expt.errors import ConfigError
 from expt.models import build as model_build
+from expt.runs import tags
+from expt.runs.paths import RunPaths
 from expt.tensorboard.dashboard import Dashboard
+from expt.tensorboard.events import Writer, writer
+from expt.tensorboard.run_pictures import RunPictures
 from expt.training import optim, shared_memory
 from expt.training.collectives import Worker
-from expt.training.learner import Learner
+from expt.training.learner import Learner, Position
+from expt.training.observer import Observer
 from expt.training.patches import ddp_times, onednn_linear, unguarded
 from expt.training.precision import Precision
 from expt.training.shared_memory import SharedMemory, average_gradients
+from expt.worker.profiling import StepProfiler
+from expt.worker.save_times import SaveTimes
+from expt.worker.steps import Steps
 
 
 def build_data(config: RunConfig, worker: Worker) -> Data:
@@ -77,11 +86,68 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     )
 
 
-def build_dashboard(config: RunConfig, data: Data, learner: Learner, worker: Worker) -> Dashboard:
-    """What TensorBoard is to show beside curves."""
-    mean, std = config.dataset.mean, config.dataset.std
-    steps = len(data.train), total_steps(config, data)
-    return Dashboard(config, data.info, learner, worker, mean=mean, std=std, steps=steps)
+def build_position(config: RunConfig, data: Data) -> Position:
+    """The beginning of the run, and how far it is to go."""
+    return Position(steps_per_epoch=len(data.train), total_steps=total_steps(config, data))
+
+
+def build_save_times(config: RunConfig, worker: Worker) -> SaveTimes:
+    """When checkpoints are due; it is rank 0's clock that counts."""
+    due = config.checkpoint
+    minutes = due.every_minutes if worker.rank == 0 else None
+    return SaveTimes(every_steps=due.every_steps, every_epochs=due.every_epochs, every_minutes=minutes)
+
+
+def build_steps(
+    config: RunConfig,
+    paths: RunPaths,
+    learner: Learner,
+    worker: Worker,
+    *,
+    typed_at: float,
+    beat: Callable[[], None],
+) -> Steps:
+    """What is done after each step; rank 0 traces some, where that is asked for."""
+    profiler = None
+    if config.profile and worker.rank == 0:
+        profiler = StepProfiler(paths.trace, paths.operators, worker.device)
+    return Steps(learner, worker.device, typed_at=typed_at, beat=beat, profiler=profiler)
+
+
+def build_observer(
+    config: RunConfig,
+    paths: RunPaths,
+    data: Data,
+    learner: Learner,
+    position: Position,
+    worker: Worker,
+    resumed_at: int | None,
+) -> Observer:
+    """What TensorBoard shows of the run, which was resumed after the step `resumed_at`; rank 0 has its file."""
+    events = None
+    if worker.rank == 0:
+        charts = tags.layout(config.eval_split, worker.world_size)
+        events = writer(paths, hyperparameters(shown(config)), charts, resumed_at=resumed_at)
+    return build_dashboard(config, events, data, learner, position)
+
+
+def build_dashboard(
+    config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
+) -> Dashboard:
+    """What is drawn into `events`, and what on other ranks helps."""
+    wanted, dataset, channels = config.tensorboard, config.dataset, data.info.channels
+    mean, std = dataset.mean or [0.0] * channels, dataset.std or [1.0] * channels
+    return Dashboard(
+        events,
+        learner,
+        position,
+        RunPictures(data.info.class_names, mean=mean, std=std),
+        image_shape=data.info.image_shape,
+        images=wanted.images,
+        graph=False if config.compile and wanted.graph == "auto" else wanted.graph,
+        norms=wanted.norms,
+        histograms=wanted.histograms,
+    )
 
 
 def total_steps(config: RunConfig, data: Data) -> int:

@@ -1,8 +1,67 @@
-"""What a run remembers of its past epochs."""
+"""What a run remembers of its past: the best so far, how long epochs took, the last value of each tag."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
+
+
+class Best(TypedDict):
+    """The best value of the objective so far."""
+
+    metric: str
+    value: float
+    epoch: int
+
+
+class History:
+    """Of a run, over all attempts at it."""
+
+    def __init__(self, objective: str, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._objective, self._clock = objective, clock
+        self.last: dict[str, float] = {}
+        """The newest value of each tag."""
+        self.best: Best | None = None
+        self.epoch_s: list[float] = []
+        self.eval_s = 0.0
+        """Of all evaluations."""
+        self._epoch_began, self._earlier_s = clock(), 0.0
+
+    def begin_epoch(self) -> None:
+        """An epoch begins, or goes on after what an earlier attempt has done of it."""
+        self._epoch_began = self._clock() - self._earlier_s
+
+    def end_epoch(self) -> float:
+        """The epoch's training has ended; returns its seconds."""
+        self.epoch_s.append(self._clock() - self._epoch_began)
+        self._earlier_s = 0.0
+        return self.epoch_s[-1]
+
+    def note_best(self, epoch: int) -> bool:
+        """Look at the objective's newest value; returns whether it is the best so far."""
+        value = self.last.get(self._objective)
+        if value is None or not is_better(value, self.best["value"] if self.best else None, self._objective):
+            return False
+        self.best = {"metric": self._objective, "value": value, "epoch": epoch}
+        return True
+
+    @property
+    def objective(self) -> dict[str, Any]:
+        """What the run is chosen by: the best that any epoch reached, and test's one value."""
+        return {"name": self._objective, "value": self.best["value"] if self.best else self.last.get(self._objective)}
+
+    def state_dict(self, *, within_epoch: bool) -> dict[str, Any]:
+        """All of it, with what was done of an epoch that has not ended."""
+        elapsed_s = self._clock() - self._epoch_began if within_epoch else 0.0
+        times = {"epoch_s": self.epoch_s, "eval_s": self.eval_s, "elapsed_s": elapsed_s}
+        return {"best": self.best, "last": self.last, **times}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember what `state_dict` gave."""
+        self.best, self.last = state["best"], dict(state["last"])
+        self.epoch_s, self.eval_s, self._earlier_s = list(state["epoch_s"]), state["eval_s"], state["elapsed_s"]
 
 
 def is_better(value: float, than: float | None, objective: str) -> bool:

@@ -110,7 +110,7 @@ def run_as(
     torch.set_float32_matmul_precision(config.matmul_precision)
     store = connect(meeting, config.timeout_s) if isinstance(meeting, Meeting) else meeting
     with collectives.process_group(worker, backend=config.backend, timeout_s=config.timeout_s, store=store):
-        return Run(config, paths, worker, started, source, beat).train()
+        return Run(config, paths, worker, typed_at=started, beat=beat).train(source)
 
 
 def _record_error(error: Exception) -> None:

@@ -24,7 +24,7 @@ def set_determinism(deterministic: bool, device: torch.device) -> None:
     torch.backends.cudnn.benchmark = device.type == "cuda" and not deterministic
 
 
-def rng_state(device: torch.device) -> dict[str, Any]:
+def state_dict(device: torch.device) -> dict[str, Any]:
     """The state of every random number generator of this process, in plain containers and bytes."""
     _, keys, position, has_gauss, cached = np.random.get_state()
     return {
@@ -35,8 +35,8 @@ def rng_state(device: torch.device) -> dict[str, Any]:
     }
 
 
-def set_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Continue with the random numbers that follow what `rng_state` found."""
+def load_state_dict(state: Mapping[str, Any], device: torch.device) -> None:
+    """Continue with the random numbers that follow what `state_dict` found."""
     random.setstate(state["python"])
     keys, *rest = state["numpy"]
     np.random.set_state(("MT19937", np.frombuffer(keys, np.uint32), *rest))

@@ -54,7 +54,7 @@ class RankHealth:
         """In all readings so far, without the collective, which the sums need anyway."""
 
     def begin_epoch(self) -> None:
-        """Say that an epoch begins, or goes on."""
+        """An epoch begins, or goes on."""
         self._began, self._from_step = time.perf_counter(), self._position.step
         self._all_reduce_s = self._learner.all_reduce_s(self._steps)
 

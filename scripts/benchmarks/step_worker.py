@@ -26,16 +26,15 @@ from expt.command import overrides as overrides_module
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.data.loading import Batch
-from expt.runs import checkpoint, paths, tags
-from expt.tensorboard.dashboard import Dashboard
-from expt.tensorboard.log import Log
-from expt.tensorboard.mistakes import Review
+from expt.runs import checkpoint
+from expt.tensorboard.events import Writer
 from expt.training import collectives
 from expt.training.learner import Position
 from expt.training.loop import evaluate, train_epoch
 from expt.training.metrics import Sums
-from expt.worker import build, rank_health, snapshot
+from expt.worker import build, rank_health
 from expt.worker.rank_health import RankHealth
+from expt.worker.snapshot import Snapshot
 
 BATCHES = 8
 
@@ -75,8 +74,7 @@ class ExptLoop:
         self.learner = build.build_learner(config, self.data, worker)
         self.batches = [_copied(batch) for batch in itertools.islice(self.data.train.epoch(1), BATCHES)]
         self._worker, self._sums = worker, Sums(worker.device)
-        # Step 0 checks the gradients, which is no part of a later step.
-        self._position = Position(step=1)
+        self._position = Position(steps_per_epoch=1 << 60, total_steps=1 << 60)
 
     def run(self, steps: int) -> None:
         """`steps` steps, as an epoch has them between two log points."""
@@ -86,15 +84,12 @@ class ExptLoop:
             self._position,
             self._sums,
             log_every=1 << 60,
-            stop_at=None,
-            on_step=lambda step: None,
-            on_log=lambda values, seconds: None,
         )
 
     def with_checkpoint(self, steps: int) -> None:
         """The same, then a checkpoint as a run writes it; waited for, where a run trains on meanwhile."""
         self.run(steps)
-        state = snapshot.take(self.learner, self._position, self._sums, self._worker)
+        state = Snapshot(self.learner, self._position, self._sums, self._worker).state_dict()
         if self._worker.rank == 0:
             with tempfile.TemporaryDirectory(prefix="expt-bench-") as folder:
                 writer = checkpoint.Writer(Path(folder) / "last.pt", Path(folder) / "best.pt", keep=1)
@@ -114,31 +109,27 @@ class ExptEpoch:
     def __init__(self, loop: ExptLoop, config: RunConfig, worker: collectives.Worker) -> None:
         self._loop, self._config, self._worker = loop, config, worker
         self._folder = tempfile.TemporaryDirectory(prefix="expt-bench-")
-        run_paths = paths.RunPaths(Path(self._folder.name))
-        charts = tags.layout(config.eval_split, worker.world_size)
-        self._log = Log(run_paths, {}, charts) if worker.rank == 0 else None
+        self._events = Writer(Path(self._folder.name), {}, {}) if worker.rank == 0 else None
 
     def run(self, steps: int) -> None:
         """Without: `steps` steps, and the evaluation."""
-        position, sums = Position(), Sums(self._worker.device)
+        position, sums = Position(steps_per_epoch=steps, total_steps=steps), Sums(self._worker.device)
         self._train(self._batches(steps), position, sums, lambda: None)
         collectives.sum_across_workers(sums.values).tolist()
         self._evaluate(None)
 
     def with_dashboard(self, steps: int) -> None:
         """With all that a run's first and last epoch show, but for the model's graph, which is traced once."""
-        position, sums, config = Position(), Sums(self._worker.device), self._config
-        mean, std, info = config.dataset.mean, config.dataset.std, self._loop.data.info
-        dashboard = Dashboard(config, info, self._loop.learner, self._worker, mean=mean, std=std, steps=(steps, steps))
-        self._train(dashboard.watch(self._batches(steps), position), position, sums, dashboard.before_update)
-        health = RankHealth(self._loop.learner, position, self._worker, check_weights=True)
-        _, readings = health.end_epoch(sums.values, wish=dashboard.wants_pictures)
-        if self._log:
-            dashboard.show(self._log.events, position.step)
-            self._log.values(position, rank_health.scalars(readings))
-        review = dashboard.review()
-        self._evaluate(review)
-        dashboard.draw(review, config.eval_split, self._log, position)
+        position, sums = Position(steps_per_epoch=steps, total_steps=steps), Sums(self._worker.device)
+        learner, data, worker = self._loop.learner, self._loop.data, self._worker
+        dashboard = build.build_dashboard(self._config, self._events, data, learner, position)
+        self._train(dashboard.watch(self._batches(steps)), position, sums, dashboard.before_update)
+        health = RankHealth(learner, position, worker, check_weights=True)
+        _, readings = health.end_epoch(sums.values, wish=dashboard.wants_review)
+        dashboard.values(rank_health.scalars(readings))
+        dashboard.end_epoch(review=bool(readings[0].wish))
+        self._evaluate(dashboard.review())
+        dashboard.end_evaluation(self._config.eval_split)
 
     def _batches(self, steps: int) -> Iterator[Batch]:
         return itertools.islice(itertools.cycle(self._loop.batches), steps)
@@ -152,15 +143,11 @@ class ExptEpoch:
             position,
             sums,
             log_every=1 << 60,
-            stop_at=None,
-            on_step=lambda step: None,
-            on_log=lambda values, seconds: None,
             on_gradients=on_gradients,
         )
 
-    def _evaluate(self, review: Review | None) -> None:
-        test = self._loop.data.test
-        evaluate(self._loop.learner, test.evaluation(), Sums(self._worker.device), observe=review)
+    def _evaluate(self, observe: Callable[[Batch, torch.Tensor], None] | None) -> None:
+        evaluate(self._loop.learner, self._loop.data.test.evaluation(), self._worker.device, observe)
 
 
 class BareLoop:

@@ -54,12 +54,12 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_the_random_state_is_loaded_to_the_same_bits(tmp_path: Path) -> None:
     np.random.standard_normal()  # leaves the second of a pair in the cache
-    saved = random_state.rng_state(torch.device("cpu"))
+    saved = random_state.state_dict(torch.device("cpu"))
     expected = (random.random(), np.random.standard_normal(), np.random.rand(), torch.rand(1).item())
     checkpoint.save(tmp_path / "rng", {"rng": [saved]})
     (loaded,) = checkpoint.load(tmp_path / "rng")["rng"]
     assert loaded["cuda"] is None
-    random_state.set_rng_state(loaded, torch.device("cpu"))
+    random_state.load_state_dict(loaded, torch.device("cpu"))
     assert (random.random(), np.random.standard_normal(), np.random.rand(), torch.rand(1).item()) == expected
 
 

@@ -6,7 +6,6 @@ import torch
 
 from expt.data.loading import Batch
 from expt.tensorboard.mistakes import Review, worst_of
-from expt.tensorboard.norms import layers, norms, parameter_table
 
 
 def test_the_confusion_matrix_and_the_worst_of_several_batches() -> None:
@@ -39,17 +38,3 @@ def test_a_model_without_mistakes_has_none() -> None:
     assert found is not None
     assert len(found.labels) == 0
     assert Review(3, keep=4).mistakes() is None
-
-
-def test_norms_of_layers() -> None:
-    frozen = torch.nn.Linear(4, 2, bias=False).requires_grad_(False)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), frozen)
-    found = layers(model)
-    assert {layer: [name for name, _ in own] for layer, own in found.items()} == {"0": ["0.weight", "0.bias"]}
-    both = [[p.detach() for p in model[0].parameters()], [frozen.weight]]
-    expected = [torch.linalg.vector_norm(torch.cat([tensor.flatten() for tensor in group])) for group in both]
-    assert torch.allclose(norms(both), torch.stack(expected))
-    table = parameter_table(model)
-    assert "| 0.weight | Linear | 4 x 3 | float32 | 12 |" in table
-    assert "| 2.weight | Linear | 2 x 4 | float32 | 8 (not trained) |" in table
-    assert "| **16 trained** | | | | **24** |" in table

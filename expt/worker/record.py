@@ -1,0 +1,59 @@
+"""What a run writes down as it goes: metrics.jsonl, result.json, and whatever an observer shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from expt.runs import provenance
+from expt.runs.metrics_file import MetricsWriter
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, INTERRUPTED, read_result, update_result
+from expt.training.learner import Position
+from expt.training.observer import Observer
+from expt.worker.history import History
+
+
+class Record:
+    """One worker's part of it: all remember and look on, but only rank 0, which `writes`, has files."""
+
+    def __init__(
+        self, paths: RunPaths, position: Position, history: History, observer: Observer, *, writes: bool
+    ) -> None:
+        self._paths, self._position, self._history, self._observer = paths, position, history, observer
+        self._metrics = MetricsWriter(paths) if writes else None
+        self._provenance = provenance.of(read_result(paths)) if writes else {}
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """The value of each tag after the steps that are done."""
+        self._history.last.update(values)
+        if self._metrics:
+            self._metrics.write(self._position.step, self._position.epoch, values)
+        self._observer.values(values)
+
+    def result(self, **fields: Any) -> None:
+        """Add to result.json."""
+        if self._metrics:
+            update_result(self._paths, **fields)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: how much of metrics.jsonl belongs to it, and where the run comes from."""
+        assert self._metrics
+        return {"metrics_bytes": self._metrics.num_bytes, "provenance": self._provenance}
+
+    def complete(self, outcome: Mapping[str, Any]) -> str:
+        """Close the files, then say in result.json that the run is complete."""
+        self._close(complete=True)
+        self.result(status=COMPLETED, **outcome)
+        return COMPLETED
+
+    def interrupt(self) -> str:
+        """Close the files, then say in result.json that the run was interrupted and can be resumed."""
+        self._close(complete=False)
+        self.result(status=INTERRUPTED, resumable=True, metrics=self._history.last)
+        return INTERRUPTED
+
+    def _close(self, *, complete: bool) -> None:
+        if self._metrics:
+            self._metrics.close()
+        self._observer.close(complete=complete)
