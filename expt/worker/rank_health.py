@@ -52,14 +52,16 @@ class RankHealth:
         self._steps = 0  # of this process
         self.spent_s = 0.0
         """In all readings so far, without the collective, which the sums need anyway."""
+        self.readings: list[Reading] = []
+        """Every rank's, of the last epoch that has ended."""
 
     def begin_epoch(self) -> None:
         """An epoch begins, or goes on."""
         self._began, self._from_step = time.perf_counter(), self._position.step
         self._all_reduce_s = self._learner.all_reduce_s(self._steps)
 
-    def end_epoch(self, sums: Tensor, *, wish: Callable[[], bool]) -> tuple[Tensor, list[Reading]]:
-        """The sums over all workers of an epoch's `sums`, and every rank's reading, in one collective."""
+    def end_epoch(self, sums: Tensor, *, wish: Callable[[], bool]) -> Tensor:
+        """The sums over all workers of an epoch's `sums`; the one collective brings every rank's reading too."""
         device, size = self._worker.device, self._worker.world_size
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # its time is meant; the sums are waited for anyway
@@ -77,7 +79,15 @@ class RankHealth:
         own = row(mine, weights, rank=self._worker.rank, world_size=size, device=device)
         self.spent_s += time.perf_counter() - now
         total = collectives.sum_across_workers(torch.cat([sums, own]))
-        return total[: len(sums)], readings(total[len(sums) :])
+        self.readings = readings(total[len(sums) :])
+        return total[: len(sums)]
+
+    def refuse_unequal(self) -> None:
+        """Raise RunFailed if the ranks held different weights when the epoch ended.
+
+        To be called when rank 0 has shown the readings, which a collective in between makes sure of.
+        """
+        refuse_unequal(self.readings, self._position.epoch)
 
 
 def reading(*, steps: int, seconds: float, all_reduce_s: float, device: torch.device, wish: bool) -> Reading:

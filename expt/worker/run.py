@@ -61,6 +61,7 @@ class Run:
         while not self.position.is_run_done and not self.agreement.stopping:
             if self._train_epoch():
                 self._evaluate(self.config.eval_split)
+                self.health.refuse_unequal()
                 self._save_after_epoch(is_best=self._note_best())
         self.steps.close()
         self.checkpoints.wait()
@@ -109,13 +110,11 @@ class Run:
         )
         if position.steps_left_in_epoch:
             return False
-        total, readings = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
+        total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
         self._log_epoch(metrics.averages(total), self.history.end_epoch(), batches.waited_s)
         if self.config.tensorboard.health:
-            self.record.log(rank_health.scalars(readings))
-        self.observer.end_epoch(review=bool(readings[0].wish))
-        if self.config.tensorboard.health:
-            rank_health.refuse_unequal(readings, position.epoch)
+            self.record.log(rank_health.scalars(self.health.readings))
+        self.observer.end_epoch(review=bool(self.health.readings[0].wish))
         return True
 
     def _log_within_epoch(self, values: metrics.Averages, seconds: float) -> None:

@@ -125,9 +125,9 @@ class ExptEpoch:
         dashboard = build.build_dashboard(self._config, self._events, data, learner, position)
         self._train(dashboard.watch(self._batches(steps)), position, sums, dashboard.before_update)
         health = RankHealth(learner, position, worker, check_weights=True)
-        _, readings = health.end_epoch(sums.values, wish=dashboard.wants_review)
-        dashboard.values(rank_health.scalars(readings))
-        dashboard.end_epoch(review=bool(readings[0].wish))
+        health.end_epoch(sums.values, wish=dashboard.wants_review)
+        dashboard.values(rank_health.scalars(health.readings))
+        dashboard.end_epoch(review=bool(health.readings[0].wish))
         self._evaluate(dashboard.review())
         dashboard.end_evaluation(self._config.eval_split)
 
