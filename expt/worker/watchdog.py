@@ -29,8 +29,10 @@ def answer_dumps(*, when_asked: bool) -> None:
 class Watchdog:
     """Calls `on_hang`, from a thread, when after the first `beat` none has come for `timeout_s`."""
 
-    def __init__(self, timeout_s: float, on_hang: Callable[[], None]) -> None:
-        self._timeout_s, self._on_hang, self._beats = timeout_s, on_hang, 0
+    def __init__(
+        self, timeout_s: float, on_hang: Callable[[], None], *, nap: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._timeout_s, self._on_hang, self._nap, self._beats = timeout_s, on_hang, nap, 0
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self) -> None:
@@ -41,7 +43,7 @@ class Watchdog:
         # Counted in naps of its own, so that the time in which the whole process is stopped does not count.
         seen = unchanged = 0
         while unchanged < TICKS:
-            time.sleep(self._timeout_s / TICKS)
+            self._nap(self._timeout_s / TICKS)
             unchanged = unchanged + 1 if self._beats and self._beats == seen else 0
             seen = self._beats
         self._on_hang()

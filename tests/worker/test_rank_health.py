@@ -10,7 +10,12 @@ import torch
 from torch import nn
 
 from expt.errors import RunFailed
+from expt.training.learner import Position
+from expt.training.loop import train_epoch
+from expt.training.metrics import Sums
 from expt.worker import rank_health
+from tests.training.test_loop import batches, learner, plain
+from tests.worker.conftest import ALONE
 
 CPU = torch.device("cpu")
 
@@ -66,7 +71,29 @@ def test_the_checksum_knows_every_bit(dtype: torch.dtype) -> None:
     assert rank_health.checksum([]) == 0
 
 
+def test_two_parameters_that_change_places_are_noticed() -> None:
+    first, second = (nn.Parameter(torch.randn(3, 3)) for _ in range(2))
+    assert rank_health.checksum([first, second]) != rank_health.checksum([second, first])
+
+
 def test_the_order_in_memory_does_not_matter() -> None:
     weights = torch.randn(4, 3, 5, 5)
     last = nn.Parameter(weights.clone().to(memory_format=torch.channels_last))
     assert rank_health.checksum([last]) == rank_health.checksum([nn.Parameter(weights)])
+
+
+def test_an_epochs_sums_come_with_every_ranks_reading() -> None:
+    subject, position = learner(plain(), all_reduce_s=lambda steps: 0.001 * steps), Position(4, 8)
+    health = rank_health.RankHealth(subject, position, ALONE, check_weights=True)
+    for _ in range(2):
+        health.begin_epoch()
+        sums = Sums(CPU)
+        train_epoch(subject, batches(4), position, sums, log_every=100)
+        assert torch.equal(health.end_epoch(sums.values, wish=lambda: position.step == 8), sums.values)
+        (reading,) = health.readings
+        assert reading.wish == (position.step == 8)
+        assert reading.all_reduce_share > 0
+        assert 0 <= reading.step_ms < 1000
+        assert reading.weights == 0, "a single worker has none to compare with"
+        health.refuse_unequal()
+    assert 0 < health.spent_s < 10

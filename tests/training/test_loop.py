@@ -1,0 +1,189 @@
+"""A step, an epoch and an evaluation, against the same written out by hand."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim.lr_scheduler import LambdaLR
+
+from expt.data.loading import IGNORE_INDEX, Batch
+from expt.training.learner import Learner, Position
+from expt.training.loop import evaluate, train_epoch
+from expt.training.metrics import Averages, Sums
+from expt.training.precision import Precision
+
+CPU = torch.device("cpu")
+SHAPE, CLASSES = (2, 3, 3), 4
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Dropout(0.5), nn.Linear(5, CLASSES))
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(18, CLASSES))
+
+
+def learner(module: nn.Module, *, clip: float | None = None, **settings: Any) -> Learner:
+    """With SGD, and a learning rate that falls by a tenth each step."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    return Learner(
+        module=module,
+        parallel=module,
+        optimizer=optimizer,
+        scheduler=LambdaLR(optimizer, lambda step: 0.9**step),
+        precision=Precision(False, CPU, gradient_clip=clip),
+        world_size=1,
+        **settings,
+    )
+
+
+def batches(count: int, size: int = 6) -> Iterator[Batch]:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        images = torch.randn(size, *SHAPE, generator=generator)
+        yield Batch(images, torch.randint(CLASSES, (size,), generator=generator), size)
+
+
+def test_an_evaluation_is_of_the_model_at_rest_and_changes_nothing() -> None:
+    """Dropout leaves nothing out, batch norm uses what it has learned, labels are not smoothed."""
+    module = model()
+    module.train()
+    before = copy.deepcopy(module.state_dict())
+    subject = learner(module, label_smoothing=0.3)
+    random = torch.get_rng_state()
+    first, second = (evaluate(subject, batches(3), CPU) for _ in range(2))
+    assert first == second
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    whole = [torch.cat(parts) for parts in zip(*((b.images, b.labels) for b in batches(3)), strict=True)]
+    with torch.no_grad():
+        logits = copy.deepcopy(module).eval()(whole[0])
+    assert first.loss == pytest.approx(functional.cross_entropy(logits, whole[1]).item(), rel=1e-6)
+    assert first.accuracy == pytest.approx((logits.argmax(1) == whole[1]).float().mean().item())
+    assert first.samples == 18
+
+
+def test_an_evaluation_is_observed_batch_by_batch() -> None:
+    seen = []
+    evaluate(learner(model()), batches(2), CPU, lambda batch, logits: seen.append((len(batch.images), logits.shape)))
+    assert seen == [(6, (6, CLASSES))] * 2
+
+
+def test_training_after_an_evaluation_trains_again() -> None:
+    """Dropout and batch norm are back."""
+    module = model()
+    subject = learner(module)
+    evaluate(subject, batches(1), CPU)
+    buffers = {name: value.clone() for name, value in module.named_buffers()}
+    train_epoch(subject, batches(1), Position(1, 1), Sums(CPU), log_every=1)
+    assert all(part.training for part in module.modules())
+    assert not any(torch.equal(buffers[name], value) for name, value in module.named_buffers())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"clip": 0.05}, {"label_smoothing": 0.3}, {"gradient_accumulation": 3}],
+    ids=lambda settings: next(iter(settings), "none"),
+)
+def test_steps_are_those_of_a_plain_loop(settings: dict[str, Any]) -> None:
+    subject, reference = learner(plain(), **settings), plain()
+    sums, lr = Sums(CPU), 0.1
+    train_epoch(subject, batches(4), Position(4, 4), sums, log_every=100)
+    total = 0.0
+    for step, batch in enumerate(batches(4)):
+        loss = functional.cross_entropy(
+            reference(batch.images), batch.labels, label_smoothing=settings.get("label_smoothing", 0.0)
+        )
+        total += loss.item() * len(batch.labels)
+        reference.zero_grad()
+        loss.backward()
+        if "clip" in settings:
+            nn.utils.clip_grad_norm_(reference.parameters(), settings["clip"])
+        with torch.no_grad():
+            for parameter in reference.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(lr * 0.9**step * parameter.grad)
+    for mine, other in zip(subject.module.parameters(), reference.parameters(), strict=True):
+        assert torch.allclose(mine, other, atol=1e-6)
+    assert sums.values[0].item() == pytest.approx(total, rel=1e-6)
+
+
+def test_a_label_that_does_not_count_moves_nothing() -> None:
+    subject = learner(plain())
+    before = subject.module[1].weight.clone()  # type: ignore[index]
+    (batch,) = batches(1)
+    ignored = torch.full_like(batch.labels, IGNORE_INDEX)
+    train_epoch(subject, [Batch(batch.images, ignored, 6)], Position(1, 1), Sums(CPU), log_every=9)
+    assert torch.equal(subject.module[1].weight, before)  # type: ignore[index]
+
+
+def test_each_moment_of_a_step_comes_in_its_order() -> None:
+    subject = learner(plain())
+    weight = subject.module[1].weight  # type: ignore[index]
+    position, lr, seen = Position(3, 3), subject.optimizer.param_groups[0], []
+
+    def on_gradients() -> None:
+        assert weight.grad is not None
+        seen.append(("gradients", position.step, weight[0, 0].item()))
+
+    def on_step() -> None:
+        assert weight.grad is None
+        seen.append(("step", position.step, lr["lr"]))
+
+    def on_log(values: Averages, seconds: float) -> None:
+        seen.append(("log", position.step, values.samples))
+
+    def between_steps() -> bool:
+        seen.append(("between", position.step, lr["lr"]))
+        return False
+
+    train_epoch(
+        subject,
+        batches(2),
+        position,
+        Sums(CPU),
+        log_every=2,
+        on_gradients=on_gradients,
+        on_step=on_step,
+        on_log=on_log,
+        between_steps=between_steps,
+    )
+    assert [moment[:2] for moment in seen] == [
+        ("gradients", 0), ("step", 1), ("between", 1), ("gradients", 1), ("step", 2), ("log", 2), ("between", 2),
+    ]  # fmt: skip
+    assert seen[0][2] != seen[3][2], "an update lies between"
+    assert [seen[1][2], seen[4][2]] == pytest.approx([0.1, 0.09]), "the rate that the step has used"
+    assert [seen[2][2], seen[6][2]] == pytest.approx([0.09, 0.081]), "that of the step to come"
+    assert seen[5][2] == 12
+
+
+def test_a_log_point_averages_since_the_one_before() -> None:
+    subject, found = learner(plain()), list[Averages]()
+    train_epoch(
+        subject, batches(4), Position(4, 4), Sums(CPU), log_every=2, on_log=lambda values, _: found.append(values)
+    )
+    alone = list[Averages]()
+    train_epoch(
+        learner(plain()), batches(4), Position(4, 4), Sums(CPU), log_every=1, on_log=lambda v, _: alone.append(v)
+    )
+    assert [values.loss for values in found] == pytest.approx(
+        [(alone[0].loss + alone[1].loss) / 2, (alone[2].loss + alone[3].loss) / 2]
+    )
+
+
+def test_it_ends_with_the_runs_last_step_or_when_told() -> None:
+    position = Position(10, 3)
+    train_epoch(learner(plain()), batches(10), position, Sums(CPU), log_every=9)
+    assert (position.step, position.step_in_epoch) == (3, 3)
+    told = Position(10, 30)
+    train_epoch(learner(plain()), batches(10), told, Sums(CPU), log_every=9, between_steps=lambda: told.step == 2)
+    assert told.step == 2

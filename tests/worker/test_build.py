@@ -1,0 +1,110 @@
+"""Every setting that shapes a step arrives there: curves of whole runs against a loop written out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from expt.config.groups import Digits
+from expt.data import files, indexing
+from tests.worker.conftest import TrainAlone
+
+STEPS, SEED = 8, 3
+MEAN, STD = 0.3053, 0.3760
+
+Optimizer = Callable[[Any], torch.optim.Optimizer]
+
+
+def sgd(lr: float = 0.05, **settings: Any) -> Optimizer:
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, **{"momentum": 0.9, **settings})
+
+
+SGD = sgd()
+
+
+def plain_loop(
+    *,
+    optimizer: Optimizer = SGD,
+    batch: int = 64,
+    clip: float | None = None,
+    smoothing: float = 0.0,
+    factor: Callable[[int], float] = lambda step: 1.0,
+    amp: bool = False,
+    hidden: int = 256,
+    limit: int | None = None,
+) -> list[float]:
+    arrays = files.load(Digits(name="digits", val_fraction=0.1, train_limit=None, mean=(MEAN,), std=(STD,)), "train")
+    images, labels = (torch.from_numpy(np.array(array)) for array in (arrays.images, arrays.labels))
+    train, _ = indexing.split(len(labels), 0.1, limit)
+    order = train[indexing.permutation(len(train), SEED, 1)]
+    torch.manual_seed(SEED)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+    stepper, losses = optimizer(net.parameters()), []
+    rates = [group["lr"] for group in stepper.param_groups]
+    for step, part in enumerate(order.split(batch)[:STEPS]):
+        for group, rate in zip(stepper.param_groups, rates, strict=True):
+            group["lr"] = rate * factor(step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            logits = net((images[part].float() / 255 - MEAN) / STD)
+        loss = functional.cross_entropy(logits.float(), labels[part], label_smoothing=smoothing)
+        losses.append(loss.item())
+        stepper.zero_grad()
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(net.parameters(), clip)
+        stepper.step()
+    return losses
+
+
+def cosine(step: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * step / STEPS))
+
+
+SETTINGS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "none": ([], {}),
+    "gradient_clip": (["gradient_clip=0.1"], {"clip": 0.1}),
+    "label_smoothing": (["label_smoothing=0.2"], {"smoothing": 0.2}),
+    "gradient_accumulation": (["gradient_accumulation=4"], {}),
+    "lr": (["optimizer.lr=0.2"], {"optimizer": sgd(0.2)}),
+    "momentum": (["optimizer.momentum=0.5"], {"optimizer": sgd(momentum=0.5)}),
+    "weight_decay": (["optimizer.weight_decay=0.1"], {"optimizer": sgd(weight_decay=0.1)}),
+    "nesterov": (["optimizer.nesterov=true"], {"optimizer": sgd(nesterov=True)}),
+    "adamw": (["optimizer=adamw", "optimizer.lr=0.01"], {"optimizer": lambda p: torch.optim.AdamW(p, lr=0.01)}),
+    "lr_scaling": (["lr_scaling=sqrt", "base_batch_size=16"], {"optimizer": sgd(0.1)}),
+    "scheduler": (["scheduler=cosine"], {"factor": cosine}),
+    "batch_size": (["batch_size=32"], {"batch": 32}),
+    "amp": (["amp=bf16"], {"amp": True}),
+    "hidden": (["model.hidden=[40]"], {"hidden": 40}),
+    "train_limit": (["dataset.train_limit=600"], {"limit": 600}),
+}
+
+
+@pytest.fixture(scope="module")
+def default() -> list[float]:
+    return plain_loop()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_changes_the_curve_as_it_should(setting: str, default: list[float], train_alone: TrainAlone) -> None:
+    words, changes = SETTINGS[setting]
+    done = train_alone(
+        *words, f"max_steps={STEPS}", "log_every=1", f"seed={SEED}", "eval_split=test", "objective=loss/test"
+    )
+    expected = plain_loop(**changes)
+    if setting not in ("none", "gradient_accumulation"):
+        assert expected != pytest.approx(default, abs=2e-4), "the setting matters"
+    found = [value for _, value in done.curve("loss/train")]
+    assert found[:-1] == pytest.approx(expected[:-1], abs=2e-3 if setting == "amp" else 1e-4)
+    assert found[-1] == pytest.approx(np.mean(expected), abs=1e-3), "at the end stands the epoch's average"
+
+
+def test_points_of_the_learning_rate_stand_at_the_steps_that_used_it(train_alone: TrainAlone) -> None:
+    done = train_alone("scheduler=cosine", f"max_steps={STEPS}", "log_every=2")
+    assert dict(done.curve("lr")) == pytest.approx({step: 0.05 * cosine(step - 1) for step in (2, 4, 6, 8)})

@@ -1,0 +1,79 @@
+"""Where a loss stopped being finite, and weights that are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from expt.data.loading import Batch
+from expt.errors import Diverged
+from expt.training.learner import Position
+from expt.training.metrics import Sums
+from expt.worker import divergence
+from tests.worker.conftest import ALONE
+
+
+class Numbered:
+    """A loader whose batch number N of epoch E has the images 1000 E + 10 N, and so on."""
+
+    size = 100
+
+    def __len__(self) -> int:
+        return 10
+
+    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
+        raise NotImplementedError
+
+    def evaluation(self) -> Iterator[Batch]:
+        raise NotImplementedError
+
+    def indices(self, epoch: int, number: int) -> torch.Tensor:
+        return 1000 * epoch + 10 * number + torch.arange(3)
+
+
+def told(losses: list[float], *, parts: int) -> str:
+    """What is said at step 17, the 7th of epoch 2, when these were the losses since the last log point."""
+    sums = Sums(torch.device("cpu"))
+    for loss in losses:
+        sums.add(torch.zeros(1, 2), torch.tensor([0]), torch.tensor(loss))
+    position = Position(10, 30, epoch=2, step=17, step_in_epoch=7)
+    with pytest.raises(Diverged) as raised:
+        divergence.stop_at_loss(sums, position, Numbered(), ALONE, parts)
+    return str(raised.value)
+
+
+def test_the_first_step_that_was_not_finite_is_named_with_its_images(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told([1.0, math.inf, math.nan, 1.0], parts=1)
+    assert "the loss was inf at step 15 (epoch 2) on rank 0" in text
+    assert "training data: 2040, 2041, 2042" in text
+    assert "images of step 15, rank 0: 2040, 2041, 2042" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("losses", "step"), [([1.0, 1.0, 1.0, math.nan], 17), ([1.0, math.nan, 1.0, 1.0], 16)])
+def test_the_parts_of_a_step_count_as_one(losses: list[float], step: int) -> None:
+    text = told(losses, parts=2)
+    assert f"the loss was nan at step {step} (epoch 2)" in text
+    assert f"training data: {2000 + 10 * (step - 11)}, " in text
+
+
+def test_a_loss_that_nobody_remembers_is_told_all_the_same() -> None:
+    assert "the loss was nan or infinite by step 17 (epoch 2)" in told([1.0], parts=1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_not_saved(value: float) -> None:
+    module, position = nn.Linear(3, 3), Position(10, 30, epoch=1, step=4)
+    divergence.refuse_weights(module, position)
+    with torch.no_grad():
+        module.bias[2] = value
+    with pytest.raises(Diverged, match=r"the weights are not finite after step 4 \(epoch 1\)"):
+        divergence.refuse_weights(module, position)
+
+
+def test_everyones_sums_are_looked_at() -> None:
+    assert divergence.all_finite([[1.0, 2.0], [0.0]])
+    assert not divergence.all_finite([[1.0, 2.0], [math.nan]])

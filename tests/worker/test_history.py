@@ -1,0 +1,75 @@
+"""What a run remembers: which value is the best, and how long it took over all attempts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from expt.worker.history import History, is_better
+
+
+@pytest.mark.parametrize(
+    ("value", "than", "objective", "expected"),
+    [
+        (0.5, None, "loss/val", True),
+        (0.5, 0.6, "loss/val", True),
+        (0.6, 0.5, "loss/val", False),
+        (0.5, 0.5, "loss/val", False),
+        (0.6, 0.5, "accuracy/val", True),
+        (0.5, 0.6, "accuracy/val", False),
+        (0.5, 0.5, "accuracy/val", False),
+        (math.nan, None, "accuracy/val", False),
+        (math.nan, 0.5, "loss/val", False),
+        (-math.inf, 0.5, "loss/val", False),
+        (math.inf, 0.5, "accuracy/val", False),
+    ],
+)
+def test_a_loss_is_better_low_and_what_is_not_finite_never(
+    value: float, than: float | None, objective: str, expected: bool
+) -> None:
+    assert is_better(value, than, objective) is expected
+
+
+def test_the_best_is_kept_with_its_epoch() -> None:
+    history = History("loss/val")
+    assert history.note_best(0) is False, "nothing was evaluated"
+    assert history.objective == {"name": "loss/val", "value": None}
+    improved = []
+    for epoch, loss in enumerate([0.9, 0.4, 0.7], start=1):
+        history.last["loss/val"] = loss
+        improved.append(history.note_best(epoch))
+    assert improved == [True, True, False]
+    assert history.best == {"metric": "loss/val", "value": 0.4, "epoch": 2}
+    assert history.objective == {"name": "loss/val", "value": 0.4}, "not the last value"
+
+
+def test_tests_objective_is_its_one_value() -> None:
+    history = History("accuracy/test")
+    history.last["accuracy/test"] = 0.9
+    assert history.objective == {"name": "accuracy/test", "value": 0.9}
+
+
+def test_the_time_of_an_epoch_counts_both_attempts() -> None:
+    now = 100.0
+    first = History("loss/val", clock=lambda: now)
+    first.begin_epoch()
+    now = 103.0
+    assert first.end_epoch() == 3.0
+    first.begin_epoch()
+    now = 105.0
+    first.last, first.eval_s = {"loss/val": 1.0}, 0.5
+    state = first.state_dict(within_epoch=True)
+    assert state["elapsed_s"] == 2.0
+    second = History("loss/val", clock=lambda: now)
+    second.load_state_dict(state)
+    now = 1000.0
+    second.begin_epoch()
+    now = 1004.0
+    assert second.end_epoch() == 6.0
+    assert (second.epoch_s, second.eval_s, second.last) == ([3.0, 6.0], 0.5, {"loss/val": 1.0})
+    second.begin_epoch()
+    now = 1005.0
+    assert second.end_epoch() == 1.0, "the epoch after counts from zero"
+    assert second.state_dict(within_epoch=False)["elapsed_s"] == 0.0
+    assert first.epoch_s == [3.0], "the second has a list of its own"

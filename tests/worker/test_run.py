@@ -1,0 +1,156 @@
+"""The story of a run: what is evaluated, noted and saved when, and what is tested at the end."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
+from expt.training.observer import Observer
+from expt.worker.run import Run
+from tests.conftest import RunFolder
+from tests.conftest import Trained as TrainInWorkers
+from tests.worker.conftest import ALONE, Configured, TrainAlone, Trained
+
+TURNING = ("objective=loss/val", "dataset.train_limit=320", "epochs=5", "batch_size=32", "optimizer.lr=0.2")
+"""A run whose best epoch is neither its first nor its last."""
+
+
+def measured(module: nn.Module, run: Any, split: str) -> tuple[float, float]:
+    """Loss and accuracy of `module`, written out."""
+    module = copy.deepcopy(module).eval()
+    loader = run.data.val if split == "val" else run.data.test
+    batches = list(loader.evaluation())
+    images, labels = torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
+    with torch.no_grad():
+        logits = module(images)
+    accuracy = (logits.argmax(1) == labels).double().mean().item()
+    return functional.cross_entropy(logits, labels).item(), accuracy
+
+
+def loaded(run: Run, done: RunFolder, name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """The model of a checkpoint, and all of it."""
+    state = checkpoint.load(done.folder / "checkpoints" / name)
+    run.learner.module.load_state_dict(state["model"])
+    return run.learner.module, state
+
+
+def values(done: RunFolder) -> list[dict[str, Any]]:
+    """The points of metrics.jsonl that are equal whenever a run is done again."""
+    return [json.loads(line) for line in done.points]
+
+
+@pytest.fixture
+def turning(train_alone: TrainAlone) -> Trained:
+    return train_alone(*TURNING, "checkpoint.every_epochs=null", "checkpoint.keep=0")
+
+
+def test_the_best_epoch_is_saved_tested_and_the_objective(turning: Trained) -> None:
+    losses = dict(turning.curve("loss/val"))
+    result, best = turning.result, min(losses, key=lambda step: losses[step])
+    assert best not in (min(losses), max(losses)), "the run turns"
+    assert result["best"] == {"metric": "loss/val", "value": losses[best], "epoch": list(losses).index(best) + 1}
+    assert result["objective"] == {"name": "loss/val", "value": losses[best]}
+    improved = [min(list(losses.values())[: number + 1]) for number in range(len(losses))]
+    assert [value for _, value in turning.curve("best/loss/val")] == improved
+    tested = dict(turning.curve("loss/test")), dict(turning.curve("accuracy/test"))
+    module, state = loaded(turning.run, turning, "best.pt")
+    assert state["position"]["step"] == best, "though no epoch's checkpoint was asked for"
+    assert measured(module, turning.run, "val")[0] == pytest.approx(losses[best], abs=1e-6)
+    loss, accuracy = measured(module, turning.run, "test")
+    assert [list(points.values()) for points in tested] == [[pytest.approx(loss, abs=1e-6)], [pytest.approx(accuracy)]]
+    last, state = loaded(turning.run, turning, "last.pt")
+    assert state["position"]["step"] == max(losses)
+    assert measured(last, turning.run, "test")[0] != pytest.approx(loss, abs=1e-4)
+
+
+def test_it_works_with_nobody_looking_on(turning: Trained, train_alone: TrainAlone) -> None:
+    alone = train_alone(
+        *TURNING, "checkpoint.every_epochs=null", "checkpoint.keep=0", name="alone", observe=lambda *_: Observer()
+    )
+    assert alone.status == "completed"
+    assert values(alone) == values(turning)
+    assert not list(alone.folder.glob("events*"))
+    assert len(list(turning.folder.glob("events*"))) == 1
+    ours, theirs = alone.result, turning.result
+    assert ours.keys() == theirs.keys()
+    assert (ours["best"], ours["objective"], ours["steps"]) == (theirs["best"], theirs["objective"], theirs["steps"])
+
+
+def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone) -> None:
+    saved: list[tuple[int, bool]] = []
+
+    def watch(run: Run) -> None:
+        write = run.checkpoints.save
+
+        def save(state: Any, *, is_best: bool) -> None:
+            saved.append((state["position"]["step"], is_best))
+            write(state, is_best=is_best)
+
+        run.checkpoints.save = save  # type: ignore[method-assign]
+
+    done = train_alone(
+        "epochs=3", "checkpoint.every_steps=9", "dataset.train_limit=320", "objective=loss/val", before=watch
+    )
+    assert [value for _, value in done.curve("loss/val")] == sorted(
+        (value for _, value in done.curve("loss/val")), reverse=True
+    )
+    assert saved == [(5, True), (9, False), (10, True), (15, True)]
+
+
+def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(train_alone: TrainAlone) -> None:
+    words = ("epochs=4", "model.dropout=0.3", "log_every=2", "dataset.train_limit=320", "on_nan=skip")
+
+    def stop(run: Run) -> None:
+        run.agreement._asked_to_stop = lambda: run.position.step == 8
+
+    stopped = train_alone(*words, before=stop)
+    assert stopped.status == "interrupted"
+    assert (stopped.result["status"], stopped.result["resumable"]) == ("interrupted", True)
+    elapsed_s = checkpoint.load(stopped.folder / "checkpoints" / "last.pt")["elapsed_s"]
+    assert elapsed_s > 0, "of the epoch that it left"
+    resumed = train_alone(*words, source=stopped.folder / "checkpoints" / "last.pt")
+    whole = train_alone(*words, name="whole")
+    assert values(resumed) == values(whole)
+    assert [step for step, _ in resumed.curve("speed/epoch_s")] == [5, 10, 15, 20]
+    assert resumed.result["epoch_s"][1] >= elapsed_s
+    assert len(resumed.result["epoch_s"]) == 4
+
+
+def test_skipped_steps_count_over_all_attempts(train_alone: TrainAlone) -> None:
+    words = ("on_nan=skip", "dataset.train_limit=320")
+
+    def spoil(run: Run) -> None:
+        def forward(module: nn.Module, _: Any, logits: torch.Tensor) -> torch.Tensor:
+            return logits * float("nan") if module.training and run.position.step_in_epoch == 3 else logits
+
+        run.learner.module.register_forward_hook(forward)
+
+    first = train_alone(*words, "epochs=1", before=spoil)
+    assert first.result["metrics"]["skipped_steps"] == 1
+    again = train_alone(*words, "epochs=2", before=spoil, source=first.folder / "checkpoints" / "last.pt")
+    assert again.result["metrics"]["skipped_steps"] == 2
+
+
+def test_two_workers_drop_other_units_and_evaluate_one_model(trained: TrainInWorkers, configured: Configured) -> None:
+    """Each has batch-norm statistics and, at the end, weights of its own until rank 0's are told to all."""
+    done = trained(*TURNING, "model=convnet", "model.dropout=0.2", "world_size=2")
+    losses = dict(done.curve("loss/val"))
+    best = min(losses, key=lambda step: losses[step])
+    assert best != max(losses), "what is tested is not what was there last"
+    run = Run(configured("model=convnet"), RunPaths(done.folder), ALONE, typed_at=0.0, beat=lambda: None)
+    module, state = loaded(run, done, "last.pt")
+    states = [worker["rng"]["torch"] for worker in state["workers"]]
+    assert states[0] != states[1]
+    assert measured(module, run, "val")[0] == pytest.approx(losses[max(losses)], rel=1e-5)
+    module, _ = loaded(run, done, "best.pt")
+    loss, accuracy = measured(module, run, "test")
+    metrics = done.result["metrics"]
+    assert (metrics["loss/test"], metrics["accuracy/test"]) == (pytest.approx(loss, rel=1e-5), pytest.approx(accuracy))

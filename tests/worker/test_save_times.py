@@ -1,0 +1,38 @@
+"""When a checkpoint is due."""
+
+from __future__ import annotations
+
+from expt.training.learner import Position
+from expt.worker.save_times import SaveTimes
+
+
+def at(epoch: int, step: int) -> Position:
+    """After `step` of 30 steps, 10 an epoch."""
+    return Position(steps_per_epoch=10, total_steps=30, epoch=epoch, step=step)
+
+
+def test_never_but_at_the_end() -> None:
+    times = SaveTimes(every_steps=None, every_epochs=None, every_minutes=None)
+    assert not any(times.is_due_by_steps(at(1, step)) for step in range(1, 10))
+    assert [times.is_due_after_epoch(at(epoch, epoch * 10)) for epoch in (1, 2, 3)] == [False, False, True]
+
+
+def test_by_epochs_and_by_steps() -> None:
+    times = SaveTimes(every_steps=4, every_epochs=2, every_minutes=None)
+    assert [step for step in range(1, 13) if times.is_due_by_steps(at(1, step))] == [4, 8, 12]
+    assert [times.is_due_after_epoch(at(epoch, epoch * 10)) for epoch in (1, 2)] == [False, True]
+    assert times.is_due_after_epoch(at(1, 12)), "a step that ends an epoch, too"
+
+
+def test_by_the_clock_since_the_last() -> None:
+    now = 0.0
+    times = SaveTimes(every_steps=None, every_epochs=None, every_minutes=2, clock=lambda: now)
+    now = 120.0
+    assert not times.is_due_by_clock()
+    now = 121.0
+    assert times.is_due_by_clock()
+    assert times.is_due_after_epoch(at(1, 10))
+    times.saved()
+    assert not times.is_due_by_clock()
+    now = 242.0
+    assert times.is_due_by_clock()

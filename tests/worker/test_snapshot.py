@@ -1,0 +1,115 @@
+"""A moment of training, saved and loaded: into the same, into longer runs, into other numbers of workers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+
+from expt.training.learner import Learner, Position
+from expt.training.loop import train_epoch
+from expt.training.metrics import Sums
+from expt.training.precision import Precision
+from expt.worker.snapshot import Snapshot
+from tests.training.test_loop import CPU, batches
+from tests.worker.conftest import ALONE
+
+
+def snapshot(*, total: int = 20, amp: Any = False, cycle: bool = False, rank: int = 0, workers: int = 1) -> Snapshot:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(18, 4))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    schedule = OneCycleLR(optimizer, 0.1, total_steps=total) if cycle else LambdaLR(optimizer, lambda s: 0.9**s)
+    learner = Learner(
+        module=module,
+        parallel=module,
+        optimizer=optimizer,
+        scheduler=schedule,
+        precision=Precision(amp, CPU),
+        world_size=1,
+    )
+    worker = dataclasses.replace(ALONE, rank=rank, world_size=workers)
+    return Snapshot(learner, Position(10, total), Sums(CPU), worker)
+
+
+def trained(subject: Snapshot, steps: int) -> dict[str, Any]:
+    """The state after so many steps more, a copy."""
+    subject.position.total_steps = subject.position.step + steps
+    train_epoch(subject.learner, batches(steps), subject.position, subject.sums, log_every=3)
+    return copy.deepcopy(subject.state_dict())
+
+
+def test_training_continues_to_the_same_bits() -> None:
+    whole = snapshot()
+    state = trained(whole, 4)
+    finished = [trained(whole, 4)]
+    resumed = snapshot()
+    resumed.load_state_dict(state)
+    assert resumed.position.state_dict() == {"epoch": 0, "step": 4, "step_in_epoch": 4}
+    finished.append(trained(resumed, 4))
+    assert finished[0]["position"] == finished[1]["position"]
+    assert finished[0]["workers"] == finished[1]["workers"], "sums, log points and random numbers"
+    assert torch.equal(finished[0]["model"]["2.weight"], finished[1]["model"]["2.weight"])
+    assert resumed.learner.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**8)
+
+
+def test_float16s_scale_is_kept() -> None:
+    first = snapshot(amp="fp16")
+    first.learner.precision.scaler.load_state_dict({**_scaler(), "scale": 512.0, "_growth_tracker": 7})
+    second = snapshot(amp="fp16")
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert second.state_dict()["scaler"] == first.state_dict()["scaler"]
+    assert second.learner.precision.scaler.get_scale() == 512.0
+
+
+def _scaler() -> dict[str, Any]:
+    return snapshot(amp="fp16").learner.precision.scaler.state_dict()
+
+
+def test_one_cycle_stretches_over_more_epochs() -> None:
+    state = trained(snapshot(total=20, cycle=True), 4)
+    longer, reference = snapshot(total=60, cycle=True), snapshot(total=60, cycle=True)
+    longer.load_state_dict(state)
+    rates = []
+    for subject, steps in ((reference, 10), (longer, 6)):
+        trained(subject, steps)
+        rates.append(subject.learner.scheduler.get_last_lr())
+    assert rates[0] == pytest.approx(rates[1])
+    trained(longer, 45)  # 20 steps are behind it: the old length would have raised
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_another_number_of_workers_shares_the_sums_out(rank: int) -> None:
+    """Their total is what counts; random numbers are kept by those who had some."""
+    subject = snapshot(rank=rank, workers=3)
+    before = torch.get_rng_state()
+    state = copy.deepcopy(snapshot().state_dict())
+    rng = [dict(state["workers"][0]["rng"]) for _ in range(2)]
+    for number, one in enumerate(rng):
+        one["torch"] = torch.Generator().manual_seed(100 + number).get_state().numpy().tobytes()
+    state["workers"] = [
+        {"rng": rng[0], "sums": [1.0, 2.0, 3.0], "logged": [0.5, 1.0, 1.5]},
+        {"rng": rng[1], "sums": [10.0, 20.0, 30.0], "logged": [5.0, 10.0, 15.0]},
+    ]
+    subject.load_state_dict(state)
+    assert subject.sums.state_dict() == (
+        {"sums": [11.0, 22.0, 33.0], "logged": [5.5, 11.0, 16.5]}
+        if rank == 0
+        else {"sums": [0.0] * 3, "logged": [0.0] * 3}
+    )
+    seeded = torch.Generator().manual_seed(100 + rank).get_state()
+    assert torch.equal(torch.get_rng_state(), seeded if rank < 2 else before)
+
+
+def test_as_many_workers_take_each_its_own_sums() -> None:
+    subject = snapshot(rank=1, workers=2)
+    state = copy.deepcopy(snapshot().state_dict())
+    rng = state["workers"][0]["rng"]
+    state["workers"] = [{"rng": rng, "sums": [number] * 3, "logged": [number / 2] * 3} for number in (1.0, 10.0)]
+    subject.load_state_dict(state)
+    assert subject.sums.state_dict() == {"sums": [10.0] * 3, "logged": [5.0] * 3}

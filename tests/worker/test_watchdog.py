@@ -1,0 +1,46 @@
+"""A watchdog whose naps the test counts."""
+
+from __future__ import annotations
+
+import threading
+
+from expt.worker.watchdog import TICKS, Watchdog
+
+
+def naps_until_a_hang(beats_after: set[int], *, most: int = 5 * TICKS) -> int | None:
+    """After how many naps it calls `on_hang`, where the worker beats after some; None if not within `most`."""
+    naps, ended, hung = list[float](), threading.Event(), list[int]()
+    ready = threading.Event()
+    dog: Watchdog
+
+    def nap(seconds: float) -> None:
+        ready.wait()
+        naps.append(seconds)
+        if len(naps) in beats_after:
+            dog.beat()
+        if len(naps) == most:
+            ended.set()
+            threading.Event().wait()  # for ever: the thread is a daemon
+
+    def on_hang() -> None:
+        hung.append(len(naps))
+        ended.set()
+
+    dog = Watchdog(100.0, on_hang, nap=nap)
+    ready.set()
+    assert ended.wait(10)
+    assert set(naps) == {100.0 / TICKS}
+    return hung[0] if hung else None
+
+
+def test_nobody_is_stuck_before_the_first_beat() -> None:
+    """A first step may take as long as it likes: it compiles, and reads data for the first time."""
+    assert naps_until_a_hang(set()) is None
+
+
+def test_a_worker_that_beats_lives() -> None:
+    assert naps_until_a_hang(set(range(1, 5 * TICKS, TICKS - 1))) is None
+
+
+def test_one_that_stops_is_told_after_its_time() -> None:
+    assert naps_until_a_hang({1, 2, 7}) in (7 + TICKS, 8 + TICKS)
