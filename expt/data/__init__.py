@@ -4,20 +4,20 @@
     download    fetch what is missing, through torchvision
     formats     read IDX and CIFAR files, executing nothing from them
     cache       decoded arrays, mapped into memory and shared by all workers and runs
-    listing     what lies in a person's folder of images, and how one is decoded
-    folder_cache  such a folder, decoded once into the cache
     classes     the names of the classes
-    shard       which worker takes which samples: index arithmetic
-    loading     Batch, Shard, Loader: what a worker sees
+    indexing    which worker takes which samples, and in which order: index arithmetic
+    loading     Batch, Loader, LoaderOptions: what a worker sees
     augment     random crop, flip and cutout of a whole batch
     prefetch    on a GPU, the next batch while this one computes
     memory      the loader of images that fit in memory
     stream      the loader of everything larger
-    folder      a person's folder of images, read image by image
+    image_folder        a person's folder of images, read image by image
+    image_folder_files  what lies in such a folder, and how one image is decoded
+    image_folder_cache  such a folder, decoded once into the cache
     synthetic   images made on the spot
     build       from the configuration to the three loaders
 
-Nothing is imported here: files, download, formats, cache, listing, folder_cache and classes need no torch.
+Nothing is imported here: files, download, formats, cache, classes and the image folder's files and cache need no torch.
 """
 
 from __future__ import annotations

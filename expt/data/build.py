@@ -21,7 +21,7 @@ from expt.data.image_folder import FolderDataset
 from expt.data.image_folder_cache import decoded_folder
 from expt.data.image_folder_files import list_images
 from expt.data.indexing import split
-from expt.data.loading import Loader, Shard
+from expt.data.loading import Loader, LoaderOptions, Shard
 from expt.data.memory import InMemoryLoader, place
 from expt.data.stream import StreamLoader, to_tensor
 from expt.data.synthetic import synthetic
@@ -61,7 +61,7 @@ class Data:
 class _Part(Protocol):
     """The training or the test part of a dataset, before it is split and batched."""
 
-    def __call__(self, indices: Tensor, **options: Any) -> Loader:
+    def __call__(self, indices: Tensor, options: LoaderOptions) -> Loader:
         """A loader of the samples at `indices`."""
 
 
@@ -99,14 +99,21 @@ def build(
             f"the training set has {len(train_idx)} images, fewer than batch_size={batch_size}; "
             f"use batch_size={len(train_idx)} or less, or drop_last=false"
         )
-    options: dict[str, Any] = {
-        "batch_size": batch_size,
-        "shard": shard,
-        "device": device,
-        "mean": dataset.mean,
-        "std": dataset.std,
-        "channels_last": channels_last,
-    }
+    in_order = LoaderOptions(
+        batch_size=batch_size,
+        shard=shard,
+        device=device,
+        mean=dataset.mean,
+        std=dataset.std,
+        channels_last=channels_last,
+    )
+    to_train = dataclasses.replace(
+        in_order,
+        seed=seed,
+        shuffle=True,
+        drop_last=drop_last,
+        augment=Augmentation(**dataclasses.asdict(dataset.augment)),
+    )
     return Data(
         info=DataInfo(
             channels=source.shape[0],
@@ -117,16 +124,9 @@ def build(
             val_size=len(val_idx),
             test_size=source.test_size,
         ),
-        train=source.train(
-            train_idx,
-            **options,
-            seed=seed,
-            shuffle=True,
-            drop_last=drop_last,
-            augment=Augmentation(**dataclasses.asdict(dataset.augment)),
-        ),
-        val=source.train(val_idx, **options) if len(val_idx) else None,
-        test=source.test(torch.arange(source.test_size), **options),
+        train=source.train(train_idx, to_train),
+        val=source.train(val_idx, in_order) if len(val_idx) else None,
+        test=source.test(torch.arange(source.test_size), in_order),
     )
 
 
@@ -179,20 +179,18 @@ def _streamed(
     class_names: tuple[str, ...],
     num_workers: int,
 ) -> _Source:
-    options: dict[str, Any] = {
-        "num_classes": len(class_names),
-        "channels": shape[0],
-        "image_size": shape[1:],
-        "num_workers": num_workers,
-    }
-    sizes = [len(cast(Sized, part)) for part in (train, test)]
+    def part(dataset: Dataset[Any]) -> _Part:
+        return lambda indices, options: StreamLoader(
+            dataset, indices, options, shape=shape, num_classes=len(class_names), num_workers=num_workers
+        )
+
     return _Source(
         shape=shape,
         class_names=class_names,
-        train_size=sizes[0],
-        test_size=sizes[1],
-        train=functools.partial(StreamLoader, train, **options),
-        test=functools.partial(StreamLoader, test, **options),
+        train_size=len(cast(Sized, train)),
+        test_size=len(cast(Sized, test)),
+        train=part(train),
+        test=part(test),
     )
 
 

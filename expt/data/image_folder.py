@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.data.image_folder_files import Listing, Part, decode, list_images
+from expt.data.image_folder_files import Listing, decode
 
 
 class FolderDataset(Dataset[tuple[Tensor, int]]):
-    """Images of one split as uint8 [3, height, width]: scaled to cover that size, then cropped at the centre."""
+    """Images of one split as uint8 [3, height, width]: scaled to cover that size, then cropped at the centre.
+
+    Raises DataError, when it is read, for a file that is no image.
+    """
 
     def __init__(self, listing: Listing, image_size: tuple[int, int]) -> None:
-        self.classes = listing.classes
         self._files, self._labels = listing.files, listing.labels
         self._image_size = image_size
 
@@ -25,12 +25,3 @@ class FolderDataset(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image = torch.from_numpy(decode(self._files[index], self._image_size))
         return image.permute(2, 0, 1).contiguous(), self._labels[index]
-
-
-def image_folder(root: str | Path, split: Part, image_size: tuple[int, int]) -> FolderDataset:
-    """The images of `split`.
-
-    Raises DataError for a folder that is missing, has no classes, or has an empty class; when an image is read, for a
-    file that is no image.
-    """
-    return FolderDataset(list_images(root, split), image_size)

@@ -18,6 +18,7 @@ IGNORE_INDEX = -100
 """The label that torch's cross_entropy leaves out."""
 
 MIN_EVAL_BATCH = 256
+NO_AUGMENTATION = Augmentation()
 
 
 class Batch(NamedTuple):
@@ -67,32 +68,43 @@ class Loader(Protocol):
         """This worker's samples, each once over all workers; workers may get unequal numbers of batches, or none."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """How samples become a worker's batches, wherever they are read from."""
+
+    batch_size: int
+    """samples of a global batch"""
+    shard: Shard = Shard()
+    device: torch.device
+    mean: Sequence[float] | None = None
+    """of each channel, pixels counted in [0, 1]; None subtracts nothing"""
+    std: Sequence[float] | None = None
+    """of each channel; None divides by nothing"""
+    channels_last: bool = False
+    seed: int = 0
+    """of the order and of the augmentation"""
+    shuffle: bool = False
+    drop_last: bool = False
+    """leave out an epoch's last batch if it is smaller"""
+    augment: Augmentation = NO_AUGMENTATION
+    """of training images; an evaluation sees them as they are"""
+    eval_batch_size: int | None = None
+    """samples that a worker evaluates at a time; None is its share of `batch_size`, at least MIN_EVAL_BATCH"""
+
+
 class ShardedLoader(ABC):
     """What the loaders share: which samples make which batch. A subclass reads them; see Loader."""
 
-    def __init__(
-        self,
-        indices: Tensor,
-        *,
-        batch_size: int,
-        shard: Shard,
-        seed: int,
-        shuffle: bool,
-        drop_last: bool,
-        eval_batch_size: int | None,
-        normalise: Normalise,
-        augment: Augmentation | None,
-    ) -> None:
+    def __init__(self, indices: Tensor, options: LoaderOptions, *, channels: int) -> None:
         self._indices = indices
-        self._batch_size = batch_size
-        # No gradients are kept in an evaluation, so small batches would only cost time.
-        self._eval_batch_size = eval_batch_size or max(batch_size // shard.world_size, MIN_EVAL_BATCH)
-        self._shard = shard
-        self._seed = seed
-        self._shuffle = shuffle
-        self._drop_last = drop_last
-        self._normalise = normalise
-        self._augment = augment or Augmentation()
+        self._options = options
+        self._normalise = Normalise(
+            options.mean,
+            options.std,
+            channels=channels,
+            device=options.device,
+            channels_last=options.channels_last,
+        )
 
     @property
     def size(self) -> int:
@@ -100,12 +112,13 @@ class ShardedLoader(ABC):
         return len(self._indices)
 
     def __len__(self) -> int:
-        return indexing.num_batches(self.size, self._batch_size, self._drop_last)
+        return indexing.num_batches(self.size, self._options.batch_size, self._options.drop_last)
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """See Loader."""
         order, pieces = self._order(epoch), self._pieces(skip)
-        drawn = self._augment.draw(self.size, self._seed, epoch) if self._augment else None
+        augment = self._options.augment
+        drawn = augment.draw(self.size, self._options.seed, epoch) if augment else None
         return self._batches(order, pieces, epoch, drawn)
 
     def indices(self, epoch: int, number: int) -> Tensor:
@@ -114,25 +127,30 @@ class ShardedLoader(ABC):
         return self._order(epoch)[piece.start : piece.stop]
 
     def _order(self, epoch: int) -> Tensor:
-        if not self._shuffle:
+        if not self._options.shuffle:
             return self._indices
-        return self._indices[indexing.permutation(self.size, self._seed, epoch)]
+        return self._indices[indexing.permutation(self.size, self._options.seed, epoch)]
 
     def _pieces(self, skip: int) -> Iterator[indexing.Piece]:
-        rank, world_size = self._shard.rank, self._shard.world_size
-        return indexing.train_pieces(self.size, self._batch_size, self._drop_last, rank, world_size, skip)
+        options, shard = self._options, self._options.shard
+        return indexing.train_pieces(
+            self.size, options.batch_size, options.drop_last, shard.rank, shard.world_size, skip
+        )
 
     def evaluation(self) -> Iterator[Batch]:
         """See Loader."""
-        rank, world_size = self._shard.rank, self._shard.world_size
-        pieces = indexing.eval_pieces(self.size, self._eval_batch_size, rank, world_size)
+        shard = self._options.shard
+        # No gradients are kept in an evaluation, so small batches would only cost time.
+        chunk = self._options.eval_batch_size or max(self._options.batch_size // shard.world_size, MIN_EVAL_BATCH)
+        pieces = indexing.eval_pieces(self.size, chunk, shard.rank, shard.world_size)
         return self._batches(self._indices, pieces, epoch=0, drawn=None)
 
     def _finish(self, images: Tensor, drawn: Tensor | None) -> Tensor:
         """Images on the device as the model gets them; `drawn` [5, b] augments them."""
         if drawn is None:
             return self._normalise(images)
-        return self._augment.cut(self._normalise(self._augment.move(images, drawn)), drawn)
+        augment = self._options.augment
+        return augment.cut(self._normalise(augment.move(images, drawn)), drawn)
 
     @abstractmethod
     def _batches(

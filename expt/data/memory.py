@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from expt.data.augment import Augmentation
 from expt.data.indexing import Piece
-from expt.data.loading import IGNORE_INDEX, Batch, Normalise, Shard, ShardedLoader, to_device
+from expt.data.loading import IGNORE_INDEX, Batch, LoaderOptions, ShardedLoader, to_device
 from expt.data.prefetch import prefetched
 
 # Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches cost nothing.
@@ -36,38 +35,12 @@ def place(images: Tensor, device: torch.device) -> Tensor:
 class InMemoryLoader(ShardedLoader):
     """Batches of uint8 images [N, C, H, W] that are held in memory, on the GPU when they fit; see Loader.
 
-    `indices` choose the split's samples; `batch_size` is global; only images from `place` are shared between loaders.
+    `indices` choose the split's samples; only images from `place` are shared between loaders.
     """
 
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        indices: Tensor,
-        *,
-        batch_size: int,
-        shard: Shard,
-        device: torch.device,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        seed: int = 0,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        channels_last: bool = False,
-        eval_batch_size: int | None = None,
-        augment: Augmentation | None = None,
-    ) -> None:
-        super().__init__(
-            indices,
-            batch_size=batch_size,
-            shard=shard,
-            seed=seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            eval_batch_size=eval_batch_size,
-            normalise=Normalise(mean, std, channels=images.shape[1], device=device, channels_last=channels_last),
-            augment=augment,
-        )
+    def __init__(self, images: Tensor, labels: Tensor, indices: Tensor, options: LoaderOptions) -> None:
+        super().__init__(indices, options, channels=images.shape[1])
+        device = options.device
         self._images = place(images, device)
         self._labels = labels.to(self._images.device)
         self._device = device

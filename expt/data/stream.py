@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from expt.data.augment import Augmentation
 from expt.data.indexing import Piece, mix
-from expt.data.loading import IGNORE_INDEX, Batch, Normalise, Shard, ShardedLoader, to_device
+from expt.data.loading import IGNORE_INDEX, Batch, LoaderOptions, ShardedLoader, to_device
 from expt.data.prefetch import prefetched
 from expt.errors import DataError
 
+_BATCHES_AHEAD = 2  # for each reading process
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 _Sample: TypeAlias = "tuple[Tensor, int] | DataError"
@@ -33,49 +33,26 @@ _Sample: TypeAlias = "tuple[Tensor, int] | DataError"
 class StreamLoader(ShardedLoader):
     """Batches of a map-style Dataset of (image, label), read by `num_workers` processes; see Loader.
 
-    An image is a PIL image, an array HW or HWC, or a tensor CHW; uint8, or float in [0, 1]. Random augmentation in the
-    dataset depends on the seed, the epoch and the sample alone, so neither a restart nor `gpus` changes it.
-    Raises DataError, while iterating, for a sample with another shape or with a label out of range.
+    `indices` choose the split's samples, whose images all have the `shape` (channels, height, width). An image is a PIL
+    image, an array HW or HWC, or a tensor CHW; uint8, or float in [0, 1]. Random augmentation in the dataset depends on
+    the seed, the epoch and the sample alone, so neither a restart nor `gpus` changes it. Raises DataError, while
+    iterating, for a sample with another shape or with a label out of range.
     """
 
     def __init__(
         self,
         dataset: Dataset[Any],
         indices: Tensor,
+        options: LoaderOptions,
         *,
+        shape: tuple[int, int, int],
         num_classes: int,
-        channels: int,
-        image_size: tuple[int, int],
-        batch_size: int,
-        shard: Shard,
-        device: torch.device,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        seed: int = 0,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        channels_last: bool = False,
         num_workers: int = 0,
-        prefetch_factor: int = 2,
-        eval_batch_size: int | None = None,
-        augment: Augmentation | None = None,
     ) -> None:
-        super().__init__(
-            indices,
-            batch_size=batch_size,
-            shard=shard,
-            seed=seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            eval_batch_size=eval_batch_size,
-            normalise=Normalise(mean, std, channels=channels, device=device, channels_last=channels_last),
-            augment=augment,
-        )
-        self._device = device
+        super().__init__(indices, options, channels=shape[0])
+        self._device = options.device
         self._sampler = _BatchSampler()
-        self._loader = _data_loader(
-            _Checked(dataset, (channels, *image_size), num_classes), self._sampler, device, num_workers, prefetch_factor
-        )
+        self._loader = _data_loader(_Checked(dataset, shape, num_classes), self._sampler, options.device, num_workers)
 
     def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
         return prefetched(self._read(order, list(pieces), epoch, drawn), self._device)
@@ -84,7 +61,7 @@ class StreamLoader(ShardedLoader):
         if not pieces:
             return
         drawn = None if drawn is None else to_device(drawn, self._device)
-        self._sampler.choose(order, pieces, self._seed, epoch)
+        self._sampler.choose(order, pieces, self._options.seed, epoch)
         with warnings.catch_warnings():
             # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the parent's.
             warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
@@ -210,7 +187,7 @@ def _collate(samples: list[_Sample]) -> tuple[Tensor, Tensor] | DataError:
 
 
 def _data_loader(
-    dataset: _Checked, sampler: _BatchSampler, device: torch.device, num_workers: int, prefetch_factor: int
+    dataset: _Checked, sampler: _BatchSampler, device: torch.device, num_workers: int
 ) -> DataLoader[_Sample]:
     # Fork, where it exists: a loader process must be this process's child to die with it, and starts in milliseconds.
     forks = num_workers > 0 and sys.platform != "darwin" and "fork" in multiprocessing.get_all_start_methods()
@@ -221,7 +198,7 @@ def _data_loader(
         collate_fn=_collate,
         pin_memory=device.type == "cuda",
         persistent_workers=num_workers > 0,
-        prefetch_factor=prefetch_factor if num_workers > 0 else None,
+        prefetch_factor=_BATCHES_AHEAD if num_workers > 0 else None,
         multiprocessing_context="fork" if forks else None,
         generator=torch.Generator(),  # else each pass would draw from the generator that training uses
         worker_init_fn=functools.partial(_start_process, parent=os.getpid() if forks else None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.data import Dataset
 from expt.config import groups
 from expt.data.augment import Augmentation
 from expt.data.build import build
-from expt.data.loading import IGNORE_INDEX, Batch, Loader, Shard, TimedBatches
+from expt.data.loading import IGNORE_INDEX, Batch, Loader, LoaderOptions, Shard, TimedBatches
 from expt.data.memory import InMemoryLoader
 from expt.data.stream import StreamLoader
 from expt.errors import ConfigError
@@ -35,15 +36,16 @@ class Stored(Dataset[Any]):
         return IMAGES[index], index
 
 
+EIGHT = LoaderOptions(batch_size=8, device=CPU, shuffle=True, mean=MEAN, std=STD)
+
+
 def in_memory(**options: Any) -> Loader:
-    chosen: dict[str, Any] = {"batch_size": 8, "shard": Shard(), "device": CPU, "shuffle": True, **options}
-    return InMemoryLoader(IMAGES, LABELS, LABELS, mean=MEAN, std=STD, **chosen)
+    return InMemoryLoader(IMAGES, LABELS, LABELS, dataclasses.replace(EIGHT, **options))
 
 
 def streamed(**options: Any) -> Loader:
-    chosen: dict[str, Any] = {"batch_size": 8, "shard": Shard(), "device": CPU, "shuffle": True, **options}
-    shape: dict[str, Any] = {"num_classes": SIZE, "channels": 2, "image_size": (HEIGHT, WIDTH)}
-    return StreamLoader(Stored(), LABELS, mean=MEAN, std=STD, **shape, **chosen)
+    shape, chosen = (2, HEIGHT, WIDTH), dataclasses.replace(EIGHT, **options)
+    return StreamLoader(Stored(), LABELS, chosen, shape=shape, num_classes=SIZE)
 
 
 make_loader = pytest.mark.parametrize("make", [in_memory, streamed])

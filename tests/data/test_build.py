@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, IterableDataset
 from expt.config import groups
 from expt.data.build import Data, build
 from expt.data.files import prepare
-from expt.data.image_folder import image_folder
+from expt.data.image_folder import FolderDataset
+from expt.data.image_folder_files import list_images
 from expt.data.loading import Shard
 from expt.errors import ConfigError, DataError
 
@@ -35,8 +36,8 @@ def folder_config(root: Path, **options: Any) -> groups.ImageFolder:
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:
-    images = image_folder(write_folder(tmp_path), "test", (8, 10))
-    assert (images.classes, len(images)) == (("cat", "dog"), 6)
+    images = FolderDataset(list_images(write_folder(tmp_path), "test"), (8, 10))
+    assert len(images) == 6
     image, label = images[4]
     assert (image.shape, image.dtype, label) == ((3, 8, 10), torch.uint8, 1)
     assert image.float().mean((1, 2)).tolist() == [100, 10, 7]
@@ -51,17 +52,17 @@ def test_an_image_is_covered_and_cropped_at_its_centre(tmp_path: Path) -> None:
     wide = np.zeros((8, 40, 3), np.uint8)
     wide[:, 15:25] = 255
     Image.fromarray(wide).save(root / "train/cat/0.png")
-    assert image_folder(root, "train", (8, 10))[0][0].min() == 255
+    assert FolderDataset(list_images(root, "train"), (8, 10))[0][0].min() == 255
 
 
 def test_a_val_folder_stands_in_for_test(tmp_path: Path) -> None:
-    assert len(image_folder(write_folder(tmp_path, test="val"), "test", (8, 10))) == 6
+    assert len(list_images(write_folder(tmp_path, test="val"), "test").files) == 6
 
 
 def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:
     def raised(root: Path) -> str:
         with pytest.raises(DataError) as caught:
-            image_folder(root, "train", (8, 10))
+            list_images(root, "train")
         return str(caught.value)
 
     assert f"no folder {tmp_path}/none/train" in raised(tmp_path / "none")
@@ -82,7 +83,7 @@ def test_an_unreadable_image_is_named_when_read(tmp_path: Path) -> None:
     (root / "train/dog/2.png").write_bytes(b"no image")
     broken = (root / "train/dog/3.png").read_bytes()
     (root / "train/dog/3.png").write_bytes(broken[:40])
-    images = image_folder(root, "train", (8, 10))
+    images = FolderDataset(list_images(root, "train"), (8, 10))
     for index, name in ((8, "2.png"), (9, "3.png")):
         with pytest.raises(DataError, match=f"train/dog/{name} cannot be read as an image"):
             images[index]

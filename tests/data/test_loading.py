@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import random
 import re
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from expt.data.loading import IGNORE_INDEX, Batch, Loader, Shard
+from expt.data.loading import IGNORE_INDEX, Batch, Loader, LoaderOptions, Shard
 from expt.data.memory import InMemoryLoader
 from expt.data.stream import StreamLoader
 from expt.errors import DataError
@@ -48,15 +49,30 @@ class InRam(Dataset[Any]):
         return self.convert(IMAGES[index]), int(self.labels[index])
 
 
+FIVE = LoaderOptions(batch_size=5, device=CPU, shuffle=True)
+
+
 def in_memory(indices: Tensor = ALL, **options: Any) -> Loader:
-    chosen: dict[str, Any] = {"batch_size": 5, "shard": Shard(), "device": CPU, "shuffle": True, **options}
-    return InMemoryLoader(IMAGES, LABELS, indices, **chosen)
+    return InMemoryLoader(IMAGES, LABELS, indices, dataclasses.replace(FIVE, **options))
 
 
-def streamed(indices: Tensor = ALL, dataset: Dataset[Any] | None = None, **options: Any) -> StreamLoader:
-    chosen: dict[str, Any] = {"batch_size": 5, "shard": Shard(), "device": CPU, "shuffle": True, **options}
-    chosen = {"num_classes": SIZE, "channels": 2, "image_size": (4, 3), **chosen}
-    return StreamLoader(dataset or InRam(), indices, **chosen)
+def streamed(
+    indices: Tensor = ALL,
+    dataset: Dataset[Any] | None = None,
+    *,
+    channels: int = 2,
+    num_classes: int = SIZE,
+    num_workers: int = 0,
+    **options: Any,
+) -> StreamLoader:
+    return StreamLoader(
+        dataset or InRam(),
+        indices,
+        dataclasses.replace(FIVE, **options),
+        shape=(channels, 4, 3),
+        num_classes=num_classes,
+        num_workers=num_workers,
+    )
 
 
 make_loader = pytest.mark.parametrize("make", [in_memory, streamed])
