@@ -224,6 +224,7 @@ def test_cores_are_shared_out_by_workers_and_threads(world: World) -> None:
 
 
 def test_no_more_than_max_concurrent_run_at_a_time(world: World) -> None:
+    world.plans = {"a": [{"looks": 4}]}
     world.run(world.job("a"), world.job("b", gpus=1), gpus=1, max_concurrent=1)
     assert [event[0] for event in world.told.events] == ["starting", "ended"] * 2
 
@@ -253,16 +254,22 @@ def test_a_gpu_in_other_hands_is_tried_again_after_a_while(world: World) -> None
     assert freed_at <= job.started_at <= freed_at + 1.25 * LOCKED_ELSEWHERE_S
 
 
-def test_gpus_are_given_back(world: World) -> None:
-    world.run(world.job("a", gpus=1), gpus=1)
-    assert GpuLocks().acquire(["0"]) == []
+def test_gpus_are_given_back_while_others_are_in_use(world: World) -> None:
+    missed = list[list[str]]()
+    world.plans = {"b": [{"looks": 4, "on_poll": lambda: missed.append(GpuLocks().acquire(["0", "1"]))}]}
+    world.run(world.job("a", gpus=(0,)), world.job("b", gpus=(1,)), gpus=2)
+    assert missed == [["1"]] * 4
 
 
 def test_a_gpu_that_another_run_shares_stays_locked(world: World) -> None:
     missed = list[list[str]]()
-    world.plans = {"b": [{"looks": 4, "on_poll": lambda: missed.append(GpuLocks().acquire(["0"]))}]}
+    world.plans = {
+        "a": [{"looks": 3}],
+        "b": [{"looks": 6, "on_poll": lambda: missed.append(GpuLocks().acquire(["0"]))}],
+    }
     world.run(world.job("a", gpus=1), world.job("b", gpus=1), gpus=1, runs_per_gpu=2)
-    assert missed == [["0"]] * 4
+    assert world.told.events[2] == ("ended", "a", COMPLETED)
+    assert missed == [["0"]] * 6
 
 
 @pytest.mark.parametrize(("option", "config"), [({"retries": 1}, {}), ({}, {"max_restarts": 1})])
