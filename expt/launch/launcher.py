@@ -28,7 +28,10 @@ class Launcher(Protocol):
         """Raise ConfigError for a command of several runs, which `word` asks for, where there can be but one."""
 
     def follow(self, typed_at: float) -> RunPaths | None:
-        """Train as rank 0 tells; returns the run's folder. None where this process itself decides what is trained."""
+        """Train as rank 0 tells; returns the run's folder. None where this process itself decides what is trained.
+
+        To be called before any other part of a run.
+        """
 
     def deciding(self) -> contextlib.AbstractContextManager[None]:
         """While entered, this process decides what is trained; whoever waits for it hears where that is refused."""
@@ -44,14 +47,8 @@ class Launcher(Protocol):
 
 
 def launcher() -> Launcher:
-    """This process's, by its environment. Raises ConfigError where that names a worker, but not where the others are.
-
-    Free of torch, and quick: see each method for what it imports.
-    """
-    if not machine.is_external_worker():
-        return Driver()
-    slurm_variables.check(os.environ)
-    return OneOfMany()
+    """This process's, by its environment. Free of torch, and quick: see each method for what it imports."""
+    return OneOfMany() if machine.is_external_worker() else Driver()
 
 
 class Driver:
@@ -95,7 +92,8 @@ class OneOfMany:
         )
 
     def follow(self, typed_at: float) -> RunPaths | None:
-        """Every rank but 0."""
+        """Every rank but 0. Raises ConfigError where the environment does not say where the others are."""
+        slurm_variables.check(os.environ)
         if os.environ["RANK"] == "0":
             return None
         from expt.launch import torchrun
