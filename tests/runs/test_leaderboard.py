@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import csv
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from expt.command.conclusion import again, conclude
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, create_result, update_result
 from expt.runs.view import leaderboard
-from tests.conftest import run
 
 
 def leave_run(folder: Path, name: str, value: float | None = None, **fields: Any) -> None:
@@ -62,7 +58,7 @@ def test_seeds_are_joined_as_mean_and_standard_deviation(tmp_path: Path) -> None
     assert first.mean == pytest.approx(0.3)
     assert first.std == pytest.approx(0.07**0.5)  # of a sample: the squares of 0.2, 0.1 and 0.3, over 2
     assert (second.status, second.mean, second.std) == ("1 of 2 completed", 0.2, 0.0)
-    conclude(Console(quiet=True), tmp_path)
+    leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
     assert lines_of(tmp_path, "summary.md") == [
         "| lr | accuracy/val | status | train_s |",
         "|---|---|---|---|",
@@ -75,7 +71,7 @@ def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     leave_run(tmp_path, "lr=1", 0.25)
     leave_run(tmp_path, "lr=2", status=FAILED, error="rank 1 of 2 raised\n\nTrace\nValueError: a, b\n\nlog: l.log")
     leave_run(tmp_path, "lr=3")  # running
-    conclude(Console(quiet=True), tmp_path)
+    leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
     with (tmp_path / "summary.csv").open() as file:
         found = {row["run"]: row for row in csv.DictReader(file)}
     assert list(found) == ["lr=1", "lr=2", "lr=3"]
@@ -99,53 +95,5 @@ def test_a_default_stands_where_others_were_given_a_value(tmp_path: Path) -> Non
 
 def test_a_bar_in_a_value_does_not_break_the_table(tmp_path: Path) -> None:
     leave_run(tmp_path, "note=a|b", 0.5)
-    conclude(Console(quiet=True), tmp_path)
+    leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
     assert lines_of(tmp_path, "summary.md")[2].startswith("| a\\|b | 0.5000")
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "expected"),
-    [
-        ("python -m expt -m lr=1,2", ["lr=2"], "python -m expt lr=2"),
-        ("expt --multirun lr=1,2 x=3", ["lr=2", "x=3"], "python -m expt lr=2 x=3"),
-        ("python -m expt --config-dir my -m a=1,2", ["a=1"], "python -m expt --config-dir my a=1"),
-        ("python -m expt -m 'n=a b,c'", ["n='a b'"], """python -m expt 'n='"'"'a b'"'"''"""),
-        ("python -m expt sweep=s epochs=2", ["sweep=s", "lr=1", "epochs=2"],
-         "python -m expt sweep=s lr=1 epochs=2 hydra.mode=RUN"),
-        ("python -m expt -m hydra.searchpath=[file://x] hydra/launcher=basic +m.w=1 ~m.h", ["+m.w=1", "~m.h"],
-         "python -m expt 'hydra.searchpath=[file://x]' +m.w=1 '~m.h'"),
-        ("notebook.py lr=1,2 hydra.mode=MULTIRUN", ["lr=1"], "python -m expt lr=1"),
-    ],
-)  # fmt: skip
-def test_the_command_that_runs_one_point_again(command: str, arguments: list[str], expected: str) -> None:
-    assert again({"command": command, "arguments": arguments}) == expected
-
-
-def reported(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run("report", *arguments, cwd=Path.cwd())
-
-
-def test_the_command_reports_on_a_sweep_that_is_running(tmp_path: Path) -> None:
-    leave_run(tmp_path, "lr=1", 0.25)
-    leave_run(tmp_path, "lr=2")
-    (tmp_path / "multirun.yaml").touch()  # Hydra's
-    (tmp_path / "lr=3").mkdir()
-    (tmp_path / "lr=3" / "result.json").touch()  # just created
-    done = reported(str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert [line.split() for line in done.stdout.splitlines()[1:3]] == [
-        ["1", "0.2500", "completed", "3.0", "s"],
-        ["2", "running", "0.0", "s"],
-    ]
-    assert (tmp_path / "summary.csv").exists()
-
-
-def test_a_folder_without_runs_is_said_to_be_one(tmp_path: Path) -> None:
-    for arguments, message in {
-        (str(tmp_path),): f"error: {tmp_path}: holds no run; start one with python -m expt\n",
-        (str(tmp_path / "no"),): f"error: {tmp_path / 'no'}: there is no such folder\n",
-        ("--sotr", "lr"): "error: unrecognized arguments: --sotr; see python -m expt report --help\n",
-    }.items():
-        done = reported(*arguments)
-        assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
-    assert list(tmp_path.iterdir()) == []

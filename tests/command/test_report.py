@@ -1,4 +1,4 @@
-"""Runs in a list, chosen and sorted, and two side by side: on records as runs leave them."""
+"""`expt report`: runs in a list, chosen and sorted, two side by side, or a sweep: on records as runs leave them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, results_below, update_result
 from expt.runs.view import leaderboard
 from tests.conftest import Trained, environment
+from tests.runs.test_leaderboard import leave_run
 
 Told = Callable[..., list[str]]
 
@@ -185,3 +186,25 @@ def test_files_inside_a_run_are_no_runs(outputs: Path) -> None:
     inside.mkdir(parents=True)
     (inside / "result.json").write_text(json.dumps({"status": "completed"}))
     assert len(list(results_below(outputs))) == 4
+
+
+def test_a_sweep_that_is_running_has_a_leaderboard_already(tmp_path: Path, told: Told) -> None:
+    leave_run(tmp_path, "lr=1", 0.25)
+    leave_run(tmp_path, "lr=2")
+    (tmp_path / "multirun.yaml").touch()  # Hydra's
+    (tmp_path / "lr=3").mkdir()
+    (tmp_path / "lr=3" / "result.json").touch()  # just created
+    assert [line.split() for line in told(str(tmp_path))[1:3]] == [
+        ["1", "0.2500", "completed", "3.0", "s"],
+        ["2", "running", "0.0", "s"],
+    ]
+    assert (tmp_path / "summary.csv").exists()
+    assert [line.split()[1] for line in told(str(tmp_path), "--reverse")] == ["status", "completed", "running"]
+
+
+def test_a_folder_without_runs_is_said_to_be_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run; start one with python -m expt"):
+        main([str(tmp_path)])
+    (tmp_path / "multirun.yaml").touch()
+    with pytest.raises(ConfigError, match="this sweep holds no run yet"):
+        main([str(tmp_path)])

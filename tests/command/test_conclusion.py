@@ -1,0 +1,81 @@
+"""What is said at a sweep's end."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from expt.command.conclusion import again, conclude
+from expt.runs.result import COMPLETED, FAILED
+from expt.runs.view import leaderboard
+from tests.runs.test_leaderboard import leave_run
+
+
+def concluded(folder: Path) -> list[str]:
+    """The lines at the end of the sweep of `folder`."""
+    out = io.StringIO()
+    conclude(Console(file=out, width=200), folder)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_the_leaderboard_then_what_failed_with_the_command_that_tries_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = tmp_path / "my sweep"
+    leave_run(sweep, "lr=1", 0.25)
+    leave_run(sweep, "lr=2", status=FAILED, error="rank 1 of 2 raised\n\nTrace\nValueError: [a]\n\nlog: l.log")
+    assert concluded(sweep) == [
+        "lr  accuracy/val  status      time",
+        "1         0.2500  completed  3.0 s",
+        "2                 failed     0.0 s",
+        "",
+        "1 failed",
+        "  lr=2: rank 1 of 2 raised: ValueError: [a]  (log: l.log)",
+        "      again: python -m expt lr=2",
+        "summary      my sweep/summary.csv, summary.md",
+        "look at it   tensorboard --logdir 'my sweep'",
+    ]
+    assert (sweep / "summary.csv").exists()
+
+
+def test_a_sweep_without_a_run_is_not_concluded(tmp_path: Path) -> None:
+    assert concluded(tmp_path) == []
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_full_disk_hides_no_leaderboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    leave_run(tmp_path, "lr=1", 0.25)
+    monkeypatch.setattr(leaderboard, "write_atomically", full)
+    assert concluded(tmp_path)[1].split()[:3] == ["1", "0.2500", COMPLETED]
+    assert capsys.readouterr().err == (
+        f"warning: {tmp_path}: No space left on device; summary.csv and summary.md are not written\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "expected"),
+    [
+        ("python -m expt -m lr=1,2", ["lr=2"], "python -m expt lr=2"),
+        ("expt --multirun lr=1,2 x=3", ["lr=2", "x=3"], "python -m expt lr=2 x=3"),
+        ("python -m expt --config-dir my -m a=1,2", ["a=1"], "python -m expt --config-dir my a=1"),
+        ("python -m expt -m 'n=a b,c'", ["n='a b'"], """python -m expt 'n='"'"'a b'"'"''"""),
+        ("python -m expt sweep=s epochs=2", ["sweep=s", "lr=1", "epochs=2"],
+         "python -m expt sweep=s lr=1 epochs=2 hydra.mode=RUN"),
+        ("python -m expt -m hydra.searchpath=[file://x] hydra/launcher=basic +m.w=1 ~m.h", ["+m.w=1", "~m.h"],
+         "python -m expt 'hydra.searchpath=[file://x]' +m.w=1 '~m.h'"),
+        ("notebook.py lr=1,2 hydra.mode=MULTIRUN", ["lr=1"], "python -m expt lr=1"),
+    ],
+)  # fmt: skip
+def test_the_command_that_runs_one_point_again(command: str, arguments: list[str], expected: str) -> None:
+    record: Any = {"command": command, "arguments": arguments}
+    assert again(record) == expected
