@@ -112,3 +112,12 @@ def test_variables_for_the_workers_may_ask_for_the_run(composed: Composed) -> No
     point = ["seed=7", "+hydra.job.env_set.WHERE=${hydra.sweep.subdir}", "+hydra.job.env_set.SEED=${seed}"]
     (run,) = composed([point], "seed=7,8")
     assert request_of(run.job).env == {"WHERE": run.job.name, "SEED": "7"}
+
+
+def test_a_point_that_was_refused_and_can_run_now_takes_the_place_of_its_refusal(
+    tmp_path: Path, composed: Composed
+) -> None:
+    refusal = RunPaths(tmp_path / "refused then")
+    create_result(refusal, arguments=["seed=0"], error="a GPU was missing")
+    (run,) = composed([["seed=0"]], "seed=0,1")
+    assert (run.job.paths, run.job.error) == (refusal, None)
