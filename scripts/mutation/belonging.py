@@ -1,4 +1,4 @@
-"""Which tests belong to a module: its own file, those of others that import it, then the runs that it has a part in."""
+"""Which tests belong to a module: its own file and others that import it, or the runs that it has a part in."""
 
 from __future__ import annotations
 
@@ -7,27 +7,37 @@ from collections.abc import Iterator
 
 from scripts.mutation.changes import ROOT
 
-RUNS = "tests/integration/test_run.py"
-# By the start of a module's path: where whole runs are its test.
-WHOLE_RUNS = {
+RUN, NUMBERS, RESUME, RERUN = (f"tests/integration/test_{name}.py" for name in ("run", "numbers", "resume", "rerun"))
+WORKERS, WATCHDOGS = (f"tests/faults/test_{name}.py" for name in ("workers", "watchdogs"))
+FILES, LOADING, FOLDERS = (f"tests/data/test_{name}.py" for name in ("files", "loading", "image_folder_cache"))
+# For what has no file of tests of its own, by the start of its path.
+INSTEAD: dict[str, tuple[str, ...]] = {
+    "config": ("tests/config/test_parse.py",),
+    "data": (LOADING, FILES),
+    "data/image_folder": (FOLDERS, "tests/data/test_build.py"),
+    "launch": (WORKERS,),
+    "launch/torchrun": (f"{RUN}::test_torchrun_starts_workers_that_share_one_run_folder",),
+    "runs/provenance": (RERUN,),
+    "runs/resume": (RESUME,),
+    "runs/tags": ("tests/integration/test_dashboard.py",),
+    "runs/view/plot": ("tests/runs/test_comparison.py",),
+    "runs": (RERUN,),
+    "training": (NUMBERS, "tests/integration/test_fast_paths.py"),
+    "training/memory_probe": (WATCHDOGS,),
+    "training/patches": ("tests/training/test_optim.py", "tests/integration/test_fast_paths.py"),
     "training/shared_memory": ("tests/integration/test_shared_memory.py",),
-    "training": ("tests/integration/test_fast_paths.py", "tests/integration/test_numbers.py"),
-    "worker/watchdog": ("tests/faults/test_watchdogs.py",),
-    "worker/divergence": ("tests/faults/test_watchdogs.py",),
-    "worker/fault": ("tests/faults/test_watchdogs.py",),
-    "worker/diagnosis": ("tests/faults/test_watchdogs.py", RUNS),
-    "worker": (RUNS, "tests/integration/test_resume.py"),
-    "launch/torchrun": (RUNS,),
-    "launch/rendezvous": (RUNS,),
-    "launch/submitit_jobs": ("tests/integration/test_cluster.py",),
-    "launch/pool": ("tests/integration/test_sweep.py", "tests/faults/test_sweeps.py"),
-    "launch": ("tests/faults/test_workers.py", "tests/faults/test_signals.py"),
-    "runs/view": (),
-    "runs/checkpoint": ("tests/integration/test_resume.py",),
-    "runs/resume": ("tests/integration/test_resume.py",),
-    "runs": ("tests/integration/test_rerun.py", "tests/integration/test_resume.py"),
-    "config": ("tests/integration/test_rerun.py",),
-    "data": ("tests/integration/test_numbers.py",),
+    "worker": (RUN, RESUME),
+    "worker/diagnosis": (RUN, WATCHDOGS),
+    "worker/divergence": (WATCHDOGS,),
+    "worker/fault": (WORKERS, WATCHDOGS),
+    "worker/profiling": (RUN, "tests/integration/test_dashboard.py"),
+    "worker/watchdog": (WATCHDOGS,),
+}
+# For what its own tests see in part.
+BESIDE: dict[str, tuple[str, ...]] = {
+    "worker/run": (RESUME, NUMBERS),
+    "worker/snapshot": (RESUME,),
+    "training/shared_memory": ("tests/integration/test_shared_memory.py",),
 }
 
 
@@ -37,12 +47,16 @@ def tests_of(module: str) -> list[str]:
     package, _, last = name.partition("/")
     own = ROOT / "tests" / package / f"test_{last.rpartition('/')[2]}.py"
     found = [str(own.relative_to(ROOT))] if own.exists() else []
-    found += sorted(set(_importing(name)) - {*found})
-    longest = max((key for key in WHOLE_RUNS if name.startswith(key)), key=len)
-    return [*found, *(test for test in WHOLE_RUNS[longest] if test not in found)]
+    found += sorted({*_importing(name)} - {*found})
+    if own.exists():
+        more = BESIDE.get(name, ())
+    else:
+        more = INSTEAD[max((key for key in INSTEAD if name.startswith(key)), key=len)]
+    return [*found, *(test for test in more if test not in found)]
 
 
 def _importing(name: str) -> Iterator[str]:
+    """The files of tests that import the module itself, but for those of whole runs."""
     package, _, last = f"expt/{name}".replace("/", ".").rpartition(".")
     words = rf"^from {package}\.{last} |^from {package} import .*\b{last}\b|^import {package}\.{last}$"
     imports = re.compile(words, re.MULTILINE)
