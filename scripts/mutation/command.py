@@ -26,7 +26,8 @@ def main() -> None:
     survivors: list[Change] = []
     options.log.parent.mkdir(parents=True, exist_ok=True)
 
-    def told(change: Change, outcome: str, took_s: float) -> None:
+    def told(change: Change, outcome: str, took_s: float, said: str) -> None:
+        del said
         print(f"{outcome:9} {took_s:5.1f} s  {change.where}\n{change.diff()}", flush=True)
         if outcome == SURVIVED:
             survivors.append(change)
@@ -59,9 +60,9 @@ def _limits(left: list[Change], jobs: int) -> dict[str, float]:
     limits: dict[str, float] = {}
     unchanged = {change.path: Change(change.path, change.before, change.before) for change in left}
 
-    def told(change: Change, outcome: str, took_s: float) -> None:
+    def told(change: Change, outcome: str, took_s: float, said: str) -> None:
         if outcome != SURVIVED:
-            sys.exit(f"{change.path}: its tests fail as they are: {' '.join(tests_of(change.path))}")
+            sys.exit(f"{change.path}: its tests fail as they are: {' '.join(tests_of(change.path))}\n{said}")
         limits[change.path] = 3 * took_s + 10
 
     trials.run(list(unchanged.values()), jobs, lambda _: 600.0, told)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import compileall
+import importlib
 import os
+import py_compile
 import shutil
 import signal
 import sys
@@ -19,6 +22,9 @@ from scripts.mutation.changes import ROOT, Change
 COPIED = ("expt", "hydra_plugins", "conf", "tests", "scripts", "pyproject.toml", "README.md", "CONTRIBUTING.md",
           "CHANGELOG.md", "CLUSTER.md", "BENCHMARKS.md")  # fmt: skip
 SURVIVED, NOTICED, TIMED_OUT = "survived", "noticed", "timed out"
+
+
+Told = Callable[[Change, str, float, str], None]
 
 
 @dataclass
@@ -44,6 +50,9 @@ class Copies:
                     shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
                 elif (ROOT / name).exists():
                     shutil.copy(ROOT / name, tree / name)
+            # By its hash: a changed file as old and as large as the one before is never taken for it.
+            by_hash = py_compile.PycInvalidationMode.CHECKED_HASH
+            compileall.compile_dir(tree / "expt", quiet=2, invalidation_mode=by_hash)
 
     def remove(self) -> None:
         """Delete them."""
@@ -52,8 +61,9 @@ class Copies:
 
 def warm() -> None:
     """Import what tests import and no change touches; expt itself is new in each trial."""
-    import torch
-    import torch.utils.tensorboard  # noqa: F401
+    for name in ("hydra.main", "numpy", "PIL.Image", "pydantic", "pytest", "rich.live", "torch",
+                 "torch.utils.tensorboard", "tensorboard.backend.event_processing.event_accumulator"):  # fmt: skip
+        importlib.import_module(name)
 
 
 def start(change: Change, tree: Path, limit_s: float) -> Trial:
@@ -75,7 +85,6 @@ def _test(tree: Path, tests: Sequence[str]) -> int:
 
     os.setsid()
     os.chdir(tree)
-    # Nothing compiled is left behind, where the next change to the same file might not be seen to be newer.
     sys.dont_write_bytecode = True
     os.environ |= {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     sys.path.insert(0, str(tree))
@@ -84,7 +93,17 @@ def _test(tree: Path, tests: Sequence[str]) -> int:
     with (tree / "said").open("w") as said:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
-    options = ("-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", f"--basetemp={tree / 'tmp'}")
+    options = (
+        "-x",
+        "-q",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={tree / 'tmp'}",
+    )
     code = int(pytest.main([*options, *tests]))
     import expt
 
@@ -111,6 +130,11 @@ def outcome(trial: Trial) -> str | None:
     return SURVIVED if code in (0, 5) else NOTICED
 
 
+def _said(trial: Trial) -> str:
+    said = trial.tree / "said"
+    return said.read_text(errors="replace")[-2000:] if said.exists() else ""
+
+
 def _family(pid: int) -> Iterator[int]:
     with suppress(FileNotFoundError, ProcessLookupError):
         for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
@@ -119,7 +143,10 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def run(
-    changes: Sequence[Change], jobs: int, limit_s: Callable[[str], float], told: Callable[[Change, str, float], None]
+    changes: Sequence[Change],
+    jobs: int,
+    limit_s: Callable[[str], float],
+    told: Callable[[Change, str, float, str], None],
 ) -> None:
     """Try every change, `jobs` at a time; `told` hears of each as it ends."""
     copies, left, running = Copies(jobs), list(reversed(changes)), list[Trial]()
@@ -134,7 +161,7 @@ def run(
                 if (found := outcome(trial)) is not None:
                     running.remove(trial)
                     copies.free.append(trial.tree)
-                    told(trial.change, found, time.monotonic() - began[trial.change.key])
+                    told(trial.change, found, time.monotonic() - began[trial.change.key], _said(trial))
             time.sleep(0.02)
     finally:
         for trial in running:
