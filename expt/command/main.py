@@ -23,6 +23,7 @@ from expt.command.outcome import Outcome
 from expt.command.overrides import about_run
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
+from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch.launcher import Launcher, launcher
 from expt.runs.paths import RunPaths
@@ -122,6 +123,7 @@ class Task:
         return RunRequest(
             config=config,
             settings=settings,
+            content=content_of(config),
             paths=run_paths,
             typed_at=None if sweep else self._typed_at,
             about=about_run(run_paths.folder.name, list(hydra_config.overrides.task)),

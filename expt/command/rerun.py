@@ -13,9 +13,10 @@ from omegaconf import OmegaConf
 from expt import machine
 from expt.command.overrides import about_run
 from expt.command.words import Parser
-from expt.config.identity import identity
+from expt.config.identity import Content, identity
 from expt.config.parse import parse_again
 from expt.config.schema import RunConfig
+from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, warn
 from expt.launch import forkserver
 from expt.launch.launcher import launcher
@@ -54,17 +55,33 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     config = settings_of(then, RunPaths(folder))
     for line in provenance.differences(then):
         warn(line)
-    if identity(config) != then["identity"]:
-        warn("what the run took from the environment is other than then")
+    content = content_of(config)
+    for line in _differences(config, content, then):
+        warn(line)
     if into is not None and RunPaths(into).result.exists():
         raise ConfigError(f"{into}: holds a run already; choose another folder")
     run_paths = RunPaths(into or Path(paths.make_unused_folder(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))))
     if RunPaths(folder).hydra.is_dir():  # so that `resume=auto` can go on there
         shutil.copytree(RunPaths(folder).hydra, run_paths.hydra, dirs_exist_ok=True)
     about: Record = {**about_run(run_paths.folder.name, then["arguments"]), "rerun_of": str(folder)}
-    how.carry_out(RunRequest(config=config, paths=run_paths, typed_at=typed_at, about=about))
+    how.carry_out(RunRequest(config=config, content=content, paths=run_paths, typed_at=typed_at, about=about))
     compare(then, read_result(run_paths))
     return run_paths
+
+
+def _differences(config: RunConfig, content: Content, then: Record) -> list[str]:
+    """What is other now than when the run was trained, a line each."""
+    made = then.get("content")
+    before = Content(**made) if made else None
+    found = []
+    recorded = dataclasses.replace(config, resume=then["config"]["resume"])
+    if identity(recorded, before) != then["identity"]:
+        found.append("what the run took from the environment is other than then")
+    if before and before.data != content.data:
+        found.append("the dataset's files are other than then")
+    if before and before.code != content.code:
+        found.append("the source of the run's own classes is other than then")
+    return found
 
 
 def settings_of(then: Record, run_paths: RunPaths) -> RunConfig:

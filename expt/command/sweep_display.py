@@ -140,7 +140,7 @@ def show_dry_run(runs: Sequence[ComposedRun]) -> list[JobReturn]:
             config = job.request.config
             needs = f"{config.num_gpus} GPU" if config.num_gpus else f"{config.world_size} cores"
             would = "be skipped, it is complete" if job.status == COMPLETED else "start"
-            row = (job.name, identity(config), needs, would)
+            row = (job.name, identity(config, job.request.content), needs, would)
         table.add_row(str(place), *row)
     leaderboard.wide_console().print(table)
     return [run.finish() for run in runs]

@@ -69,6 +69,6 @@ class SweepObserver(Observer):
 def _record_end(job: Job, about: Record) -> None:
     config = job.request.config if job.request else None
     if job.refused and job.error:
-        record_refusal(job.paths, about, config, job.error)
+        record_refusal(job.paths, about, job.request, job.error)
     if job.status == FAILED:
         add_failure(job.paths.folder, hyperparameters(shown(config) if config else about["overrides"]))

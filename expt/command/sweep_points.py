@@ -13,8 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 from expt.command.hydra_adapter import PointComposer, fail, use_config
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import about_run, folder_names, swept_keys
-from expt.config.identity import identity
+from expt.config import user_code
+from expt.config.identity import Content, identity
 from expt.config.parse import parse, plain
+from expt.config.schema import RunConfig
+from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, ExptError
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
@@ -22,7 +25,8 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, results
 
-ASKED = "asked:"
+ASKED, OF_SETTINGS = "asked:", "settings:"
+"""Before the keys of runs that had no configuration, and of an older version's, which knew runs by their settings."""
 
 
 class ComposedRun:
@@ -55,13 +59,10 @@ class Grid:
         self.folder, self._machine = folder, machine
         # A run that could not be made into a configuration is known by what was asked of it.
         there = list(results(folder))
-        self._known = {
-            found.get("identity") or _asked(found["arguments"]): path
-            for path, found in there
-            if found["status"] != DAMAGED
-        }
+        self._known = {_known_as(found): path for path, found in there if found["status"] != DAMAGED}
         self._names = {path.folder.name for path, _ in there}
         self._jobs: dict[str, Job] = {}
+        self._contents: dict[str, Content] = {}
 
     def compose(
         self,
@@ -84,11 +85,12 @@ class Grid:
     def _job(self, composed: DictConfig, overrides: Sequence[str], name: str) -> Job:
         """The job of a point; the very same one if the grid names the point twice."""
         error: ExptError | None = None
-        config, settings, key = None, None, _asked(overrides)
+        config, settings, content, key = None, None, None, _asked(overrides)
         try:
             settings = plain(composed, sweep=True)
             config = parse(settings, self._machine)
-            key = identity(config)
+            content = self._content_of(config)
+            key = identity(config, content)
         except ConfigError as problem:
             error = problem
         except OmegaConfBaseException as problem:
@@ -97,22 +99,44 @@ class Grid:
             return self._jobs[key]
         # A point that was refused before, and can run now, takes the place of its refusal.
         known = self._known.get(key) or self._known.get(_asked(overrides))
+        if known is None and config is not None:
+            known = self._known.get(OF_SETTINGS + identity(config))
         paths = known or RunPaths(self.folder / self._unused(name, key))
         _set_folder(composed, paths)
         request = None
-        if config is not None and settings is not None:
+        if config is not None and settings is not None and content is not None:
             about = about_run(paths.folder.name, overrides)
             request = RunRequest(
-                config=config, settings=settings, paths=paths, about=about, env=_env(composed), may_have_run=True
+                config=config,
+                settings=settings,
+                content=content,
+                paths=paths,
+                about=about,
+                env=_env(composed),
+                may_have_run=True,
             )
         status = COMPLETED if read_result(paths).get("status") == COMPLETED else QUEUED
         self._jobs[key] = job = Job(paths, request, status, error)
         return job
 
+    def _content_of(self, config: RunConfig) -> Content:
+        """Looked at once for all points that have the same data and classes: a folder may hold many images."""
+        key = repr((config.dataset, user_code.targets(config)))
+        if key not in self._contents:
+            self._contents[key] = content_of(config)
+        return self._contents[key]
+
     def _unused(self, name: str, key: str) -> str:
         name = name if name not in self._names else f"{name},{key.removeprefix(ASKED)}"
         self._names.add(name)
         return name
+
+
+def _known_as(found: Record) -> str:
+    """The key under which a run that is there is found again."""
+    if "identity" not in found:
+        return _asked(found["arguments"])
+    return found["identity"] if "content" in found else OF_SETTINGS + found["identity"]
 
 
 def _asked(overrides: Sequence[str]) -> str:

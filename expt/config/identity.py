@@ -1,4 +1,4 @@
-"""What makes two runs the same: a hash of all that can change their result."""
+"""What makes two runs the same: a hash of all that can change their result: settings, data and code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from expt.config import secrets
 from expt.config.schema import RunConfig
@@ -22,9 +22,25 @@ NOT_IN_RESULT |= {"patches.unguarded", "patches.malloc"}
 NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory"}
 
 
-def identity(config: RunConfig) -> str:
-    """12 hexadecimal digits, equal for two configurations whose results are the same but for rounding."""
+class Content(NamedTuple):
+    """What a run is made of beside its settings, each a few digits; None where the settings say it all."""
+
+    data: str | None = None
+    """The dataset's files, see expt.data.fingerprint."""
+    code: str | None = None
+    """The source of the person's own classes, see expt.config.user_code."""
+
+
+def identity(config: RunConfig, content: Content | None = None) -> str:
+    """12 hexadecimal digits, equal for two runs whose results are the same but for rounding.
+
+    Without `content` it is that of the settings alone, by which an older version knew its runs.
+    """
     settings = {key: value for key, value in flat(_settings(config)).items() if key not in NOT_IN_RESULT}
+    if content is not None:
+        settings |= {f"content.{part}": digits for part, digits in content._asdict().items() if digits}
+        if config.resume not in (None, "auto"):  # where it starts
+            settings["resume"] = config.resume
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

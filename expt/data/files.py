@@ -118,6 +118,17 @@ def folder_of(dataset: groups.Downloaded) -> Path | None:
     return None if isinstance(found, _Missing) else found["train"][0].parent
 
 
+def sources(dataset: groups.Downloaded) -> tuple[Path, ...] | None:
+    """The dataset's files, those of training first, or the one archive of both; None if they are yet to be downloaded.
+
+    Raises DataError for files that are missing and not to be downloaded.
+    """
+    found = _search(dataset)
+    if isinstance(found, _Missing):
+        return None
+    return tuple(dict.fromkeys((*found["train"], *found["test"])))
+
+
 def _read(name: str, split: Split, sources: tuple[Path, ...]) -> Arrays:
     label = f"{name}-{split}"
     if name in _CIFAR:
@@ -173,10 +184,11 @@ def _folders(dataset: groups.Downloaded) -> tuple[Path, ...]:
     root = _root(dataset)
     if dataset.name in _CIFAR:
         return root / _CIFAR[dataset.name].folder, root
-    # torchvision's own folder first: it alone tells MNIST from Fashion-MNIST, whose files have the same names.
-    folders = (root / _IDX[dataset.name].folder / "raw", root / "raw", root)
-    packaged = dataset.name == "fashion_mnist" and dataset.root is None
-    return (*folders, DEBIAN_FASHION_MNIST) if packaged else folders
+    own = root / _IDX[dataset.name].folder / "raw"  # torchvision's
+    if dataset.root is not None:
+        return own, root / "raw", root
+    # In the cache each set has a folder to itself: the files of MNIST and Fashion-MNIST have the same names.
+    return (own, DEBIAN_FASHION_MNIST) if dataset.name == "fashion_mnist" else (own,)
 
 
 def _archive(dataset: groups.Downloaded) -> Path | None:
@@ -217,5 +229,5 @@ def _missing_error(dataset: groups.Downloaded, missing: _Missing, why: str) -> D
         mend = f"put {_CIFAR[dataset.name].archive} into {root}"
     else:
         wanted = f"{', '.join(missing.names)} (plain or .gz)"
-        mend = f"put the files into {root}; {_IDX[dataset.name].hint}"
+        mend = f"put the files into {missing.folders[0]}; {_IDX[dataset.name].hint}"
     return DataError(f"dataset={dataset.name}: {wanted} not found in {folders}{why}; {mend}")

@@ -89,6 +89,13 @@ def decode(path: str, image_size: tuple[int, int]) -> np.ndarray:
     return np.array(image.crop((left, top, left + width, top + height)))
 
 
+def images_of_all_splits(root: str | Path) -> list[str]:
+    """Every image of the dataset, by its path below `root`, sorted."""
+    root = Path(root).expanduser()
+    folders = [root / split for split in ("train", "val", "test")]
+    return sorted(os.path.relpath(path, root) for folder in folders for path in _images_below(folder))
+
+
 def _images_below(folder: Path) -> list[str]:
     return [
         os.path.join(where, name)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from expt.config.identity import identity, shown
+from expt.config.identity import Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, warn
 from expt.runs import provenance
@@ -80,7 +80,7 @@ class Attempt:
             return None
         from expt.runs import resume  # late: it imports torch, which a new run's driver has no need of
 
-        return resume.find(config, paths, may_have_run=resumes)
+        return resume.find(config, self.request.content, paths, may_have_run=resumes)
 
     def _first_record(self, port: int | None) -> Record:
         config, host = self.request.config, socket.gethostname()
@@ -94,7 +94,7 @@ class Attempt:
             "devices": list(self.devices),
             "master_port": port,
             "attempts": self.number + 1,
-            **_identified(config),
+            **_identified(config, self.request.content),
             **self.request.about,
             **provenance.describe(),
         }
@@ -109,13 +109,18 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
         warn(f"{paths.result}: could not be written ({problem})")
 
 
-def record_refusal(paths: RunPaths, about: Record, config: RunConfig | None, error: ExptError) -> None:
-    """Say in result.json why a run could not start: a sweep's record names it too. Without `config` it had none."""
+def record_refusal(paths: RunPaths, about: Record, request: RunRequest | None, error: ExptError) -> None:
+    """Say in result.json why a run could not start: a sweep's record names it too. Without `request` it was none."""
     record: Record = {"status": FAILED, "error": str(error), **about, **provenance.describe()}
-    if config is not None:
-        record.update(_identified(config))
+    if request is not None:
+        record.update(_identified(request.config, request.content))
     create_result(paths, may_exist=True, **record)
 
 
-def _identified(config: RunConfig) -> Record:
-    return {"identity": identity(config), "config": shown(config), "seed": config.seed}
+def _identified(config: RunConfig, content: Content) -> Record:
+    return {
+        "identity": identity(config, content),
+        "content": {"data": content.data, "code": content.code},
+        "config": shown(config),
+        "seed": config.seed,
+    }

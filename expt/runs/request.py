@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from expt.config import secrets
+from expt.config.identity import Content
 from expt.config.parse import parse_elsewhere
 from expt.config.schema import RunConfig
 from expt.machine import Machine
@@ -22,6 +23,8 @@ class RunRequest:
     config: RunConfig
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What `config` was parsed from; another machine parses it anew."""
+    content: Content = field(default_factory=Content)
+    """What the run is made of beside its settings."""
     paths: RunPaths
     about: Record
     """For result.json: what the run is called, and the words that ask for it."""
@@ -45,7 +48,7 @@ class RunRequest:
         """The request for another process, in JSON, without what came from the environment; see `received`."""
         folder = str(self.paths.folder.resolve())
         content = {"folder": folder, "settings": self.settings, "about": self.about, "env": self.env}
-        return {**secrets.hidden(content), "may_have_run": self.may_have_run}
+        return {**secrets.hidden(content), "may_have_run": self.may_have_run, "content": self.content._asdict()}
 
 
 def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> RunRequest:
@@ -53,6 +56,7 @@ def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> R
     return RunRequest(
         config=parse_elsewhere(sent["settings"], machine),
         settings=sent["settings"],
+        content=Content(**sent["content"]),
         paths=RunPaths(Path(sent["folder"])),
         about=sent["about"],
         env=secrets.restored(sent["env"], {}),

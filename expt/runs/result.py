@@ -50,6 +50,13 @@ class Resumed(TypedDict):
     step: int
 
 
+class Made(TypedDict):
+    """What the run is made of beside its settings, see expt.config.identity.Content."""
+
+    data: str | None
+    code: str | None
+
+
 class Record(Provenance, total=False):
     """The keys of result.json. Each may be missing: in a run under way, a refused one, or one of an older version."""
 
@@ -61,6 +68,8 @@ class Record(Provenance, total=False):
     arguments: list[str]
     rerun_of: str
     identity: str
+    content: Made
+    """Missing in a run of a version that looked at settings alone; its identity is that of the settings."""
     config: dict[str, Any]
     seed: int
     started: float

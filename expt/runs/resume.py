@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from expt.config.identity import NOT_IN_RESULT, flat, shown
+from expt.config.identity import NOT_IN_RESULT, Content, flat, shown
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from expt.runs.result import Resumed
+from expt.runs.result import Resumed, read_result
 
 # How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
 MAY_CHANGE = NOT_IN_RESULT | {
@@ -22,7 +22,7 @@ MAY_CHANGE = NOT_IN_RESULT | {
 }  # fmt: skip
 
 
-def find(config: RunConfig, paths: RunPaths, *, may_have_run: bool) -> Path | None:
+def find(config: RunConfig, content: Content, paths: RunPaths, *, may_have_run: bool) -> Path | None:
     """The checkpoint from which the run of `paths` resumes; None for a start from the beginning.
 
     Damaged checkpoints of this run are set aside, with a warning. Raises CheckpointError if none is left, ConfigError
@@ -39,6 +39,7 @@ def find(config: RunConfig, paths: RunPaths, *, may_have_run: bool) -> Path | No
         source = _elsewhere(Path(str(config.resume)))
     if source is not None:
         _refuse_another(config, checkpoint.load(source, lazily=True)["config"], source)
+        _refuse_other_data(content, source)
     return source
 
 
@@ -100,6 +101,19 @@ def _refuse_another(config: RunConfig, saved: Mapping[str, Any], source: Path) -
     problems = [f"{key}={now.get(key)}: the checkpoint is of a run with {then.get(key)}" for key in differs]
     if problems:
         raise ConfigError([*problems, f"{source} can't be gone on from so; give what it had, or start a new run"])
+
+
+def _refuse_other_data(content: Content, source: Path) -> None:
+    then = read_result(RunPaths(source.parent.parent)).get("content")
+    if then is None:  # of a version that did not look
+        return
+    if then["data"] != content.data:
+        raise ConfigError(
+            f"dataset: its files are not those that the run of {source} was trained on; "
+            "give dataset.root=FOLDER with the same files, or start a new run"
+        )
+    if then["code"] != content.code:
+        warn(f"{source}: the run's own classes have other source now; its numbers are of both")
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:

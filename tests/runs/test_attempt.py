@@ -46,6 +46,7 @@ def test_the_first_record(tmp_path: Path) -> None:
         "master_port": 1234,
         "attempts": 1,
         "identity": identity(asked.config),
+        "content": {"data": None, "code": None},
         "seed": 5,
         "name": "lr=1",
         "overrides": {"seed": 0},
@@ -131,7 +132,7 @@ def test_a_record_that_cannot_be_written_hides_no_error(tmp_path: Path, capsys: 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_refusal_is_recorded_with_what_is_known(tmp_path: Path, known: bool) -> None:
     asked = dataclasses.replace(request(tmp_path / "lr=x"))
-    record_refusal(asked.paths, asked.about, asked.config if known else None, ConfigError("lr=x: no number"))
+    record_refusal(asked.paths, asked.about, asked if known else None, ConfigError("lr=x: no number"))
     found = read_result(asked.paths)
     assert (found["status"], found["error"], found["arguments"]) == ("failed", "lr=x: no number", ["seed=0"])
     assert ("identity" in found, "config" in found) == (known, known)

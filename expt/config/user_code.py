@@ -1,0 +1,90 @@
+"""Which code a person's own classes are: their source, and that of what they import. Nothing is run. Free of torch."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib.machinery
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from expt.config import groups
+from expt.config.schema import RunConfig
+
+
+def targets(config: RunConfig) -> tuple[str, ...]:
+    """The dotted names of the person's own classes in a configuration."""
+    chosen = (config.model, config.dataset, config.optimizer, config.scheduler)
+    return tuple(node.target for node in chosen if isinstance(node, groups.Target | groups.TargetDataset))
+
+
+def fingerprint(names: Sequence[str]) -> str | None:
+    """12 hexadecimal digits of the source that the classes `names` come from; None where all are of installed packages.
+
+    That is their modules, and what these import of the person's own, however deep; comments count too.
+    """
+    found: dict[str, Path] = {}
+    todo = [name.rpartition(".")[0] for name in names]
+    while todo:
+        module = todo.pop()
+        for part, path in _files_of(module):
+            if part not in found:
+                found[part] = path
+                todo += _imports(path, part)
+    if not found:
+        return None
+    total = hashlib.sha256()
+    for part in sorted(found):
+        total.update(f"{part}\0{hashlib.sha256(found[part].read_bytes()).hexdigest()}\0".encode())
+    return total.hexdigest()[:12]
+
+
+def _files_of(module: str) -> Iterator[tuple[str, Path]]:
+    """The files that importing `module` runs, its packages' first: those that are no part of an installation."""
+    search: Sequence[str] | None = None
+    names = module.split(".")
+    for end in range(1, len(names) + 1):
+        spec = _spec(".".join(names[:end]), search)
+        if spec is None or spec.origin is None:  # a folder without __init__.py, if anything
+            search = [str(at) for folder in search or sys.path if (at := Path(folder) / names[end - 1]).is_dir()]
+            continue
+        if not Path(spec.origin).is_file() or _is_installed(Path(spec.origin)):
+            return
+        yield spec.name, Path(spec.origin)
+        search = spec.submodule_search_locations or []
+
+
+def _spec(name: str, search: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    for finder in sys.meta_path:  # importlib.util.find_spec would import the packages
+        with contextlib.suppress(KeyError):  # a namespace whose parent is not imported
+            if spec := finder.find_spec(name, search):
+                return spec
+    return None
+
+
+def _is_installed(path: Path) -> bool:
+    stdlib, own = sysconfig.get_path("stdlib"), Path(__file__).parents[1]
+    installed = {"site-packages", "dist-packages"} & {*path.parts}
+    return bool(installed) or path.is_relative_to(stdlib) or path.is_relative_to(own)
+
+
+def _imports(path: Path, module: str) -> Iterator[str]:
+    """The dotted names that a file may import; of `from a import b` both a and a.b."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # an extension module, or what the worker will complain of
+        return
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *([base] if base else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)

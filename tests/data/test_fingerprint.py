@@ -1,0 +1,208 @@
+"""Data is known by what its files hold: the same elsewhere, another when overwritten."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import expt
+from expt.config import groups
+from expt.config.identity import identity
+from expt.config.parse import parse_again
+from expt.data import fingerprint
+from expt.errors import ConfigError, DataError
+from expt.machine import detect
+from expt.runs.paths import RunPaths
+from expt.runs.result import read_result, write_atomically
+from tests.conftest import Trained
+from tests.data.test_files import write_idx_set
+
+QUICK = ("epochs=1", "dataset.train_limit=64", "world_size=1", "max_steps=1", "tensorboard.images=false")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+
+
+def known(name: Any, root: Path | str) -> groups.Downloaded:
+    return groups.Downloaded(
+        name=name, root=str(root), download=False, val_fraction=0.1, train_limit=None, mean=None, std=None
+    )
+
+
+def folder(root: Path) -> groups.ImageFolder:
+    return groups.ImageFolder(
+        name="image_folder", root=str(root), image_size=(8, 8), num_workers=0, val_fraction=0.1, train_limit=None,
+        mean=None, std=None,
+    )  # fmt: skip
+
+
+def digits_of(dataset: Any) -> str | None:
+    return fingerprint.of_data(dataset)
+
+
+def images(root: Path, seed: int = 0) -> Path:
+    """Two classes of four images, in train/ and test/."""
+    chance = np.random.default_rng(seed)
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (root / split / name).mkdir(parents=True, exist_ok=True)
+            for number in range(40):
+                pixels = chance.integers(0, 256, (8, 8, 3), np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{number}.png", compress_level=0)
+    return root
+
+
+def test_originals_are_known_by_their_name(fashion_mnist: str, mnist: str) -> None:
+    assert digits_of(known("fashion_mnist", fashion_mnist)) is None
+    assert digits_of(known("mnist", mnist)) is None
+
+
+def test_one_known_set_is_not_taken_for_another(mnist: str) -> None:
+    with pytest.raises(DataError, match=r"those of mnist; use dataset=mnist, or another dataset\.root"):
+        digits_of(known("fashion_mnist", mnist))
+
+
+def test_other_files_are_known_by_their_content(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_idx_set(tmp_path / "one")
+    write_idx_set(tmp_path / "two", sizes=(31, 20))
+    shutil.copytree(tmp_path / "one", tmp_path / "packed")
+    for path in (tmp_path / "packed").iterdir():
+        with gzip.open(f"{path}.gz", "wb") as file:
+            file.write(path.read_bytes())
+        path.unlink()
+    found = {name: digits_of(known("mnist", tmp_path / name)) for name in ("one", "two", "packed")}
+    assert found["one"] == found["packed"] != found["two"]
+    assert None not in found.values()
+    assert f"the files in {tmp_path / 'one'} are not the published ones" in capsys.readouterr().err
+
+
+def test_a_folder_is_the_same_on_another_machine(tmp_path: Path) -> None:
+    one = images(tmp_path / "one")
+    shutil.copytree(one, tmp_path / "copy")
+    for path in (tmp_path / "copy").rglob("*.png"):
+        os.utime(path, (1, 1))
+    assert digits_of(folder(one)) == digits_of(folder(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("change", ["overwritten", "renamed", "added", "removed", "in test", "in val"])
+def test_a_folder_that_changes_is_another(tmp_path: Path, change: str) -> None:
+    root = images(tmp_path / "one")
+    before = digits_of(folder(root))
+    image = root / ("test" if change == "in test" else "train") / "cat/3.png"
+    if change == "renamed":
+        image.rename(image.with_name("x.png"))
+    elif change == "added":
+        shutil.copy(image, image.with_name("x.png"))
+    elif change == "removed":
+        image.unlink()
+    elif change == "in val":
+        (root / "val/cat").mkdir(parents=True)
+        shutil.copy(image, root / "val/cat/x.png")
+    else:  # as many bytes
+        shutil.copy(image.with_name("4.png"), image)
+    assert digits_of(folder(root)) != before
+
+
+def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "SAMPLED", 5)
+    root = images(tmp_path / "one")
+    shutil.copytree(root, tmp_path / "copy")
+    assert digits_of(folder(root)) == digits_of(folder(tmp_path / "copy"))
+    for path in (root / "train/cat").iterdir():
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    for path in (root / "train/dog").iterdir():
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert digits_of(folder(root)) != digits_of(folder(tmp_path / "copy"))
+
+
+def test_a_file_is_read_once(tmp_path: Path) -> None:
+    root = images(tmp_path / "one")
+    first = digits_of(folder(root))
+    image = root / "train/cat/3.png"
+    stat = image.stat()
+    image.write_bytes(bytes(stat.st_size))
+    os.utime(image, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert digits_of(folder(root)) == first  # the same size and time: it was not looked at again
+    for path in (tmp_path / "cache").rglob("*.json"):
+        path.write_text("{damaged")
+    assert digits_of(folder(root)) != first
+
+
+def test_two_folders_of_a_sweep_are_two_runs(tmp_path: Path) -> None:
+    images(tmp_path / "a")
+    images(tmp_path / "b", seed=1)
+    words = ("dataset=image_folder", "dataset.image_size=[8,8]", *QUICK, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    results = expt.sweep(f"dataset.root='{tmp_path / 'a'}','{tmp_path / 'b'}'", *words)
+    assert len({result.folder for result in results}) == 2
+    (again,) = expt.sweep(f"dataset.root='{tmp_path / 'b'}'", "seed=0", *words)
+    assert again.record["config"]["dataset"]["root"] == str(tmp_path / "b")
+    assert again.folder in {result.folder for result in results}
+    images(tmp_path / "b", seed=2)  # overwritten on the disk
+    (after,) = expt.sweep(f"dataset.root='{tmp_path / 'b'}'", "seed=0", *words)
+    assert after.folder not in {result.folder for result in results}
+
+
+def test_a_run_does_not_resume_on_other_data(tmp_path: Path, trained: Trained) -> None:
+    root = images(tmp_path / "a")
+    own = ("dataset=image_folder", "dataset.image_size=[8,8]", f"dataset.root='{root}'", "world_size=1", "epochs=2")
+    trained(*own, "batch_size=16", "max_steps=2")
+    images(root, seed=3)
+    with pytest.raises(ConfigError, match="its files are not those that the run of"):
+        trained("resume=auto", "max_steps=4")
+    images(root)
+    assert trained("resume=auto", "max_steps=4").result["steps"] == 4
+
+
+NET = """
+import torch
+class Net(torch.nn.Sequential):
+    def __init__(self, *, channels, image_size, num_classes):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
+"""
+
+
+def test_an_edited_class_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "own_net_of_mine.py").write_text(NET)
+    (tmp_path / "conf/model").mkdir(parents=True)
+    (tmp_path / "conf/model/own.yaml").write_text("_target_: own_net_of_mine.Net\n")
+    words = ("--config-dir", str(tmp_path / "conf"), "model=own", "seed=0,1", "epochs=1", "max_steps=1", "world_size=1")
+    sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    before = {result.folder for result in expt.sweep(*sweep)}
+    assert {result.folder for result in expt.sweep(*sweep)} == before
+    (tmp_path / "own_net_of_mine.py").write_text(NET + "# edited\n")
+    assert not before & {result.folder for result in expt.sweep(*sweep)}
+
+
+def test_a_run_of_an_older_version_is_known_by_its_settings(tmp_path: Path) -> None:
+    root = images(tmp_path / "a")
+    words = ("dataset=image_folder", "dataset.image_size=[8,8]", f"dataset.root='{root}'", *QUICK, "seed=0,1")
+    sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    results = expt.sweep(*sweep)
+    for result in results:  # as that version wrote it
+        record = dict(read_result(RunPaths(result.folder)))
+        record["identity"] = identity(parse_again(result.record["config"], detect()))
+        del record["content"]
+        write_atomically(RunPaths(result.folder).result, json.dumps(record))
+    assert [found.record for found in expt.sweep(*sweep)] == [
+        read_result(RunPaths(result.folder)) for result in results
+    ]
+
+
+def test_where_a_run_starts_belongs_to_it(trained: Trained, tmp_path: Path) -> None:
+    first = trained("epochs=1", "max_steps=2", "world_size=1", name="first")
+    words = ("epochs=1", "max_steps=4", "world_size=1", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    results = expt.sweep(f"resume=null,'{first.folder}'", *words)
+    assert len({result.folder for result in results}) == 2
+    assert sorted(bool(result.record.get("resumed_from")) for result in results) == [False, True]
