@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.config import groups
+from expt.data import indexing
 from expt.data.augment import Augmentation
 from expt.data.build import build
 from expt.data.loading import IGNORE_INDEX, Batch, Loader, LoaderOptions, Shard, TimedBatches
@@ -183,3 +184,12 @@ def test_the_time_that_a_step_waits_for_its_batch_is_counted() -> None:
         time.sleep(0.05)  # a step
         assert batches.waited_s == before
     assert 0.06 <= batches.waited_s < 0.15
+
+
+def test_what_augments_is_drawn_apart_from_the_order() -> None:
+    for seed, epoch in ((0, 1), (3, 7)):
+        of_the_order = torch.Generator().manual_seed(indexing.mix(seed, epoch))
+        same_stream = torch.randint(1 << 15, (5, SIZE), dtype=torch.int16, generator=of_the_order)
+        assert not torch.equal(Augmentation.draw(SIZE, seed, epoch), same_stream)
+    drawn = [Augmentation.draw(SIZE, seed, epoch) for seed, epoch in ((0, 1), (1, 0), (0, 2), (1, 1))]
+    assert not any(torch.equal(one, other) for i, one in enumerate(drawn) for other in drawn[:i])

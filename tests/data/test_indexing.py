@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from expt.data import indexing
@@ -61,6 +61,7 @@ def test_an_evaluation_takes_each_sample_once(size: int, chunk: int, world_size:
     assert taken == list(range(size))
 
 
+@example(2, 0.99, None)
 @given(st.integers(2, 300), st.floats(0, 0.99), st.none() | st.integers(1, 300))
 def test_a_split_is_disjoint_and_ordered(size: int, fraction: float, limit: int | None) -> None:
     train, val = indexing.split(size, fraction, limit)

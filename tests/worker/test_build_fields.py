@@ -1,0 +1,155 @@
+"""Every key that configures an object reaches it; what a setting does to a curve stands in test_build.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hydra import compose, initialize_config_dir
+from torch.nn.parallel import DistributedDataParallel
+
+from expt.command.conf_files import conf_dir
+from expt.command.overrides import register_resolvers
+from expt.config.parse import parse, plain
+from expt.config.schema import RunConfig
+from expt.data.build import Data
+from expt.machine import Machine
+from expt.training.collectives import Worker
+from expt.training.learner import Learner
+from expt.training.patches import onednn_linear
+from expt.worker.build import build_data, build_learner, total_steps
+
+
+def config(*overrides: str) -> RunConfig:
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return parse(plain(compose("config", overrides=["onednn=false", *overrides])), Machine(cpus=8))
+
+
+def worker(rank: int = 0, world_size: int = 1) -> Worker:
+    cpu = torch.device("cpu")
+    return Worker(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, device=cpu)
+
+
+def built(*overrides: str, world_size: int = 1) -> tuple[Data, Learner]:
+    made, me = config(*overrides), worker(world_size=world_size)
+    data = build_data(made, me)
+    return data, build_learner(made, data, me)
+
+
+def test_the_data() -> None:
+    data, _ = built("batch_size=32", "channels_last=true", "dataset.val_fraction=0.2", "dataset.train_limit=100")
+    assert (len(data.train), data.info.train_size, data.info.val_size) == (3, 100, 287)
+    assert len(built("batch_size=32", "dataset.train_limit=100", "drop_last=false")[0].train) == 4
+    (first, second) = (
+        next(build_data(config("batch_size=32", f"seed={seed}"), worker()).train.epoch(1)) for seed in (0, 1)
+    )
+    assert not torch.equal(first.labels, second.labels)
+    halves = [next(build_data(config("batch_size=32"), worker(rank, 2)).train.epoch(1)).labels for rank in (0, 1)]
+    assert torch.equal(torch.cat(halves), first.labels)
+    coloured, _ = built("dataset=synthetic", "dataset.channels=3", "dataset.image_size=[6,5]", "channels_last=true")
+    assert next(coloured.train.epoch(1)).images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_an_augmentation_reaches_training_images_alone() -> None:
+    plain_data, augmented = built()[0], built("dataset.augment.cutout=4")[0]
+    assert not torch.equal(next(plain_data.train.epoch(1)).images, next(augmented.train.epoch(1)).images)
+    assert torch.equal(next(plain_data.test.evaluation()).images, next(augmented.test.evaluation()).images)
+
+
+def test_the_learner() -> None:
+    _, learner = built("label_smoothing=0.1", "gradient_accumulation=4", "amp=bf16")
+    assert (learner.label_smoothing, learner.gradient_accumulation, learner.world_size) == (0.1, 4, 1)
+    assert learner.precision.dtype == torch.bfloat16
+    assert not learner.compiled
+    assert learner.parallel is learner.module
+    assert built("compile=true")[1].compiled
+
+
+def test_the_layout_and_the_layers_of_the_model() -> None:
+    models = [built("model=convnet", f"channels_last={on}")[1].module for on in ("true", "false")]
+    weights = [[parameter for parameter in model.parameters() if parameter.dim() == 4][-1] for model in models]
+    assert [w.is_contiguous(memory_format=torch.channels_last) for w in weights] == [True, False]
+    fast = [
+        any(isinstance(layer, onednn_linear.Linear) for layer in built(f"onednn={on}")[1].module.modules())
+        for on in ("true", "false")
+    ]
+    assert fast == [torch.backends.mkldnn.is_available(), False]
+
+
+def test_the_initialisation() -> None:
+    _, learner = built("init=normal", "init.std=0.001")
+    weights = [parameter.detach() for parameter in learner.module.parameters() if parameter.dim() > 1]
+    assert max(float(weight.abs().max()) for weight in weights) < 0.01
+
+
+def test_the_length_of_the_run() -> None:
+    data, _ = built("batch_size=64")
+    assert total_steps(config("batch_size=64", "epochs=3"), data) == 3 * 20
+    assert total_steps(config("batch_size=64", "epochs=3", "max_steps=7"), data) == 7
+    _, learner = built("batch_size=64", "epochs=2", "scheduler=one_cycle", "max_steps=9")
+    assert learner.scheduler.state_dict()["total_steps"] == 9
+
+
+@pytest.mark.parametrize(("rule", "lr"), [("none", 0.05), ("linear", 0.2), ("sqrt", 0.1)])
+def test_the_learning_rate_follows_the_batch(rule: str, lr: float) -> None:
+    _, learner = built(f"lr_scaling={rule}", "base_batch_size=16", "batch_size=64")
+    assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(lr)
+
+
+@pytest.mark.parametrize(("on_nan", "left"), [("stop", False), ("skip", True)])
+def test_what_a_nan_does(on_nan: str, left: bool) -> None:
+    _, learner = built(f"on_nan={on_nan}")
+    for parameter in learner.module.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan)
+    learner.precision.update(learner.optimizer, learner.module.parameters())
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in learner.module.parameters()) == left
+
+
+def test_the_largest_norm() -> None:
+    _, learner = built("gradient_clip=0.5", "optimizer.momentum=0", "optimizer.lr=1")
+    before = [parameter.detach().clone() for parameter in learner.module.parameters()]
+    for parameter in learner.module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    learner.precision.update(learner.optimizer, learner.module.parameters())
+    moved = [now.detach() - then for now, then in zip(learner.module.parameters(), before, strict=True)]
+    assert torch.cat([change.flatten() for change in moved]).norm().item() == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone; DistributedDataParallel asks for one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("override", "attribute", "expected"),
+    [
+        ("ddp.find_unused_parameters=true", "find_unused_parameters", True),
+        ("ddp.static_graph=true", "static_graph", True),
+        ("ddp.gradient_as_bucket_view=false", "gradient_as_bucket_view", False),
+        ("ddp.bucket_cap_mb=3", "bucket_bytes_cap", 3 * 2**20),
+        ("seed=0", "find_unused_parameters", False),
+        ("seed=0", "static_graph", False),
+        ("seed=0", "gradient_as_bucket_view", True),
+        ("seed=0", "bucket_bytes_cap", 25 * 2**20),
+    ],
+)
+def test_distributed_data_parallel(override: str, attribute: str, expected: Any) -> None:
+    _, learner = built(override, "ddp.shared_memory=false", "world_size=2", world_size=2)
+    assert isinstance(learner.parallel, DistributedDataParallel)
+    assert getattr(learner.parallel, attribute) == expected
+    assert type(learner.parallel) is not DistributedDataParallel, "without torch's guards"
+
+
+@pytest.mark.usefixtures("group")
+def test_the_guards_are_torchs_where_asked_for() -> None:
+    _, learner = built("patches.unguarded=false", "ddp.shared_memory=false", "world_size=2", world_size=2)
+    assert type(learner.parallel) is DistributedDataParallel
+    assert type(learner.optimizer) is torch.optim.SGD
