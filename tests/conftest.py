@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 import expt
+from expt.command.conf_files import conf_dir
+from expt.command.overrides import register_resolvers
 from expt.command.rerun import NOT_REPEATED
+from expt.config.parse import parse
+from expt.config.schema import RunConfig
+from expt.machine import Machine
 from tests import warm
 from tests.faults.cases import TESTS
 
@@ -120,6 +127,23 @@ def trained(tmp_path: Path) -> Trained:
         return RunFolder(result.folder)
 
     return train
+
+
+Configured = Callable[..., RunConfig]
+
+
+@pytest.fixture(scope="session")
+def configured() -> Configured:
+    """`configured("epochs=2")`: what the command line would give, for one worker on a CPU."""
+    register_resolvers()
+
+    def configure(*overrides: str) -> RunConfig:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            composed = compose("config", overrides=["world_size=1", *overrides])
+        settings: Any = OmegaConf.to_container(composed, resolve=True)
+        return parse(settings, Machine(gpus=(), cpus=2))
+
+    return configure
 
 
 FAILS_ONCE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import random
@@ -104,3 +105,56 @@ def test_no_code_is_run_from_a_checkpoint(tmp_path: Path, monkeypatch: pytest.Mo
     assert not mark.exists()
     torch.load(path, weights_only=False)  # the file does what it threatens
     assert mark.exists()
+
+
+def test_as_many_older_ones_are_kept_as_asked(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    for step in (1, 2, 3, 4, 5):
+        checkpoint.save(path, {"step": step}, keep=3)
+    kept = checkpoint.candidates(path)
+    assert [found.name for found in kept] == ["last.pt", "last-1.pt", "last-2.pt", "last-3.pt"]
+    assert [checkpoint.load(found)["step"] for found in kept] == [5, 4, 3, 2]
+    for found in kept:
+        (digest,) = found.with_name(f"{found.name}.sha256").read_text().splitlines()
+        assert digest.split() == [hashlib.sha256(found.read_bytes()).hexdigest(), found.name]
+
+
+def test_a_save_that_ends_at_the_rename_leaves_a_file_that_is_known_to_be_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checksums list the old file and the new, whichever the name stands for in that moment."""
+    path = tmp_path / "last.pt"
+    whole: dict[str, Any] = {"model": {}, "position": {}, "config": {}, "workers": []}
+    checkpoint.save(path, {**whole, "step": 1})
+    replace = Path.replace
+
+    def stop(self: Path, target: Path) -> Path:
+        if target == path:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(path, {**whole, "step": 2})
+    monkeypatch.undo()
+    checkpoint.check(path)
+    assert checkpoint.load(path)["step"] == 1
+
+
+def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, done = tmp_path / "last.pt", list[str]()
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        done.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        fsync(descriptor)
+
+    def replaced(self: Path, target: Path) -> Path:
+        done.append(f"replace {target.name}")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    checkpoint.save(path, {"step": 1})
+    steps = ["fsync .last.pt.tmp", "replace last.pt", f"fsync {tmp_path.name}"]
+    assert [step for step in done if step in steps] == steps

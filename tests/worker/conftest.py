@@ -9,37 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
-from expt.command.conf_files import conf_dir
-from expt.command.overrides import register_resolvers
-from expt.config.parse import parse
-from expt.config.schema import RunConfig
-from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
 from expt.worker import build
 from expt.worker.run import Run
-from tests.conftest import RunFolder
+from tests.conftest import Configured, RunFolder
 
 ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
-
-Configured = Callable[..., RunConfig]
-
-
-@pytest.fixture(scope="session")
-def configured() -> Configured:
-    """`configured("epochs=2")`: what the command line would give, for one worker on a CPU."""
-    register_resolvers()
-
-    def configure(*overrides: str) -> RunConfig:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            composed = compose("config", overrides=["world_size=1", *overrides])
-        settings: Any = OmegaConf.to_container(composed, resolve=True)
-        return parse(settings, Machine(gpus=(), cpus=2))
-
-    return configure
 
 
 class Trained(RunFolder):

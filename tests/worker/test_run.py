@@ -15,9 +15,9 @@ from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.training.observer import Observer
 from expt.worker.run import Run
-from tests.conftest import RunFolder
+from tests.conftest import Configured, RunFolder
 from tests.conftest import Trained as TrainInWorkers
-from tests.worker.conftest import ALONE, Configured, TrainAlone, Trained
+from tests.worker.conftest import ALONE, TrainAlone, Trained
 
 TURNING = ("objective=loss/val", "dataset.train_limit=320", "epochs=5", "batch_size=32", "optimizer.lr=0.2")
 """A run whose best epoch is neither its first nor its last."""

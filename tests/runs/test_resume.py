@@ -1,0 +1,129 @@
+"""Where a run resumes: the checkpoint that is found, the best that stays beside it, what may have changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expt.config.identity import shown
+from expt.config.schema import RunConfig
+from expt.errors import CheckpointError, ConfigError
+from expt.runs import checkpoint, resume
+from expt.runs.paths import RunPaths
+from tests.conftest import Configured
+
+
+def state(config: RunConfig, step: int, best: int | None, **more: Any) -> dict[str, Any]:
+    """What a checkpoint says after `step` steps, when the best was reached at another."""
+    return {
+        "model": {},
+        "workers": [],
+        "config": shown(config),
+        "position": {"epoch": 1, "step": step, "step_in_epoch": 0},
+        "metrics_bytes": 10 * step,
+        "best": best and {"metric": "loss/val", "value": 1 / best, "epoch": best},
+        "is_best": best == step,
+        **more,
+    }
+
+
+@pytest.fixture
+def config(configured: Configured) -> RunConfig:
+    return configured()
+
+
+@pytest.fixture
+def paths(tmp_path: Path, config: RunConfig) -> RunPaths:
+    """A run whose last checkpoint is of step 3, the one before of step 2, and the best of step 1."""
+    paths = RunPaths(tmp_path / "run")
+    for step in (1, 2, 3):
+        checkpoint.save(paths.last, state(config, step, best=1), keep=1)
+        if step == 1:
+            checkpoint.keep_as(paths.last, paths.best)
+    paths.metrics.write_text("123456789\n" * 5)
+    return paths
+
+
+def step_of(path: Path) -> int:
+    step: int = checkpoint.load(path)["position"]["step"]
+    return step
+
+
+def test_the_newest_whole_one_is_found(config: RunConfig, paths: RunPaths) -> None:
+    assert resume.find(config, paths, may_have_run=True) == paths.last
+    paths.last.write_bytes(b"damaged")
+    found = resume.find(config, paths, may_have_run=True)
+    assert found is not None
+    assert step_of(found) == 2
+    found.write_bytes(b"damaged too")
+    with pytest.raises(CheckpointError, match="no checkpoint is left"):
+        resume.find(config, paths, may_have_run=True)
+    with pytest.raises(CheckpointError, match="every checkpoint there is damaged"):
+        resume.find(config, paths, may_have_run=True)
+
+
+def test_a_new_run_looks_for_none(config: RunConfig, paths: RunPaths) -> None:
+    assert resume.find(config, paths, may_have_run=False) is None
+
+
+def test_points_after_the_checkpoint_are_cut_off_and_the_best_stays(paths: RunPaths) -> None:
+    assert resume.cut_back(paths.last, paths) == {"checkpoint": str(paths.last), "step": 3}
+    assert paths.metrics.stat().st_size == 30
+    assert step_of(paths.best) == 1, "not the one that is resumed from"
+
+
+def test_in_a_new_folder_the_best_comes_along(paths: RunPaths, tmp_path: Path) -> None:
+    new = RunPaths(tmp_path / "new")
+    new.folder.mkdir()
+    resume.cut_back(paths.last, new)
+    assert new.metrics.read_text() == "123456789\n" * 3
+    assert step_of(new.best) == 1
+
+
+def test_a_checkpoint_that_is_the_best_becomes_it(config: RunConfig, paths: RunPaths) -> None:
+    checkpoint.save(paths.last, state(config, 4, best=4))  # and then it was killed
+    resume.cut_back(paths.last, paths)
+    assert step_of(paths.best) == 4
+
+
+def test_a_best_of_later_is_not_taken_for_that_of_then(
+    config: RunConfig, paths: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint.save(paths.best, state(config, 5, best=5))
+    new = RunPaths(tmp_path / "new")
+    new.folder.mkdir()
+    resume.cut_back(paths.last, new)
+    assert "is not the best that last.pt knows of" in capsys.readouterr().err
+    assert not new.best.exists()
+
+
+OTHER: dict[str, Any] = {
+    "seed": 1, "batch_size": 128, "label_smoothing": 0.1, "gradient_clip": 1.0, "drop_last": False,
+    "eval_split": "test", "objective": "loss/val", "amp": "bf16", "lr_scaling": "linear", "base_batch_size": 32,
+}  # fmt: skip
+SAME: dict[str, Any] = {
+    "epochs": 20, "max_steps": 5, "log_every": 3, "world_size": 2, "gradient_accumulation": 2, "timeout_s": 5.0,
+    "max_restarts": 3, "threads": 2, "profile": True, "compile": True, "on_nan": "skip",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_what_is_trained_may_not_change(key: str, config: RunConfig, paths: RunPaths) -> None:
+    with pytest.raises(ConfigError, match=f"{key}={OTHER[key]}: the checkpoint is of a run with"):
+        resume.find(dataclasses.replace(config, **{key: OTHER[key]}), paths, may_have_run=True)
+
+
+@pytest.mark.parametrize("key", SAME)
+def test_how_it_is_trained_may(key: str, config: RunConfig, paths: RunPaths) -> None:
+    assert resume.find(dataclasses.replace(config, **{key: SAME[key]}), paths, may_have_run=True) == paths.last
+
+
+@pytest.mark.parametrize(
+    "words", [["optimizer.lr=0.1"], ["scheduler=cosine"], ["model.hidden=[32]"], ["dataset.val_fraction=0.2"]]
+)
+def test_nor_may_a_groups_settings(words: list[str], configured: Configured, paths: RunPaths) -> None:
+    with pytest.raises(ConfigError, match=words[0].partition("=")[0]):
+        resume.find(configured(*words), paths, may_have_run=True)
