@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expt.config.identity import shown
+from expt.config.identity import Content, shown
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, resume
@@ -53,20 +53,20 @@ def step_of(path: Path) -> int:
 
 
 def test_the_newest_whole_one_is_found(config: RunConfig, paths: RunPaths) -> None:
-    assert resume.find(config, paths, may_have_run=True) == paths.last
+    assert resume.find(config, Content(), paths, may_have_run=True) == paths.last
     paths.last.write_bytes(b"damaged")
-    found = resume.find(config, paths, may_have_run=True)
+    found = resume.find(config, Content(), paths, may_have_run=True)
     assert found is not None
     assert step_of(found) == 2
     found.write_bytes(b"damaged too")
     with pytest.raises(CheckpointError, match="no checkpoint is left"):
-        resume.find(config, paths, may_have_run=True)
+        resume.find(config, Content(), paths, may_have_run=True)
     with pytest.raises(CheckpointError, match="every checkpoint there is damaged"):
-        resume.find(config, paths, may_have_run=True)
+        resume.find(config, Content(), paths, may_have_run=True)
 
 
 def test_a_new_run_looks_for_none(config: RunConfig, paths: RunPaths) -> None:
-    assert resume.find(config, paths, may_have_run=False) is None
+    assert resume.find(config, Content(), paths, may_have_run=False) is None
 
 
 def test_points_after_the_checkpoint_are_cut_off_and_the_best_stays(paths: RunPaths) -> None:
@@ -113,12 +113,14 @@ SAME: dict[str, Any] = {
 @pytest.mark.parametrize("key", OTHER)
 def test_what_is_trained_may_not_change(key: str, config: RunConfig, paths: RunPaths) -> None:
     with pytest.raises(ConfigError, match=f"{key}={OTHER[key]}: the checkpoint is of a run with"):
-        resume.find(dataclasses.replace(config, **{key: OTHER[key]}), paths, may_have_run=True)
+        resume.find(dataclasses.replace(config, **{key: OTHER[key]}), Content(), paths, may_have_run=True)
 
 
 @pytest.mark.parametrize("key", SAME)
 def test_how_it_is_trained_may(key: str, config: RunConfig, paths: RunPaths) -> None:
-    assert resume.find(dataclasses.replace(config, **{key: SAME[key]}), paths, may_have_run=True) == paths.last
+    assert (
+        resume.find(dataclasses.replace(config, **{key: SAME[key]}), Content(), paths, may_have_run=True) == paths.last
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,4 +128,4 @@ def test_how_it_is_trained_may(key: str, config: RunConfig, paths: RunPaths) -> 
 )
 def test_nor_may_a_groups_settings(words: list[str], configured: Configured, paths: RunPaths) -> None:
     with pytest.raises(ConfigError, match=words[0].partition("=")[0]):
-        resume.find(configured(*words), paths, may_have_run=True)
+        resume.find(configured(*words), Content(), paths, may_have_run=True)
