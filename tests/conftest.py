@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hypothesis import HealthCheck, settings
 from omegaconf import OmegaConf
 
 import expt
@@ -28,6 +29,10 @@ FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 TIMEOUT_S = 100
 # torchrun and schedulers set these; a test session inside one must not look like a worker.
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+# A machine that is busy is no failure.
+settings.register_profile("expt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("expt")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
