@@ -79,6 +79,7 @@ def of_data(dataset: files.DatasetConfig) -> str | None:
             f"use dataset={known}, or another dataset.root"
         )
     if known is None:
+        files.prepare(dataset)  # damaged ones are an error, and not another set
         warn(f"dataset={dataset.name}: the files in {found[0].parent} are not the published ones")
     return None if known else digest(sums)
 

@@ -180,8 +180,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _state(root: Path) -> dict[str, tuple[int, int]]:
-    """Every file, with its size and when it was written, and every folder but outputs/ and those of its days."""
-    of_all = (root / "outputs", *root.glob("outputs/*"))
+    """Every file, with its size and when it was written, and every folder but outputs/ and those of its days.
+
+    That a dataset's files were read may be remembered.
+    """
+    remembered = (root / "cache", root / "cache/checksums", *root.glob("cache/checksums/*"))
+    of_all = (root / "outputs", *root.glob("outputs/*"), *remembered)
     found = [path for path in root.rglob("*") if path not in of_all and "__pycache__" not in path.parts]
     return {
         str(path.relative_to(root)): (0, 0) if path.is_dir() else (path.stat().st_size, path.stat().st_mtime_ns)

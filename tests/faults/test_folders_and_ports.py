@@ -99,7 +99,7 @@ def test_data_that_gets_lost_in_mid_sweep_fails_the_runs_that_need_it(tmp_path: 
     (data / "train-labels-idx1-ubyte").rename(tmp_path / "elsewhere")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert err == "error: 1 of 2 runs failed\n"
+    assert err == f"warning: dataset=mnist: the files in {data} are not the published ones\nerror: 1 of 2 runs failed\n"
     found = results(tmp_path / "sweep")
     assert {name: result["status"] for name, result in found.items()} == {
         "seed=0": "completed",
