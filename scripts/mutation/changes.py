@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import libcst as cst
 import yaml
@@ -66,16 +67,28 @@ def _left_out(statement: cst.Expr) -> Iterable[cst.CSTNode]:
 OPERATORS: OPERATORS_TYPE = (*mutation_operators, (cst.Expr, _left_out))
 
 
-def changes(path: Path) -> Iterator[Change]:
-    """All changes of one module."""
-    text = path.read_text()
-    module = cst.parse_module(text)
+class Place(NamedTuple):
+    """A node of a module, and what it may be changed to."""
+
+    path: Path
+    module: cst.Module
+    node: cst.CSTNode
+    changed: cst.CSTNode
+
+    def change(self) -> Change:
+        """The module's text with that change: slow, so only for those that were drawn."""
+        after = cst.ensure_type(self.module.deep_replace(self.node, self.changed), cst.Module).code
+        return Change(str(self.path.relative_to(ROOT)), self.module.code, after)
+
+
+def places(path: Path) -> Iterator[Place]:
+    """Wherever a module can be changed."""
+    module = cst.parse_module(path.read_text())
     for node in _changeable(module):
         for kind, operator in OPERATORS:
             for changed in operator(node) if isinstance(node, kind) else ():
-                after = cst.ensure_type(module.deep_replace(node, changed), cst.Module).code
-                if after != text:
-                    yield Change(str(path.relative_to(ROOT)), text, after)
+                if not changed.deep_equals(node):
+                    yield Place(path, module, node, changed)
 
 
 def _changeable(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -93,8 +106,8 @@ def _name(called: cst.BaseExpression) -> str:
 
 def sample(seed: int, count: int, modules: Sequence[Path]) -> list[Change]:
     """`count` of all changes to `modules`, the same for the same seed and source."""
-    found = [change for path in sorted(modules) for change in changes(path)]
-    return random.Random(seed).sample(found, min(count, len(found)))
+    found = [place for path in sorted(modules) for place in places(path)]
+    return [place.change() for place in random.Random(seed).sample(found, min(count, len(found)))]
 
 
 def modules(pattern: str) -> list[Path]:
