@@ -14,6 +14,7 @@ ExptError                1
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -78,4 +79,9 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 def warn(text: str) -> None:
     """Tell the person at the terminal, in a line, what is no reason to stop."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    print(f"warning: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    r"""`text` without what would steer a terminal: a control character, as in an escape sequence, as `\x1b`."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -13,8 +13,9 @@ from omegaconf import OmegaConf
 from expt.command.conf_files import groups
 from expt.command.conf_files import options as options_of
 from expt.command.overrides import hydra_quoted
-from expt.errors import ConfigError
-from expt.runs.paths import RunPaths, latest_sweep
+from expt.errors import ConfigError, did_you_mean, warn
+from expt.runs.paths import RunPaths
+from expt.runs.result import latest_sweep
 
 WITH_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"}
 
@@ -27,6 +28,26 @@ def refuse_used_folder(arguments: Sequence[str]) -> None:
         used = key == "hydra.run.dir" and RunPaths(folder).result.exists() and "resume=auto" not in arguments
         if used:
             raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder")
+
+
+def refuse_mistyped_folder(arguments: Sequence[str]) -> None:
+    """Raise ConfigError where `resume=auto` and a folder are all that is typed, and there is no such folder.
+
+    With settings beside them a new run may be meant, which the same command resumes later: of that a warning tells.
+    """
+    folders = [word for word in arguments if word.startswith("hydra.run.dir=")]
+    if "resume=auto" not in arguments or not folders:
+        return
+    folder = Path(folders[-1].partition("=")[2].strip("'\""))
+    if folder.exists() or "$" in str(folder):
+        return
+    if len(arguments) > 2:
+        warn(f"hydra.run.dir={folder}: there is no such folder; a new run begins there")
+        return
+    beside = [str(path) for path in folder.parent.glob("*") if path.is_dir()] if folder.parent.is_dir() else []
+    raise ConfigError(
+        f"hydra.run.dir={folder}: there is no such folder, so no run to resume.{did_you_mean(str(folder), beside)}"
+    )
 
 
 def with_earlier(arguments: Sequence[str]) -> list[str]:

@@ -15,7 +15,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from expt import machine, signals
 from expt.command import hydra_adapter, overrides
-from expt.command.arguments import options_first, refuse_unnamed, refuse_used_folder, with_earlier, with_latest
+from expt.command.arguments import (
+    options_first,
+    refuse_mistyped_folder,
+    refuse_unnamed,
+    refuse_used_folder,
+    with_earlier,
+    with_latest,
+)
 from expt.command.conclusion import conclude
 from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.hydra_folder import leave_no_trace, renew
@@ -49,6 +56,7 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
     overrides.register_resolvers()
     if task.how.starts_workers:  # else the workers may have been started again, in their folder
         refuse_used_folder(arguments)
+        refuse_mistyped_folder(arguments)
     refuse_unnamed(arguments)
     outcome = task.outcome
     try:

@@ -23,7 +23,7 @@ from expt.launch.launcher import launcher
 from expt.runs import paths, provenance
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, Record, read_result
+from expt.runs.result import COMPLETED, Record, read_result, result_of_any
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
 """Tags that tell of the machine."""
@@ -46,11 +46,16 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
 
     Raises ConfigError where that is no run's folder or it can't run here, RunFailed or Interrupted as any run.
     """
+    if into is not None and "=" in into.name and into.parent == Path():
+        raise ConfigError(
+            f"{into}: a rerun has all its recorded settings; for others begin a new run with them. "
+            f"As the new run's folder it is ./{into}"
+        )
     how = launcher()
     if not how.starts_workers:
         raise ConfigError("a rerun cannot run inside torchrun; start it alone")
-    then = read_result(RunPaths(folder))
-    if "config" not in then:
+    then = result_of_any(RunPaths(folder))
+    if not {"config", "identity", "arguments"} <= then.keys():
         raise ConfigError(f"{folder}: holds no run that could be repeated; name a folder with a {_result_name()}")
     config = settings_of(then, RunPaths(folder))
     for line in provenance.differences(then):

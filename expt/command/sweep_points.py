@@ -18,12 +18,12 @@ from expt.config.identity import Content, identity
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
-from expt.errors import ConfigError, ExptError
+from expt.errors import ConfigError, ExptError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, results
+from expt.runs.result import COMPLETED, Record, read_result, results
 
 ASKED, OF_SETTINGS = "asked:", "settings:"
 """Before the keys of runs that had no configuration, and of an older version's, which knew runs by their settings."""
@@ -59,7 +59,7 @@ class Grid:
         self.folder, self._machine = folder, machine
         # A run that could not be made into a configuration is known by what was asked of it.
         there = list(results(folder))
-        self._known = {_known_as(found): path for path, found in there if found["status"] != DAMAGED}
+        self._known = {key: path for path, found in there if (key := _known_as(found))}
         self._names = {path.folder.name for path, _ in there}
         self._jobs: dict[str, Job] = {}
         self._contents: dict[str, Content] = {}
@@ -115,7 +115,12 @@ class Grid:
                 env=_env(composed),
                 may_have_run=True,
             )
-        status = COMPLETED if read_result(paths).get("status") == COMPLETED else QUEUED
+        status = QUEUED
+        if read_result(paths).get("status") == COMPLETED:
+            if paths.metrics.exists():
+                status = COMPLETED
+            else:
+                warn(f"{paths.folder}: its {paths.metrics.name} is gone; the run is made anew")
         self._jobs[key] = job = Job(paths, request, status, error)
         return job
 
@@ -132,10 +137,10 @@ class Grid:
         return name
 
 
-def _known_as(found: Record) -> str:
-    """The key under which a run that is there is found again."""
+def _known_as(found: Record) -> str | None:
+    """The key under which a run that is there is found again; None where its record does not say."""
     if "identity" not in found:
-        return _asked(found["arguments"])
+        return _asked(found["arguments"]) if "arguments" in found else None
     return found["identity"] if "content" in found else OF_SETTINGS + found["identity"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from expt.config import secrets
@@ -31,12 +31,14 @@ class Content(NamedTuple):
     """The source of the person's own classes, see expt.config.user_code."""
 
 
-def identity(config: RunConfig, content: Content | None = None) -> str:
+def identity(config: RunConfig, content: Content | None = None, *, but: Collection[str] = ()) -> str:
     """12 hexadecimal digits, equal for two runs whose results are the same but for rounding.
 
-    Without `content` it is that of the settings alone, by which an older version knew its runs.
+    Without `content` it is that of the settings alone, by which an older version knew its runs. The keys `but` don't
+    count.
     """
-    settings = {key: value for key, value in flat(_settings(config)).items() if key not in NOT_IN_RESULT}
+    left_out = {*NOT_IN_RESULT, *but}
+    settings = {key: value for key, value in flat(_settings(config)).items() if key not in left_out}
     if content is not None:
         settings |= {f"content.{part}": digits for part, digits in content._asdict().items() if digits}
         if config.resume not in (None, "auto"):  # where it starts

@@ -120,6 +120,7 @@ def record_refusal(paths: RunPaths, about: Record, request: RunRequest | None, e
 def _identified(config: RunConfig, content: Content) -> Record:
     return {
         "identity": identity(config, content),
+        "seedless_identity": identity(config, content, but=("seed",)),
         "content": {"data": content.data, "code": content.code},
         "config": shown(config),
         "seed": config.seed,

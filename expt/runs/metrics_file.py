@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import NamedTuple, TextIO
 
+from expt.runs import plain_json
 from expt.runs.paths import RunPaths
 
 
@@ -27,7 +29,7 @@ class MetricsWriter:
 
     def write(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """One line for each of `values`, tag to value."""
-        lines = [json.dumps(Point(step, epoch, tag, value)._asdict()) + "\n" for tag, value in values.items()]
+        lines = [plain_json.dumps(Point(step, epoch, tag, value)._asdict()) + "\n" for tag, value in values.items()]
         self._file.write("".join(lines))
         self._file.flush()
 
@@ -60,4 +62,13 @@ class MetricsReader:
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [Point(**json.loads(line)) for line in whole.splitlines()]
+        return [point for line in whole.splitlines() if (point := _point(line))]
+
+
+def _point(line: bytes) -> Point | None:
+    """What a line says; None where it is no point, as in a file that a crash has damaged."""
+    try:
+        found = Point(**json.loads(line))
+        return found._replace(value=math.nan if found.value is None else float(found.value))
+    except (ValueError, TypeError):
+        return None

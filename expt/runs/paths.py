@@ -22,12 +22,6 @@ def make_unused_folder(name: str) -> str:
     raise AssertionError
 
 
-def latest_sweep(outputs: Path) -> Path | None:
-    """The sweep below `outputs` that was worked at last; a folder without any run is none."""
-    folders = {path.parent.parent for path in (outputs / "sweeps").glob("*/*/result.json")}
-    return max(folders, key=lambda folder: folder.stat().st_ctime, default=None)
-
-
 SWEEP_RECORD = "multirun.yaml"
 """What Hydra writes into a sweep's folder before it starts a run."""
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypedDict
 
 from expt.config.secrets import hidden
+from expt.runs import plain_json
 from expt.runs.paths import RunPaths
 from expt.runs.provenance import Provenance
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
     from typing_extensions import Unpack
 
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
@@ -68,6 +74,8 @@ class Record(Provenance, total=False):
     arguments: list[str]
     rerun_of: str
     identity: str
+    seedless_identity: str
+    """Equal for runs that differ by their seed alone."""
     content: Made
     """Missing in a run of a version that looked at settings alone; its identity is that of the settings."""
     config: dict[str, Any]
@@ -112,21 +120,45 @@ def read_result(paths: RunPaths) -> Record:
     except FileNotFoundError:
         return {}
     content: Record = json.loads(text) if text else {}  # empty for a moment, see create_result
-    return content
+    return _with_nan(content) if isinstance(content, dict) else content
+
+
+def _with_nan(content: Record) -> Record:
+    """The record with nan where JSON has null for it."""
+    metrics = content.get("metrics")
+    if not isinstance(metrics, dict) or None not in metrics.values():
+        return content
+    numbers = {tag: math.nan if value is None else value for tag, value in metrics.items()}
+    found: Record = {**content, "metrics": numbers}
+    objective = content.get("objective")
+    if isinstance(objective, dict) and objective.get("value") is None:
+        found["objective"] = {**objective, "value": numbers.get(objective.get("name", ""))}
+    return found
 
 
 def results(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
     """The runs of a sweep's folder by name, and what result.json says of each."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         paths = RunPaths(path)
-        if found := _result_of_any(paths):
+        if found := result_of_any(paths):
             yield paths, found
+
+
+def latest_sweep(outputs: Path) -> Path | None:
+    """The sweep below `outputs` that was begun last; a folder without any run is none."""
+    folders = {path.parent.parent for path in (outputs / "sweeps").glob("*/*/result.json")}
+    return max(sorted(folders), key=_began, default=None)
+
+
+def _began(sweep: Path) -> float:
+    """When the first of its runs has [seconds since the epoch]; a later look, or an attempt at another, counts not."""
+    return min((found["started"] for _, found in results(sweep) if "started" in found), default=0.0)
 
 
 def results_below(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
     """The runs anywhere below `folder`, itself included, and what result.json says of each."""
     paths = RunPaths(folder)
-    if found := _result_of_any(paths):
+    if found := result_of_any(paths):
         yield paths, found
         return  # what is inside a run is no other
     with contextlib.suppress(PermissionError):
@@ -135,14 +167,27 @@ def results_below(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
                 yield from results_below(path)
 
 
-def _result_of_any(paths: RunPaths) -> Record:
+def result_of_any(paths: RunPaths) -> Record:
     """The content of result.json, or that it is damaged; empty where there is none, or one of another program's."""
     try:
         content = read_result(paths)
     except (OSError, ValueError):
         return {"status": DAMAGED} if paths.result.is_file() else {}
     known = isinstance(content, dict) and content.get("status") in (RUNNING, COMPLETED, FAILED, INTERRUPTED)
-    return content if known else {}
+    if not known:
+        return {}
+    try:
+        _as_written().validate_python(content, strict=True)
+    except ValueError:
+        return {"status": DAMAGED}
+    return content
+
+
+@functools.cache
+def _as_written() -> TypeAdapter[Record]:
+    from pydantic import TypeAdapter  # late: not for `expt --help`
+
+    return TypeAdapter(Record)
 
 
 def create_result(paths: RunPaths, *, may_exist: bool = False, **fields: Unpack[Record]) -> None:
@@ -153,7 +198,7 @@ def create_result(paths: RunPaths, *, may_exist: bool = False, **fields: Unpack[
     paths.folder.mkdir(parents=True, exist_ok=True)
     paths.result.touch(exist_ok=may_exist)
     try:
-        write_atomically(paths.result, json.dumps(hidden({"status": RUNNING, **fields}), indent=2) + "\n")
+        write_atomically(paths.result, plain_json.dumps(hidden({"status": RUNNING, **fields}), indent=2) + "\n")
     except OSError:
         if not paths.result.stat().st_size:  # it would make the folder one that holds a run
             paths.result.unlink()
@@ -163,7 +208,7 @@ def create_result(paths: RunPaths, *, may_exist: bool = False, **fields: Unpack[
 def update_result(paths: RunPaths, **fields: Unpack[Record]) -> None:
     """Replace the given top-level fields of result.json, and keep the others."""
     content = {**read_result(paths), **hidden(fields)}
-    write_atomically(paths.result, json.dumps(content, indent=2) + "\n")
+    write_atomically(paths.result, plain_json.dumps(content, indent=2) + "\n")
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -12,7 +12,7 @@ from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
-from expt.runs.result import Resumed, read_result
+from expt.runs.result import Resumed, result_of_any
 
 # How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
 MAY_CHANGE = NOT_IN_RESULT | {
@@ -38,8 +38,11 @@ def find(config: RunConfig, content: Content, paths: RunPaths, *, may_have_run: 
     if source is None and config.resume not in (None, "auto"):
         source = _elsewhere(Path(str(config.resume)))
     if source is not None:
-        _refuse_another(config, checkpoint.load(source, lazily=True)["config"], source)
+        state = checkpoint.load(source, lazily=True)
+        _refuse_another(config, state["config"], source)
+        _refuse_shorter(config, state["position"], source)
         _refuse_other_data(content, source)
+        _warn_of_other_schedule(config, state)
     return source
 
 
@@ -103,8 +106,36 @@ def _refuse_another(config: RunConfig, saved: Mapping[str, Any], source: Path) -
         raise ConfigError([*problems, f"{source} can't be gone on from so; give what it had, or start a new run"])
 
 
+def _refuse_shorter(config: RunConfig, position: Mapping[str, int], source: Path) -> None:
+    """Raise ConfigError where more has been trained already than is asked for: it would be said to be less."""
+    asked: dict[str, tuple[int | None, int]] = {
+        "epochs": (config.epochs, position["epoch"]),
+        "max_steps": (config.max_steps, position["step"]),
+    }
+    for key, (wanted, done) in asked.items():
+        if wanted is not None and wanted < done:
+            raise ConfigError(
+                f"{key}={wanted}: the run of {source} has come to {key.removeprefix('max_').removesuffix('s')} {done} "
+                f"already; give {key}={done} or more, or start a new run"
+            )
+
+
+def _warn_of_other_schedule(config: RunConfig, state: Mapping[str, Any]) -> None:
+    """A schedule that ends with the run is another where the run gets another end: its learning rate may jump."""
+    saved = state["config"]
+    if saved["scheduler"].get("name") not in ("cosine", "one_cycle"):
+        return
+    changed = [key for key in ("epochs", "max_steps") if saved.get(key) != getattr(config, key)]
+    lr = state["optimizer"]["param_groups"][0]["lr"]
+    for key in changed:
+        warn(
+            f"{key}={getattr(config, key)}: was {saved.get(key)}; scheduler={saved['scheduler']['name']} plans the "
+            f"learning rate to the run's end, so that it jumps from {lr:.3g} to where the new plan has it at this step"
+        )
+
+
 def _refuse_other_data(content: Content, source: Path) -> None:
-    then = read_result(RunPaths(source.parent.parent)).get("content")
+    then = result_of_any(RunPaths(source.parent.parent)).get("content")
     if then is None:  # of a version that did not look
         return
     if then["data"] != content.data:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from expt.command.arguments import (
     continue_command,
     options_first,
+    refuse_mistyped_folder,
     refuse_unnamed,
     refuse_used_folder,
     with_earlier,
@@ -55,14 +55,14 @@ def test_what_does_not_resume_by_itself_stays_as_it_is(tmp_path: Path) -> None:
         with_earlier(["resume=auto"])
 
 
-def test_the_latest_sweep_is_the_one_worked_at_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_sweep_is_the_one_begun_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["-m", "seed=0,1", "hydra.sweep.dir=latest"]
     with pytest.raises(ConfigError, match="there is no sweep in outputs/sweeps yet"):
         with_latest(words)
-    for name in ("b", "a"):
-        leave(tmp_path / "outputs/sweeps" / name / "seed=0")
-    os.utime(tmp_path / "outputs/sweeps/b")  # its ctime is newer now, whatever the clock's grain
+    for name, started in {"b/seed=0": 200, "b/seed=1": 300, "a/seed=0": 100, "a/seed=1": 400}.items():
+        update_result(RunPaths(leave(tmp_path / "outputs/sweeps" / name)), started=started)  # a was resumed at last
+    (tmp_path / "outputs/sweeps/a/summary.csv").touch()  # and looked at
     (tmp_path / "outputs/sweeps/empty").mkdir()
     assert with_latest(words) == ["-m", "seed=0,1", "hydra.sweep.dir='outputs/sweeps/b'"]
     assert with_latest(["-m", "hydra.sweep.dir=x"]) == ["-m", "hydra.sweep.dir=x"]
@@ -123,3 +123,17 @@ def test_a_sweeps_folder_with_spaces_is_quoted_for_hydra_and_the_shell(monkeypat
     monkeypatch.setattr(sys, "argv", ["expt", "-m", "seed=0,1"])
     *_, word = shlex.split(continue_command(Path("it's my sweep")))
     assert as_dict([word]) == {"hydra.sweep.dir": "it's my sweep"}
+
+
+def test_to_resume_in_a_folder_that_is_not_there_is_a_slip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my_run").mkdir()
+    mistyped = f"hydra.run.dir='{tmp_path / 'my_rnu'}'"
+    with pytest.raises(ConfigError, match=r"no run to resume\. Did you mean '.*my_run'"):
+        refuse_mistyped_folder([mistyped, "resume=auto"])
+    assert capsys.readouterr().err == ""
+    refuse_mistyped_folder(["epochs=3", mistyped, "resume=auto"])
+    assert "there is no such folder; a new run begins there" in capsys.readouterr().err
+    refuse_mistyped_folder([f"hydra.run.dir={tmp_path / 'my_run'}", "resume=auto"])
+    refuse_mistyped_folder([mistyped])
+    refuse_mistyped_folder(["-m", "resume=auto"])
+    assert capsys.readouterr().err == ""

@@ -47,6 +47,7 @@ def complete(run: ComposedRun, value: float) -> None:
     config = request_of(run.job).config
     create_result(run.job.paths, identity=identity(config), arguments=run.overrides)
     update_result(run.job.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": value})
+    run.job.paths.metrics.touch()
 
 
 def test_each_point_is_a_run_in_a_folder_that_says_what_differs(tmp_path: Path, composed: Composed) -> None:
@@ -121,3 +122,20 @@ def test_a_point_that_was_refused_and_can_run_now_takes_the_place_of_its_refusal
     create_result(refusal, arguments=["seed=0"], error="a GPU was missing")
     (run,) = composed([["seed=0"]], "seed=0,1")
     assert (run.job.paths, run.job.error) == (refusal, None)
+
+
+def test_what_is_complete_but_for_its_files_is_made_anew(
+    tmp_path: Path, composed: Composed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run,) = composed([["seed=0"]], "seed=0,1")
+    complete(run, 0.75)
+    run.job.paths.metrics.unlink()
+    (same,) = composed([["seed=0"]], "seed=0,1")
+    assert (same.job.status, same.job.paths) == ("queued", run.job.paths)
+    assert "its metrics.jsonl is gone; the run is made anew" in capsys.readouterr().err
+
+
+def test_a_record_that_does_not_say_what_it_is_of_is_of_no_point(tmp_path: Path, composed: Composed) -> None:
+    create_result(RunPaths(tmp_path / "seed=0"))
+    (run,) = composed([["seed=0"]], "seed=0,1")
+    assert run.job.paths.folder.name.startswith("seed=0,")

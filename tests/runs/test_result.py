@@ -221,3 +221,31 @@ def test_an_error_of_our_own_is_marked_as_meant_for_a_person(tmp_path: Path, a_s
         assert raised is not None
         assert (raised.expected, raised.kind) == (expected, type(error).__name__)
         assert a_secret not in (tmp_path / "error").read_text()
+
+
+def test_nan_is_null_on_the_disk_and_nan_again_when_read(paths: RunPaths) -> None:
+    nan, inf = float("nan"), float("inf")
+    writer = MetricsWriter(paths)
+    writer.write(1, 1, {"loss/val": nan, "loss/train": inf, "lr": 0.5})
+    writer.close()
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in paths.metrics.read_text().splitlines()]
+    assert [line["value"] for line in lines] == [None, None, 0.5]
+    assert [str(point.value) for point in MetricsReader(paths).read()] == ["nan", "nan", "0.5"]
+    create_result(paths)
+    objective: Any = {"name": "loss/val", "value": nan}
+    update_result(paths, metrics={"loss/val": nan, "lr": 0.5}, objective=objective, epoch_s=[1.0])
+    update_result(paths, seed=3)  # reads and writes it again
+    written = json.loads(paths.result.read_text(), parse_constant=pytest.fail)
+    assert (written["metrics"], written["objective"]["value"]) == ({"loss/val": None, "lr": 0.5}, None)
+    found = read_result(paths)
+    assert (str(found["metrics"]["loss/val"]), str(found["objective"]["value"])) == ("nan", "nan")
+    unmeasured: Any = {"name": "loss/test", "value": None}
+    update_result(paths, objective=unmeasured)
+    assert read_result(paths)["objective"]["value"] is None
+
+
+def test_a_line_that_is_no_point_hides_no_other(paths: RunPaths) -> None:
+    point = '{"step": 1, "epoch": 1, "tag": "lr", "value": 0.5}'
+    bad = ["", "{", "[1]", '{"step": 1}', '{"step": 1, "epoch": 1, "tag": "lr", "value": "much"}']
+    paths.metrics.write_text("\n".join([*bad, point, ""]))
+    assert MetricsReader(paths).read() == [Point(1, 1, "lr", 0.5)]

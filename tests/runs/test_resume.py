@@ -129,3 +129,27 @@ def test_how_it_is_trained_may(key: str, config: RunConfig, paths: RunPaths) -> 
 def test_nor_may_a_groups_settings(words: list[str], configured: Configured, paths: RunPaths) -> None:
     with pytest.raises(ConfigError, match=words[0].partition("=")[0]):
         resume.find(configured(*words), Content(), paths, may_have_run=True)
+
+
+@pytest.mark.parametrize(("key", "value", "done"), [("epochs", 2, "epoch 3"), ("max_steps", 40, "step 50")])
+def test_a_run_is_not_made_shorter_than_it_is(
+    key: str, value: int, done: str, config: RunConfig, paths: RunPaths
+) -> None:
+    checkpoint.save(paths.last, state(config, 50, best=1, position={"epoch": 3, "step": 50, "step_in_epoch": 10}))
+    for enough in (value + 10, 50):
+        assert resume.find(dataclasses.replace(config, **{key: enough}), Content(), paths, may_have_run=True)
+    with pytest.raises(ConfigError, match=f"{key}={value}: the run of .* has come to {done} already"):
+        resume.find(dataclasses.replace(config, **{key: value}), Content(), paths, may_have_run=True)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "epochs", "jumps"), [("cosine", 9, True), ("cosine", 4, False), ("step", 9, False)]
+)
+def test_of_a_schedule_that_gets_another_end_one_is_told_first(
+    scheduler: str, epochs: int, jumps: bool, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths, config = RunPaths(tmp_path / "run"), configured(f"scheduler={scheduler}", "epochs=4")
+    checkpoint.save(paths.last, state(config, 50, best=1, optimizer={"param_groups": [{"lr": 3e-5}]}))
+    resume.find(dataclasses.replace(config, epochs=epochs), Content(), paths, may_have_run=True)
+    told = "epochs=9: was 4; scheduler=cosine plans the learning rate to the run's end, so that it jumps from 3e-05"
+    assert (told in capsys.readouterr().err) == jumps
