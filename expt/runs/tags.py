@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 LR = "lr"
+RUNNING_LOSS, RUNNING_ACCURACY = "running/loss", "running/accuracy"
+"""In training, since the last log point; those of a whole epoch are `loss("train")` and `accuracy("train")`."""
+RUNNING_SAMPLES_PER_S = "speed/running_samples_per_s"
+"""Since the last log point."""
 SAMPLES_PER_S = "speed/samples_per_s"
+"""Of a whole epoch's training."""
 EPOCH_S = "speed/epoch_s"
 DATA_WAIT_S = "speed/data_wait_s"
 """Seconds of the epoch that rank 0 waited for its next batch."""
@@ -52,10 +57,11 @@ def layout(eval_split: str, world_size: int) -> dict[str, dict[str, list[str]]]:
         "Is it learning?": {
             "loss": [f"^loss/train$|^loss/{eval_split}$"],
             "accuracy": [f"^accuracy/train$|^accuracy/{eval_split}$"],
+            "loss since the last log point": [f"^{RUNNING_LOSS}$"],
             "learning rate": ["^lr$"],
         },
         "Is the hardware busy?": {
-            "images per second": ["^speed/samples_per_s$"],
+            "images per second": [f"^{SAMPLES_PER_S}$|^{RUNNING_SAMPLES_PER_S}$"],
             "seconds per epoch, and waiting for data": ["^speed/(epoch|data_wait)_s$"],
             "memory [MiB]": ["^memory/"],
             **(of_ranks if world_size > 1 else {}),

@@ -28,29 +28,31 @@ def train_epoch(
     log_every: int,
     on_gradients: Callable[[], None] = lambda: None,
     on_step: Callable[[], None] = lambda: None,
-    on_log: Callable[[Averages, float], None] = lambda averages, seconds: None,
+    on_log: Callable[[Averages, float], None] = lambda averages, images_per_s: None,
     between_steps: Callable[[], bool] = lambda: False,
 ) -> None:
     """Train on `batches`, adding to the epoch's `sums`, until they end or all steps of the run are done.
 
     In each step `on_gradients` is called before the update, and `on_step` before the learning rate changes. Every
-    `log_every` steps `on_log` gets the averages over all workers since the last time, and the seconds that it took.
+    `log_every` steps `on_log` gets the averages over all workers since the last time, and the images that were trained
+    on a second.
     `between_steps` comes last, and ends the loop by saying True.
     """
     learner.parallel.train()
-    since = time.perf_counter()
+    since, trained = time.perf_counter(), 0  # here, not before a checkpoint: `sums` may be older
     for batch in batches:
         shortage = _learn(learner, batch, sums, on_gradients)
         if shortage:  # out of the `except`: the traceback would keep what the step has allocated
             raise OutOfMemory(shortage, fits=largest_that_fits(learner, batch))
         position.advance()
+        trained += batch.global_size
         on_step()
         learner.scheduler.step()
         if position.step % log_every == 0:
             values = averages(sum_across_workers(sums.values - sums.logged))
             now = time.perf_counter()
-            on_log(values, now - since)
-            since = now
+            on_log(values, trained / (now - since))
+            since, trained = now, 0
             sums.mark_logged()
         if between_steps() or position.is_run_done:
             break

@@ -16,7 +16,7 @@ from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.training.metrics import Sums
 
-SHOWN_INDICES = 64
+SHOWN_INDICES = 3
 MEND = "try a lower optimizer.lr or gradient_clip=1.0; on_nan=skip leaves such a step out"
 
 

@@ -117,27 +117,27 @@ class Run:
         self.observer.end_epoch(review=bool(self.health.readings[0].wish))
         return True
 
-    def _log_within_epoch(self, values: metrics.Averages, seconds: float) -> None:
-        """The averages since the last log point; one that falls on the epoch's last step gives way to the epoch's."""
+    def _log_within_epoch(self, values: metrics.Averages, images_per_s: float) -> None:
+        """The averages since the last log point, and the speed; under tags of their own, for an epoch's are others."""
         self._refuse_loss(values)
-        if self.position.steps_left_in_epoch:
-            self.record.log(self._training_points(values, seconds))
+        points = {tags.RUNNING_LOSS: values.loss, tags.RUNNING_ACCURACY: values.accuracy, tags.LR: self.steps.lr}
+        self.record.log(points | {tags.RUNNING_SAMPLES_PER_S: images_per_s})
 
     def _log_epoch(self, values: metrics.Averages, seconds: float, waited_s: float) -> None:
         """The averages over the epoch, so as to compare with those of the evaluation."""
         self._refuse_loss(values)
-        points = self._training_points(values, seconds) | {tags.EPOCH_S: seconds, tags.DATA_WAIT_S: waited_s}
+        points = {
+            tags.loss("train"): values.loss,
+            tags.accuracy("train"): values.accuracy,
+            tags.SAMPLES_PER_S: values.samples / seconds,
+            tags.EPOCH_S: seconds,
+            tags.DATA_WAIT_S: waited_s,
+        }
+        if self.position.step % self.config.log_every:  # else the log point has told
+            points[tags.LR] = self.steps.lr
         if self.config.on_nan == "skip":
             points[tags.SKIPPED_STEPS] = self.learner.precision.skipped.item()
         self.record.log(points)
-
-    def _training_points(self, values: metrics.Averages, seconds: float) -> dict[str, float]:
-        return {
-            tags.loss("train"): values.loss,
-            tags.accuracy("train"): values.accuracy,
-            tags.LR: self.steps.lr,
-            tags.SAMPLES_PER_S: values.samples / seconds,
-        }
 
     def _evaluate(self, split: str) -> None:
         loader = self.data.val if split == "val" else self.data.test
@@ -203,6 +203,9 @@ class Run:
 
     def _outcome(self) -> dict[str, Any]:
         history, trained_s, steps = self.history, sum(self.history.epoch_s), self.position.step
+        whole, rest = divmod(steps, self.position.steps_per_epoch)
+        batch, last = self.config.batch_size, self.position.steps_per_epoch * self.config.batch_size
+        images = whole * min(last, self.data.train.size) + rest * batch  # an epoch's last batch may be smaller
         return {
             "metrics": history.last,
             "best": history.best,
@@ -210,7 +213,7 @@ class Run:
             "epoch_s": history.epoch_s,
             "eval_s": history.eval_s,
             "dashboard_s": self.observer.spent_s + self.health.spent_s,
-            "samples_per_s": steps * self.config.batch_size / trained_s if trained_s else None,
+            "samples_per_s": images / trained_s if trained_s else None,
             "first_step_s": self.steps.first_s,
             "steps": steps,
         }

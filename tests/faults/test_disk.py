@@ -34,8 +34,8 @@ def _goes_on(folder: Path, trained: Trained) -> None:
     epochs = checkpoint.load(folder / "checkpoints" / "last.pt")["position"]["epoch"]
     trained("resume=auto", f"epochs={epochs + 1}", name=str(folder))
     assert stopped.result["status"] == "completed"
-    drawn = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload().Scalars("loss/train")
-    for steps in ([step for step, _ in stopped.curve("loss/train")], [point.step for point in drawn]):
+    drawn = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload().Scalars("running/loss")
+    for steps in ([step for step, _ in stopped.curve("running/loss")], [point.step for point in drawn]):
         assert steps == sorted(set(steps))
 
 

@@ -29,8 +29,8 @@ def test_of_two_commands_in_one_folder_the_second_is_refused(tmp_path: Path) -> 
         expt.run("resume=auto", here)
     with pytest.raises(ConfigError, match="holds a run already"):
         expt.run(here)
-    seen = len(RunFolder(tmp_path / "here").curve("loss/train"))
-    wait_until(lambda: len(RunFolder(tmp_path / "here").curve("loss/train")) > seen, process)
+    seen = len(RunFolder(tmp_path / "here").curve("running/loss"))
+    wait_until(lambda: len(RunFolder(tmp_path / "here").curve("running/loss")) > seen, process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert process.returncode == 130

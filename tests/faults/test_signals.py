@@ -49,10 +49,10 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
     wait_until(lambda: not alive(children), timeout_s=2)
     stopped = RunFolder(tmp_path / "here")
     assert (stopped.result["status"], stopped.result["resumable"]) == ("interrupted", True)
-    last = max(step for step, _ in stopped.curve("loss/train"))
+    last = max(step for step, _ in stopped.curve("running/loss"))
     trained("resume=auto", f"epochs={last // 20 + 2}", name="here")
     assert stopped.result["resumed_from"]["step"] >= last
-    steps = [step for step, _ in stopped.curve("loss/train")]
+    steps = [step for step, _ in stopped.curve("running/loss")]
     assert steps == sorted(set(steps))
 
 

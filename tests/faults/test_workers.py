@@ -61,7 +61,7 @@ def test_however_a_worker_ends_the_run_says_which_and_how(
     left = RunFolder(tmp_path / "here")
     assert left.result["status"] == "failed"
     assert text in left.result["error"]
-    assert [step for step, _ in left.curve("loss/train")] == [5, 10, 15, 20, 25], "what was logged before is kept"
+    assert [step for step, _ in left.curve("running/loss")] == [5, 10, 15, 20, 25], "what was logged before is kept"
 
 
 def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:

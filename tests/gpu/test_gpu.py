@@ -34,7 +34,7 @@ def test_the_doctor_finds_it(tmp_path: Path) -> None:
 def test_two_workers_on_one_gpu_have_the_loss_curve_of_one(trained: Trained) -> None:
     def curve(workers: int) -> list[tuple[int, float]]:
         options = ("gpus=1", "backend=gloo", f"world_size={workers}", "log_every=1", "max_steps=20")
-        return trained(*options, name=f"workers_{workers}").curve("loss/train")
+        return trained(*options, name=f"workers_{workers}").curve("running/loss")
 
     one, two = curve(1), curve(2)
     assert [step for step, _ in one] == [step for step, _ in two]
@@ -111,6 +111,6 @@ def test_a_step_is_skipped_without_a_word_of_the_host(optimizer: str, first: int
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
 def test_data_parallel_has_the_loss_curve_of_one_gpu(trained: Trained) -> None:
     options = ("log_every=1", "max_steps=20")
-    one = trained("gpus=1", *options, name="one").curve("loss/train")
-    two = trained("gpus=2", "strategy=dp", *options, name="two").curve("loss/train")
+    one = trained("gpus=1", *options, name="one").curve("running/loss")
+    two = trained("gpus=2", "strategy=dp", *options, name="two").curve("running/loss")
     assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], abs=1e-3)

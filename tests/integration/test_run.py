@@ -15,6 +15,7 @@ from tests.conftest import Trained, ended, environment, run, start, start_cold
 EPOCH_TAGS = {"loss/train", "accuracy/train", "loss/val", "accuracy/val", "best/accuracy/val"}
 EPOCH_TAGS |= {"lr", "speed/samples_per_s", "speed/epoch_s", "speed/data_wait_s", "memory/worker_mib"}
 EPOCH_TAGS |= {f"ranks/{name}" for name in ("step_ms_min", "step_ms_median", "step_ms_max")}
+EPOCH_TAGS |= {"running/loss", "running/accuracy", "speed/running_samples_per_s"}
 EPOCH_TAGS |= {"ranks/all_reduce_share", "ranks/unequal_weights"}
 EVENT_TAGS = {f"norm_{kind}/{layer}" for kind in ("gradients", "weights") for layer in "13"}
 """In the event file alone."""
@@ -45,7 +46,9 @@ def test_one_event_file_holds_every_tag_at_the_right_steps(trained: Trained) -> 
     assert tags == EPOCH_TAGS | END_TAGS | EVENT_TAGS
     steps = {tag: [event.step for event in events.Scalars(tag)] for tag in tags}
     assert steps["loss/val"] == steps["speed/epoch_s"] == [10, 20, 30]
-    assert steps["loss/train"] == steps["lr"] == [8, 10, 16, 20, 24, 30]
+    assert steps["loss/train"] == steps["accuracy/train"] == steps["speed/samples_per_s"] == [10, 20, 30]
+    assert steps["running/loss"] == steps["running/accuracy"] == steps["speed/running_samples_per_s"] == [8, 16, 24]
+    assert steps["lr"] == [8, 10, 16, 20, 24, 30]
     assert steps["accuracy/test"] == [30]
     result = done.result
     for tag in tags - EVENT_TAGS:

@@ -152,7 +152,7 @@ def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, trained: Tr
         assert {path.name for path in (run.folder / "logs" / attempt).iterdir()} == set("0123")
     _assert_equal(run, _local(trained))
     as_usual = trained(*SETTINGS, "world_size=4", name="local, in shared memory")
-    for tag in ("loss/train", "loss/val", "loss/test"):
+    for tag in ("running/loss", "loss/train", "loss/val", "loss/test"):
         points, others = run.curve(tag), as_usual.curve(tag)
         assert len(points) == len(others) > 0
         for mine, other in zip(points, others, strict=True):
@@ -192,7 +192,7 @@ def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(hosts: Hosts, tra
     elastic_run, local = RunFolder(hosts.folder / "elastic"), trained(*settings)
     assert (elastic_run.result["world_size"], elastic_run.result["attempts"]) == (1, 2)
     assert elastic_run.result["steps"] == local.result["steps"]
-    for mine, other in zip(elastic_run.curve("loss/train"), local.curve("loss/train"), strict=True):
+    for mine, other in zip(elastic_run.curve("running/loss"), local.curve("running/loss"), strict=True):
         assert mine == pytest.approx(other, abs=1e-4)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_each_moment_of_a_step_comes_in_its_order() -> None:
         assert weight.grad is None
         seen.append(("step", position.step, lr["lr"]))
 
-    def on_log(values: Averages, seconds: float) -> None:
+    def on_log(values: Averages, images_per_s: float) -> None:
         seen.append(("log", position.step, values.samples))
 
     def between_steps() -> bool:
@@ -178,6 +179,19 @@ def test_a_log_point_averages_since_the_one_before() -> None:
     assert [values.loss for values in found] == pytest.approx(
         [(alone[0].loss + alone[1].loss) / 2, (alone[2].loss + alone[3].loss) / 2]
     )
+
+
+def test_the_speed_is_that_of_the_images_trained_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a resume the sums hold what was counted before; an epoch's last batch may be smaller."""
+    now = iter([100.0, 102.0, 106.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    found, sums = list[float](), Sums(CPU)
+    sums.values += 1000.0
+    several = itertools.chain(batches(3), batches(1, size=2))
+    train_epoch(
+        learner(plain()), several, Position(9, 9), sums, log_every=2, on_log=lambda _, speed: found.append(speed)
+    )
+    assert found == [12 / 2.0, 8 / 4.0]
 
 
 def test_it_ends_with_the_runs_last_step_or_when_told() -> None:
