@@ -13,13 +13,24 @@ from expt.errors import ConfigError
 from expt.launch import forkserver
 from expt.runs.result import Record, read_result
 
+_SHOWN = ("loss/", "accuracy/")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Result:
     """A completed run: its folder, and what result.json says of it."""
 
     folder: Path
     record: Record
+
+    def __repr__(self) -> str:
+        metrics = ", ".join(f"{tag} {value:.4f}" for tag, value in self.metrics.items() if tag.startswith(_SHOWN))
+        best, seconds = self.record.get("best"), sum(self.record.get("epoch_s") or [])
+        reached = f"{best['metric']} {best['value']:.4f} in epoch {best['epoch']}" if best else "none"
+        return (
+            f"expt.Result {self.record['status']}\n  folder   {self.folder}\n  metrics  {metrics}\n"
+            f"  best     {reached}\n  trained  {seconds:.1f} s; more in .record"
+        )
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from expt import __version__, signals
 from expt.command.words import WORDS
-from expt.errors import ConfigError, ExptError, Interrupted, did_you_mean
+from expt.errors import ConfigError, ExptError, Interrupted, did_you_mean, printable
 from expt.launch import forkserver, slurm_variables
 from expt.launch.launcher import launcher
 
@@ -87,4 +87,4 @@ def _complain(error: ExptError) -> None:
 
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("error:", style="bold red", end=" ")
-    console.print(str(error), markup=False)
+    console.print(printable(str(error)), markup=False, emoji=False)

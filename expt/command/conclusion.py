@@ -10,12 +10,14 @@ from rich.console import Console
 
 from expt.errors import warn
 from expt.runs.result import FAILED, FoundRecord
+from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.progress import shown_path
+from expt.runs.view.stale import print_stale, stale
 from expt.runs.worker_error import in_one_line
 
 
-def conclude(console: Console, folder: Path) -> None:
+def conclude(console: Console, folder: Path, sort: str | None = None, *, reverse: bool = False) -> None:
     """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the failures."""
     runs = read_runs(folder)
     if not runs:
@@ -24,21 +26,23 @@ def conclude(console: Console, folder: Path) -> None:
         write_summary(folder, runs)
     except OSError as error:  # a full disk, maybe: the table is still worth seeing
         warn(f"{folder}: {error.strerror}; summary.csv and summary.md are not written")
-    console.print(leaderboard(runs))
+    old = stale((run["folder"], run) for run in runs)
+    console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
     failed = [run for run in runs if run["status"] == FAILED]
     if failed:
-        console.print(f"\n[bold red]{len(failed)} failed[/]")
+        say(console, f"\n{len(failed)} failed", "bold red")
         for run in failed:
             _print_failure(console, run)
-    console.print(f"summary      {shown_path(folder / 'summary.csv')}, summary.md", highlight=False, soft_wrap=True)
+    print_stale(console, old)
+    say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))
-    console.print(f"look at it   tensorboard --logdir {logdir}", highlight=False, soft_wrap=True)
+    say(console, f"look at it   tensorboard --logdir {logdir}")
 
 
 def _print_failure(console: Console, run: FoundRecord) -> None:
     error = in_one_line(str(run.get("error") or ""))
-    console.print(f"  {run['folder'].name}: {error}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"      again: {again(run)}", markup=False, highlight=False, soft_wrap=True)
+    say(console, f"  {run['folder'].name}: {error}")
+    say(console, f"      again: {again(run)}")
 
 
 def again(run: FoundRecord) -> str:

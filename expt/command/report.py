@@ -16,9 +16,11 @@ from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.paths import is_sweep
 from expt.runs.result import write_atomically
-from expt.runs.view.comparison import as_csv, listing, side_by_side
+from expt.runs.view.cells import say
+from expt.runs.view.comparison import as_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
 from expt.runs.view.query import ListedRun, check_key, chosen, in_order, runs_below
+from expt.runs.view.stale import print_stale, stale
 
 EXAMPLES = """examples
   python -m expt report outputs                          every run, newest first
@@ -34,10 +36,13 @@ def main(words: Sequence[str]) -> int:
     try:
         asked = parse(words)
         folder, *others = asked.folders
-        if not others and is_sweep(folder) and is_plain(asked):
-            if not read_runs(folder):
+        if not others and is_sweep(folder) and not (asked.filter or asked.csv or asked.plot):
+            runs = [ListedRun(run["folder"], run) for run in read_runs(folder)]
+            if not runs:
                 raise ConfigError(f"{folder}: this sweep holds no run yet")
-            conclude(wide_console(), folder)
+            with _of_option("--sort"):
+                check_key(asked.sort or "status", runs)
+            conclude(wide_console(), folder, asked.sort, reverse=asked.reverse)
         else:
             report(wide_console(), asked)
         sys.stdout.flush()
@@ -71,21 +76,24 @@ def report(console: Console, asked: argparse.Namespace) -> None:
     runs = [run for folder in asked.folders for run in _below(folder)]
     if len(asked.folders) == 2 and len(runs) == 2 and is_plain(asked):
         console.print(side_by_side(*runs))
+        print_stale(console, stale((run.folder, run.result) for run in runs))
         return
     runs = _asked_for(runs, asked)
     if asked.csv == "-":
         sys.stdout.write(as_csv(runs))
         return
-    console.print(listing(runs, console.width))
+    old = stale((run.folder, run.result) for run in runs)
+    print_listing(console, runs, old)
+    print_stale(console, old)
     if asked.csv:
         write_atomically(Path(asked.csv), as_csv(runs))
-        console.print(f"table        {asked.csv}", highlight=False, soft_wrap=True)
+        say(console, f"table        {asked.csv}")
     if asked.plot:
         from expt.runs.view import plot  # late: matplotlib, an extra
 
         with _of_option("--plot"):
             plot.learning_curves([run.folder for run in runs], asked.plot)
-        console.print(f"curves       {asked.plot}", highlight=False, soft_wrap=True)
+        say(console, f"curves       {asked.plot}")
 
 
 def _below(folder: Path) -> list[ListedRun]:

@@ -14,10 +14,12 @@ from rich.text import Text
 
 from expt.command.sweep_points import ComposedRun
 from expt.config.identity import identity
-from expt.errors import ExptError
+from expt.errors import ExptError, printable
 from expt.launch.job import Job, request_of
+from expt.runs import tags
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, read_result
 from expt.runs.view import leaderboard
+from expt.runs.view.cells import cells, say
 from expt.runs.view.progress import REFRESH_S, RunState, duration, waiting_for
 from expt.runs.worker_error import in_one_line
 
@@ -27,7 +29,11 @@ class SweepDisplay:
 
     def __init__(self, console: Console, *, total: int, folder: Path) -> None:
         self._console, self._total, self._folder = console, total, folder
-        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._live = (
+            Live(console=console, refresh_per_second=4, transient=True)
+            if console.is_terminal and not console.is_dumb_terminal
+            else None
+        )
         self._states: dict[Job, RunState] = {}
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
         self._skipped = 0
@@ -35,7 +41,7 @@ class SweepDisplay:
         self._next = 0.0
 
     def __enter__(self) -> SweepDisplay:
-        self._console.print(f"sweep of {self._total} runs in {self._folder}", highlight=False, soft_wrap=True)
+        say(self._console, f"sweep of {self._total} runs in {self._folder}")
         if self._live:
             self._live.start()
         return self
@@ -65,7 +71,7 @@ class SweepDisplay:
             result = read_result(job.paths)
             objective = result["objective"]
             value = "" if objective["value"] is None else f"{objective['name']} {objective['value']:.4f}"
-            self._line("done", job, f"{value}  {job.ended_at - job.started_at:.1f} s", style="green")
+            self._line("done", job, f"{value}  {job.ended_at - job.started_at:.1f} s in all", style="green")
 
     def waiting(self, job: Job, devices: Sequence[str]) -> None:
         """A run cannot start yet, since another command holds `devices`."""
@@ -90,7 +96,7 @@ class SweepDisplay:
 
     def _line(self, what: str, job: Job, text: str, style: str = "dim") -> None:
         ended = sum(self._counts.values()) + self._skipped
-        line = Text.assemble(f"[{ended}/{self._total}] ", (f"{what:<11}", style), f" {job.name}  {text}")
+        line = Text.assemble(f"[{ended}/{self._total}] ", (f"{what:<11}", style), printable(f" {job.name}  {text}"))
         # On a terminal wrapped between words; elsewhere a line stays a line.
         self._console.print(line, soft_wrap=not self._console.is_terminal)
 
@@ -103,15 +109,10 @@ class SweepDisplay:
             state = self._states[job]
             where = ",".join(job.devices) or f"{request_of(job).config.world_size} cpu"
             val = state.values.get("accuracy/val", state.values.get("accuracy/test"))
-            loss = state.values.get("loss/train")
-            table.add_row(
-                job.name,
-                where,
-                f"{state.epoch}/{state.epochs}",
-                "" if loss is None else f"{loss:.4f}",
-                "" if val is None else f"{val:.4f}",
-                "" if state.left_s is None else duration(state.left_s),
-            )
+            loss = state.values.get(tags.RUNNING_LOSS, state.values.get(tags.loss("train")))
+            numbers = ["" if value is None else f"{value:.4f}" for value in (loss, val)]
+            left = "" if state.left_s is None else duration(state.left_s)
+            table.add_row(*cells(job.name, where, f"{state.epoch}/{state.epochs}", *numbers, left))
         return Group(table, Text(self._totals(len(active)), style="bold"))
 
     def _totals(self, running: int) -> str:
@@ -141,7 +142,7 @@ def show_dry_run(runs: Sequence[ComposedRun]) -> list[JobReturn]:
             needs = f"{config.num_gpus} GPU" if config.num_gpus else f"{config.world_size} cores"
             would = "be skipped, it is complete" if job.status == COMPLETED else "start"
             row = (job.name, identity(config, job.request.content), needs, would)
-        table.add_row(str(place), *row)
+        table.add_row(*cells(place, *row))
     leaderboard.wide_console().print(table)
     return [run.finish() for run in runs]
 

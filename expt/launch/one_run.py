@@ -18,7 +18,8 @@ from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.view.progress import RunDisplay, print_summary, shown_path
+from expt.runs.view.progress import RunDisplay, shown_path
+from expt.runs.view.summary import print_summary
 
 ABOUT_DP = (
     "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock, drives all GPUs, "

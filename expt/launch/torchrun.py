@@ -25,7 +25,8 @@ from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest, received
 from expt.runs.result import INTERRUPTED, Record
-from expt.runs.view.progress import RunDisplay, print_summary, watched
+from expt.runs.view.progress import RunDisplay, watched
+from expt.runs.view.summary import print_summary
 from expt.runs.worker_error import LOG, write_error
 from expt.worker.diagnosis import lost_peers
 from expt.worker.main import main, worker_of_environment

@@ -30,9 +30,9 @@ def test_the_leaderboard_then_what_failed_with_the_command_that_tries_it_again(
     leave_run(sweep, "lr=1", 0.25)
     leave_run(sweep, "lr=2", status=FAILED, error="rank 1 of 2 raised\n\nTrace\nValueError: [a]\n\nlog: l.log")
     assert concluded(sweep) == [
-        "lr  accuracy/val  status      time",
-        "1         0.2500  completed  3.0 s",
-        "2                 failed     0.0 s",
+        "lr  accuracy/val  status     train time",
+        "1         0.2500  completed       3.0 s",
+        "2                 failed          0.0 s",
         "",
         "1 failed",
         "  lr=2: rank 1 of 2 raised: ValueError: [a]  (log: l.log)",

@@ -86,7 +86,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
 def test_runs_are_chosen_and_sorted(outputs: Path, words: list[str], expected: list[str], told: Told) -> None:
     head, *lines = told(*words)
     assert head.split()[:6] == ["run", "status", "model", "dataset", "workers", "best"]
-    assert head.split()[6:] == ["accuracy/val", "accuracy/test", "time"]
+    assert head.split()[6:] == ["accuracy/val", "accuracy/test", "train", "time"]
     assert [line.split()[0].rpartition("/")[2] for line in lines] == expected
 
 
@@ -100,8 +100,9 @@ def test_a_narrow_terminal_leaves_out_what_is_the_same(outputs: Path) -> None:
     out = io.StringIO()
     report_command.report(Console(file=out, width=60), parse([]))
     lines = [line.split() for line in out.getvalue().splitlines()]
-    assert lines[0] == ["run", "status", "model", "best", "test", "time"]
-    assert ["completed", "convnet", "0.8000", "0.7800", "01:10"] in [line[1:] for line in lines]
+    assert lines[0] == ["status", "model", "best", "test", "time"]
+    assert ["outputs/sweeps/s/lr=1"] in lines, "a folder to be copied whole, on a line of its own"
+    assert ["completed", "convnet", "0.8000", "0.7800", "01:10"] in lines
 
 
 def test_what_is_no_record_of_a_run_hides_no_other(outputs: Path, told: Told) -> None:
@@ -199,7 +200,12 @@ def test_a_sweep_that_is_running_has_a_leaderboard_already(tmp_path: Path, told:
         ["2", "running", "0.0", "s"],
     ]
     assert (tmp_path / "summary.csv").exists()
-    assert [line.split()[1] for line in told(str(tmp_path), "--reverse")] == ["status", "completed", "running"]
+    update_result(RunPaths(tmp_path / "lr=2"), metrics={"accuracy/test": 0.75})
+    for words, first in ((["--sort", "lr", "--reverse"], "2"), (["--sort", "accuracy/val"], "1")):
+        lines = told(str(tmp_path), *words)
+        assert [line.split()[0] for line in lines[:2]] == ["lr", first], "it stays a leaderboard"
+    with pytest.raises(ConfigError, match=r"--sort accuracy/vla: .* Did you mean 'accuracy/val'"):
+        main([str(tmp_path), "--sort", "accuracy/vla"])
 
 
 def test_a_folder_without_runs_is_said_to_be_one(tmp_path: Path) -> None:
@@ -208,3 +214,25 @@ def test_a_folder_without_runs_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "multirun.yaml").touch()
     with pytest.raises(ConfigError, match="this sweep holds no run yet"):
         main([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"status": "completed", "metrics": [1]},
+        {"status": "completed", "objective": "accuracy"},
+        {"status": "completed", "objective": {"name": "accuracy/val"}},
+        {"status": "completed", "best": {"value": "high"}},
+        {"status": "completed", "epoch_s": ["long"]},
+        {"status": "failed", "overrides": ["lr=1"]},
+        {"status": "failed", "config": "mlp", "error": 3},
+        {"status": "running", "started": "yesterday"},
+    ],
+)
+def test_a_malformed_record_is_damaged_and_hides_no_other(record: dict[str, Any], outputs: Path, told: Told) -> None:
+    (outputs / "sweeps/s/lr=1/result.json").write_text(json.dumps(record))
+    lines = [line.split() for line in told()]
+    assert [line[1] for line in lines if line[0].endswith("lr=1")] == ["damaged"]
+    (outputs / "sweeps/s/multirun.yaml").touch()
+    assert "damaged" in "".join(told("outputs/sweeps/s"))
+    assert len(told("--csv", "-")) == 1 + 4

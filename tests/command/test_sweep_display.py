@@ -69,8 +69,8 @@ def test_every_end_is_a_line(tmp_path: Path) -> None:
         "[2/6] named twice twice",
         "[2/6] waiting     good  waiting for GPU 0, 2: in use by another expt command",
         "[2/6] retrying    bad  rank 0 of 2 raised: ValueError: bad",
-        "[3/6] done        good  accuracy/val 0.8750  2.0 s",
-        "[4/6] done        unmeasured    1.0 s",
+        "[3/6] done        good  accuracy/val 0.8750  2.0 s in all",
+        "[4/6] done        unmeasured    1.0 s in all",
         "[5/6] failed      bad  rank 0 of 2 raised: ValueError: bad",
         "[6/6] interrupted stopped  interrupted by a person",
     ]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from expt.config import user_code
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, create_result, update_result
 from expt.runs.view import leaderboard
+from expt.runs.view.stale import print_stale, stale
 
 
 def leave_run(folder: Path, name: str, value: float | None = None, **fields: Any) -> None:
@@ -23,7 +27,7 @@ def leave_run(folder: Path, name: str, value: float | None = None, **fields: Any
         outcome = {"status": COMPLETED, "metrics": metrics, "epoch_s": [1.0, 2.0]}
         outcome["objective"] = {"name": objective, "value": value}
     arguments = [f"{key}={setting}" for key, setting in overrides.items()]
-    about = {"identity": f"id-{name}", "overrides": overrides, "arguments": arguments}
+    about: dict[str, Any] = {"identity": f"id-{name}", "overrides": overrides, "arguments": arguments}
     create_result(RunPaths(folder / name), **about, **{"command": "python -m expt -m seed=0,1", **fields})
     update_result(RunPaths(folder / name), **outcome, **{key: fields[key] for key in fields if key == "status"})
 
@@ -56,13 +60,12 @@ def test_seeds_are_joined_as_mean_and_standard_deviation(tmp_path: Path) -> None
     first, second = leaderboard.rows(leaderboard.read_runs(tmp_path))
     assert (first.settings, first.status) == ({"lr": "1"}, "completed")
     assert first.mean == pytest.approx(0.3)
-    assert first.std == pytest.approx(0.07**0.5)  # of a sample: the squares of 0.2, 0.1 and 0.3, over 2
-    assert (second.status, second.mean, second.std) == ("1 of 2 completed", 0.2, 0.0)
+    assert (second.status, second.mean) == ("1 of 2 completed", 0.2)
     leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
     assert lines_of(tmp_path, "summary.md") == [
         "| lr | accuracy/val | status | train_s |",
         "|---|---|---|---|",
-        "| 1 | 0.3000 ± 0.2646 (3) | completed | 3.0 |",
+        "| 1 | 0.3000 ± 0.2646 (3) | completed | 3.0 |",  # of a sample: the squares of 0.2, 0.1 and 0.3, over 2
         "| 2 | 0.2000 | 1 of 2 completed | 1.5 |",
     ]
 
@@ -86,7 +89,7 @@ def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
 def test_a_default_stands_where_others_were_given_a_value(tmp_path: Path) -> None:
     config = {"optimizer": {"name": "sgd", "lr": 0.05}}
     leave_run(tmp_path, "a=1", 0.5, overrides={}, config=config)
-    leave_run(tmp_path, "b=1", 0.4, overrides={"optimizer.lr": 0.1}, config=config)
+    leave_run(tmp_path, "b=1", 0.4, overrides={"optimizer.lr": 0.1}, config={"optimizer": {"name": "sgd", "lr": 0.1}})
     assert [row.settings for row in leaderboard.rows(leaderboard.read_runs(tmp_path))] == [
         {"optimizer.lr": 0.05},
         {"optimizer.lr": 0.1},
@@ -97,3 +100,103 @@ def test_a_bar_in_a_value_does_not_break_the_table(tmp_path: Path) -> None:
     leave_run(tmp_path, "note=a|b", 0.5)
     leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
     assert lines_of(tmp_path, "summary.md")[2].startswith("| a\\|b | 0.5000")
+
+
+def test_what_was_typed_alike_and_is_not_alike_is_no_seed(tmp_path: Path) -> None:
+    """`optimizer.lr=${oc.env:LRX}` with two values of LRX; a model's YAML that was edited; another identity."""
+    for seed, lr in enumerate((1e-4, 1e-4, 0.3)):
+        config = {"optimizer": {"lr": lr}, "model": {"name": "mlp", "width": 3}, "seed": seed}
+        typed = {"optimizer.lr": "${oc.env:LRX}", "seed": seed}
+        leave_run(tmp_path, f"seed={seed}", [0.1, 0.2, 0.9][seed], overrides=typed, config=config)
+    edited = {"optimizer": {"lr": 0.3}, "model": {"name": "mlp", "width": 4}, "seed": 3}
+    leave_run(tmp_path, "seed=3", 0.5, overrides={"optimizer.lr": 0.3, "seed": 3}, config=edited)
+    found = leaderboard.rows(leaderboard.read_runs(tmp_path))
+    assert [(row.settings, len(row.runs)) for row in found] == [
+        ({"optimizer.lr": 0.3, "model.width": 3}, 1),
+        ({"optimizer.lr": 0.3, "model.width": 4}, 1),
+        ({"optimizer.lr": 1e-4, "model.width": 3}, 2),
+    ]
+
+
+def test_the_identity_without_the_seed_decides(tmp_path: Path) -> None:
+    """A text of the environment's is hidden in the record: there the two are alike."""
+    for seed, digits in enumerate("aab"):
+        alike: dict[str, Any] = {"config": {"model": {"activation": "${oc.env:ACT}"}, "seed": seed}}
+        leave_run(tmp_path, f"seed={seed}", 0.5, overrides={"seed": seed}, seedless_identity=digits, **alike)
+    found = leaderboard.rows(leaderboard.read_runs(tmp_path))
+    assert [len(row.runs) for row in found] == [2, 1]
+    assert [row.settings for row in found] == [{"experiment without seed": "a"}, {"experiment without seed": "b"}]
+
+
+def test_one_nan_is_said_and_ends_nothing(tmp_path: Path) -> None:
+    for seed, value in enumerate((0.1, float("nan"), 0.6)):
+        leave_run(tmp_path, f"lr=1,seed={seed}", value)
+    leave_run(tmp_path, "lr=2,seed=0", 0.2)
+    leave_run(tmp_path, "lr=3,seed=0", float("nan"))
+    assert all("NaN" not in path.read_text() for path in tmp_path.glob("*/result.json"))
+    leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
+    assert [line.split(" | ")[:3] for line in lines_of(tmp_path, "summary.md")[2:]] == [
+        ["| 2", "0.2000", "completed"],
+        ["| 1", "nan (1 of 3)", "completed"],
+        ["| 3", "nan", "completed"],
+    ]
+
+
+def shown(folder: Path, **how: Any) -> list[list[str]]:
+    out = io.StringIO()
+    Console(file=out, width=200).print(leaderboard.leaderboard(leaderboard.read_runs(folder), **how))
+    return [line.split() for line in out.getvalue().splitlines()]
+
+
+def test_values_are_shown_as_they_are(tmp_path: Path) -> None:
+    for name, value in {"a": "d[old]", "b": "d[/b]", "c": ":smile:", "d": "\x1b[31mred", "e": 1e12, "f": 1e-5}.items():
+        leave_run(tmp_path, f"{name}=1", 0.5, overrides={"note": value})
+    assert [line[0] for line in shown(tmp_path)] == [
+        "note", "d[old]", "d[/b]", ":smile:", "\\x1b[31mred", "1e12", "1e-5"
+    ]  # fmt: skip
+
+
+def test_no_cell_is_a_formula(tmp_path: Path) -> None:
+    for name, value in {"a": "=cmd|' /C calc'!A0", "b": "-0.5", "c": "+x", "d": "@y", "e": -3.0}.items():
+        leave_run(tmp_path, f"{name}=1", 0.5, overrides={"note": value})
+    leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
+    with (tmp_path / "summary.csv").open() as file:
+        notes = [row["note"] for row in csv.DictReader(file)]
+    assert notes == ["'=cmd|' /C calc'!A0", "-0.5", "'+x", "'@y", "-3"]
+
+
+def test_the_test_stands_beside_the_objective_and_may_sort(tmp_path: Path) -> None:
+    for name, (val, test) in {"lr=1": (0.5, 0.75), "lr=2": (0.625, 0.25), "lr=3": (0.25, 0.5)}.items():
+        leave_run(tmp_path, name, val)
+        update_result(RunPaths(tmp_path / name), metrics={"accuracy/val": val, "accuracy/test": test})
+    head, *lines = shown(tmp_path)
+    assert head == ["lr", "accuracy/val", "accuracy/test", "status", "train", "time"]
+    assert [line[:3] for line in lines] == [
+        ["2", "0.6250", "0.2500"],
+        ["1", "0.5000", "0.7500"],
+        ["3", "0.2500", "0.5000"],
+    ]
+    assert [line[0] for line in shown(tmp_path, sort="accuracy/test")[1:]] == ["1", "3", "2"]
+    assert [line[0] for line in shown(tmp_path, sort="accuracy/test", reverse=True)[1:]] == ["2", "3", "1"]
+
+
+def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_stale_model.py").write_text("class Net: pass\n")
+    targets = ("my_stale_model.Net",)
+    config: Any = {"model": {"name": "_target_", "target": targets[0]}}
+    then: Any = {"data": None, "code": user_code.fingerprint(targets)}
+    sweep = tmp_path / "sweep"
+    leave_run(sweep, "lr=1", 0.5, config=config, content=then)
+    leave_run(sweep, "lr=2", 0.4, config={"model": {"name": "mlp"}}, content={"data": None, "code": None})
+    runs = leaderboard.read_runs(sweep)
+    assert stale((run["folder"], run) for run in runs) == []
+    (tmp_path / "my_stale_model.py").write_text("class Net: x = 1\n")
+    old = stale((run["folder"], run) for run in runs)
+    assert old == [sweep / "lr=1"]
+    assert [line[2:-2] for line in shown(sweep, stale=old)[1:]] == [["completed,", "stale"], ["completed"]]
+    out = io.StringIO()
+    print_stale(Console(file=out, width=300), old)
+    assert f"python -m expt rerun {sweep / 'lr=1'}" in out.getvalue()
+    (tmp_path / "my_stale_model.py").unlink()
+    assert stale((run["folder"], run) for run in runs) == [], "whether it is cannot be said"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from rich.console import Console
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
-from expt.runs.view.progress import RunDisplay, RunState, duration, elapsed, print_summary, shown_path
+from expt.runs.view.progress import RunDisplay, RunState, duration, elapsed, shown_path
+from expt.runs.view.summary import print_summary
 
-VALUES = {"loss/train": 1.5, "accuracy/train": 0.5, "speed/samples_per_s": 12345.0, "accuracy/val": 0.25}
+RUNNING = {"running/loss": 1.25, "running/accuracy": 0.625, "speed/running_samples_per_s": 54321.0}
+OF_EPOCH = {"loss/train": 1.5, "accuracy/train": 0.5, "speed/samples_per_s": 12345.0, "speed/epoch_s": 2.0}
+EVALUATED = {"loss/val": 2.0, "accuracy/val": 0.25}
 
 
 def shown(folder: Path, width: int, step: int, *, terminal: bool = True) -> str:
@@ -23,7 +27,12 @@ def shown(folder: Path, width: int, step: int, *, terminal: bool = True) -> str:
     create_result(paths, may_exist=True, total_steps=4000)
     paths.metrics.unlink(missing_ok=True)
     writer = MetricsWriter(paths)
-    writer.write(step, 12, VALUES)
+    if step > 100:  # an epoch has ended before
+        writer.write(100, 11, {**OF_EPOCH, **EVALUATED, "best/accuracy/val": 0.25})
+    writer.write(step, 12, RUNNING)
+    if step == 4000:
+        writer.write(step, 12, {**OF_EPOCH, **EVALUATED, "best/accuracy/val": 0.25})
+        writer.write(step, 12, {"loss/test": 3.0, "accuracy/test": 0.125})
     writer.close()
     out = io.StringIO()
     with RunDisplay(paths, Console(file=out, force_terminal=terminal, width=width), epochs=200):
@@ -34,17 +43,17 @@ def shown(folder: Path, width: int, step: int, *, terminal: bool = True) -> str:
 @pytest.mark.parametrize(
     ("width", "there", "left_out"),
     [
-        (60, ("loss", "val"), ("acc", "img/s")),
-        (80, ("loss", "val", "acc"), ("img/s",)),
-        (140, ("loss", "val", "acc", "img/s"), ()),
-        (200, ("loss", "val", "acc", "img/s"), ()),
+        (40, ("loss",), ("acc", "img/s", "val")),
+        (59, ("loss", "acc"), ("img/s", "val")),
+        (80, ("loss", "acc", "img/s"), ("val",)),
+        (200, ("loss", "acc", "img/s"), ("val",)),
     ],
 )
 def test_the_progress_line_fits(tmp_path: Path, width: int, there: tuple[str, ...], left_out: tuple[str, ...]) -> None:
     (*_, line) = (line for line in shown(tmp_path, width, 240).splitlines() if "epoch 12/200" in line)
     words = line.split()
-    assert {*there, "left"} <= set(words)
-    assert not {*left_out} & set(words)
+    assert {*there} <= set(words)
+    assert not {*left_out} & set(words), "val is of the epoch before"
     assert "240/4000" in line
     assert "…" not in line
 
@@ -57,7 +66,63 @@ def test_the_line_of_a_run_that_is_done_gives_way_to_its_summary(tmp_path: Path)
 
 def test_in_a_file_it_is_lines_without_colour(tmp_path: Path) -> None:
     text = shown(tmp_path, 60, 4000, terminal=False)
-    assert text == "epoch 12/200  step 4000/4000  loss 1.5000  acc 0.5000  val 0.2500  img/s 12,345\n"
+    assert text.splitlines() == [
+        "epoch 11/200  step 100/4000  loss 1.5000  acc 0.5000  val 0.2500  img/s 12,345  best",
+        "epoch 12/200  step 4000/4000  loss 1.5000  acc 0.5000  val 0.2500  img/s 12,345",
+    ]
+
+
+@pytest.mark.parametrize("width", [44, 80])
+def test_each_epoch_stays_in_the_terminal_in_a_line_the_best_marked(tmp_path: Path, width: int) -> None:
+    text = re.sub(r"\x1b\[[?\d;]*\w", "", shown(tmp_path, width, 4000))
+    lines = [line for line in text.splitlines() if line.startswith("epoch") and "val" in line and "/4000" not in line]
+    wide = "  img/s 12,345" if width == 80 else ""
+    acc = "acc 0.5000  " if width == 80 else ""
+    assert lines == [
+        f"epoch  11/200  loss 1.5000  {acc}val 0.2500{wide}  best",
+        f"epoch  12/200  loss 1.5000  {acc}val 0.2500{wide}",
+    ]
+
+
+def test_a_terminal_that_cannot_go_back_gets_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert shown(tmp_path, 80, 4000).count("epoch  1") == 2
+
+
+def test_no_epoch_is_left_out_nor_told_twice(tmp_path: Path) -> None:
+    """However many end between two looks, and where nothing was ever the best; a run that is resumed tells on."""
+    paths, out = RunPaths(tmp_path), io.StringIO()
+    create_result(paths, total_steps=50, steps_per_epoch=10, resumed_from={"checkpoint": "x", "step": 10})
+    writer = MetricsWriter(paths)
+    for epoch in (1, 2, 3):
+        writer.write(10 * epoch, epoch, {**OF_EPOCH, "accuracy/val": float("nan")})
+    with RunDisplay(paths, Console(file=out, width=200), epochs=99) as display:
+        display.update()
+        before = out.getvalue()
+        writer.write(40, 4, {**OF_EPOCH, "accuracy/val": 0.5})
+        writer.write(40, 4, {"best/accuracy/val": 0.5})
+        writer.write(50, 5, {**OF_EPOCH, "accuracy/val": 0.25})
+        writer.write(50, 5, {"best/accuracy/val": 0.5})
+        writer.write(50, 5, {"accuracy/test": 0.125})
+    writer.close()
+    assert "epoch 2/5" in before
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert [(line[1], line[line.index("val") + 1], line[-1]) for line in lines] == [
+        ("2/5", "nan", "12,345"),
+        ("3/5", "nan", "12,345"),
+        ("4/5", "0.5000", "best"),
+        ("5/5", "0.2500", "12,345"),
+    ]
+
+
+def test_what_workers_print_is_told_with_the_rank(tmp_path: Path) -> None:
+    paths, out = RunPaths(tmp_path), io.StringIO()
+    for rank in (0, 1):
+        paths.stdout(0, rank).parent.mkdir(parents=True)
+        paths.stdout(0, rank).write_text("of an earlier attempt\n")
+    with RunDisplay(paths, Console(file=out), epochs=1), paths.stdout(0, 1).open("a") as log:
+        log.write("here [bold] I am\nand \x1b[2Jno end")
+    assert out.getvalue().splitlines() == ["[rank 1] here [bold] I am", "[rank 1] and \\x1b[2Jno end"]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +133,26 @@ def test_time_is_shown_in_minutes_and_where_it_is_short_in_tenths(
     seconds: float, as_duration: str, as_elapsed: str
 ) -> None:
     assert (duration(seconds), elapsed(seconds)) == (as_duration, as_elapsed)
+
+
+def test_after_a_resume_the_steps_of_before_took_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [50.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    paths = RunPaths(tmp_path)
+    create_result(paths, resumed_from={"checkpoint": "x", "step": 1000})
+    writer = MetricsWriter(paths)
+    writer.write(1000, 10, {"loss/train": 1.0})
+    state = RunState(paths, epochs=4)
+    assert (state.read(), state.total_steps) == ([], 0), "the worker has not said yet"
+    update_result(paths, total_steps=1040, steps_per_epoch=100)
+    writer.write(1010, 11, {"running/loss": 1.0})
+    assert [point.step for point in state.read()] == [1010]
+    assert (state.epoch, state.epochs, state.total_steps) == (11, 11, 1040)
+    now[0] = 55.0
+    writer.write(1020, 11, {"running/loss": 1.0})
+    writer.close()
+    state.read()
+    assert state.left_s == 10.0
 
 
 def test_what_is_left_goes_as_fast_as_the_steps_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +167,10 @@ def test_what_is_left_goes_as_fast_as_the_steps_so_far(tmp_path: Path, monkeypat
     assert [point.tag for point in state.read()] == ["loss/train"]
     assert (state.step, state.epoch, state.total_steps) == (10, 1, 40)
     now[0] = 105.0
-    assert state.left_s == 15.0
+    assert state.left_s is None, "one look says no speed"
+    writer.write(20, 2, {"loss/train": 0.75})
+    state.read()
+    assert state.left_s == 10.0
     writer.write(40, 4, {"loss/train": 0.5})
     writer.close()
     state.read()
@@ -96,7 +184,7 @@ def test_lines_are_printed_every_so_many_steps_however_late_one_looks(tmp_path: 
     create_result(paths, total_steps=40)
     writer = MetricsWriter(paths)
     for step in (5, 10, 15, 20):
-        writer.write(step, 1, {"loss/train": step / 10})
+        writer.write(step, 1, {"running/loss": step / 10})
     writer.close()
     out = io.StringIO()
     with RunDisplay(paths, Console(file=out), epochs=4, print_every=10):
@@ -119,14 +207,14 @@ def test_the_summary_tells_the_numbers_and_what_to_do_next(tmp_path: Path, monke
     paths = RunPaths(tmp_path / "outputs" / "my run")
     create_result(paths, world_size=2, devices=[])
     metrics = {"loss/train": 0.5, "accuracy/train": 0.75, "loss/test": 0.25, "accuracy/test": 1.0}
-    best: Any = {"metric": "accuracy/val", "value": 0.875, "epoch": 3}
+    best: Any = {"metric": "accuracy/val", "value": 0.875, "epoch": 1}
     update_result(paths, status=COMPLETED, metrics=metrics, best=best, epoch_s=[1.5, 2.0], samples_per_s=1234.5)
-    speed = "3.5 s of training by 2 workers on the CPU, 1,234 images/s;"
     assert summary(paths) == [
-        ["loss", "accuracy"],
-        ["train", "0.5000", "0.7500"],
-        ["test", "0.2500", "1.0000"],
-        [*speed.split(), "best", "accuracy/val", "0.8750", "in", "epoch", "3"],
+        ["loss", "accuracy", "of", "epoch"],
+        ["train", "0.5000", "0.7500", "2,", "the", "last"],
+        ["test", "0.2500", "1.0000", "1,", "the", "best"],
+        ["trained", *["3.5", "s", "by", "2", "workers", "on", "the", "CPU,", "1,234", "images/s"]],
+        ["best", "accuracy/val", "0.8750", "in", "epoch", "1"],
         ["run", "folder", "outputs/my", "run"],
         ["look", "at", "it", "tensorboard", "--logdir", "'outputs/my", "run'"],
         ["compare", "expt", "report"],
@@ -139,7 +227,7 @@ def test_a_run_elsewhere_and_without_numbers_has_its_summary_too(tmp_path: Path)
     create_result(paths, world_size=1, devices=["0"])
     paths.operators.write_text("the slowest")
     lines = summary(paths)
-    assert ["0.0", "s", "of", "training", "by", "1", "worker", "on", "0,", "0", "images/s"] in lines
+    assert ["trained", "0.0", "s", "by", "1", "worker", "on", "0,", "0", "images/s"] in lines
     assert ["the", "slowest"] in lines
     assert any(line[:1] == ["trace"] for line in lines)
     assert not any(line[:1] == ["compare"] for line in lines), "the report would not find it by itself"

@@ -4,19 +4,46 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from expt.errors import printable
 from expt.runs.result import Record
+from expt.runs.view.cells import cells, in_csv, say, setting
 from expt.runs.view.progress import WIDE, elapsed, shown_path
 from expt.runs.view.query import ListedRun
+from expt.runs.view.stale import WORD
 
 
-def listing(runs: Sequence[ListedRun], width: int) -> Table:
-    """A line for each run; in a narrow terminal without what is the same for all of them."""
+def print_listing(console: Console, runs: Sequence[ListedRun], stale: Collection[Path] = ()) -> None:
+    """A line for each run; where its folder doesn't fit into one, it has a line of its own, to be copied whole."""
+    table = _listing(runs, console.width, stale)
+    paths = [printable(str(run.values["run"])) for run in runs]
+    longest = max(len(text) for text in (*paths, "run"))
+    if longest + 2 + console.measure(table).maximum <= console.width:
+        for line, path in zip(_lines(console, table), ["run", *paths], strict=True):
+            console.print(Text.assemble((path.ljust(longest), "bold" if path == "run" else ""), "  ", line))
+        return
+    for line, path in zip(_lines(console, table), ["", *paths], strict=True):
+        if path:
+            say(console, path)
+        console.print(Text.assemble("  ", line), soft_wrap=True)
+
+
+def _lines(console: Console, table: Table) -> list[Text]:
+    with console.capture() as captured:
+        console.print(table, width=max(console.width, console.measure(table).maximum), soft_wrap=True)
+    return [Text.from_ansi(line) for line in captured.get().splitlines()]
+
+
+def _listing(runs: Sequence[ListedRun], width: int, stale: Collection[Path]) -> Table:
+    """The columns but the folder; in a narrow terminal without what is the same for all runs."""
     objectives = {run.objective for run in runs if run.objective}
     shared = objectives.pop() if len(objectives) == 1 else ""
     final = next((tag for tag in ("accuracy/test", "accuracy/val") if any(tag in run.values for run in runs)), "final")
@@ -25,17 +52,17 @@ def listing(runs: Sequence[ListedRun], width: int) -> Table:
         about = [key for key in about if len({run.values.get(key) for run in runs}) > 1]
     best, last = ("best", final.rpartition("/")[2]) if width < WIDE else (f"best {shared}".strip(), final)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run", overflow="fold")
     for column in ("status", *about):
         table.add_column(column, justify="right" if column == "workers" else "left", no_wrap=True)
-    for column in (best, last, "time"):
+    for column in (best, last, "time" if width < WIDE else "train time"):
         table.add_column(column, justify="right", no_wrap=True)
     for run in runs:
         values = run.values
         reached = _shown(values["best"]) + ("" if shared or values["best"] is None else f" {run.objective}")
-        cells = [str(values.get(key) or "") for key in ("run", "status", *about)]
+        status = f"{values['status']}, {WORD}" if run.folder in stale else values["status"]
+        described = [str(values.get(key) or "") for key in about]
         took = elapsed(values["time"]) if values["time"] else ""
-        table.add_row(*cells, reached, _shown(values.get(final)), took)
+        table.add_row(*cells(status, *described, reached, _shown(values.get(final)), took))
     return table
 
 
@@ -43,13 +70,13 @@ def as_csv(runs: Sequence[ListedRun]) -> str:
     """A line for each run, with every setting and metric that any of them has."""
     keys = list(dict.fromkeys(key for run in runs for key in run.values))
     text = io.StringIO()
-    writer = csv.DictWriter(text, keys, lineterminator="\n")
-    writer.writeheader()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(in_csv, keys))
     for run in runs:
         values = dict(run.values)
         if values["started"] is not None:
             values["started"] = datetime.fromtimestamp(values["started"]).isoformat(timespec="seconds")
-        writer.writerow(values)
+        writer.writerow([in_csv(values.get(key)) for key in keys])
     return text.getvalue()
 
 
@@ -58,9 +85,8 @@ def side_by_side(first: ListedRun, second: ListedRun) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", shown_path(first.folder), shown_path(second.folder), "difference"):
         name_or_number = column in ("", "difference")
-        table.add_column(
-            column, overflow="fold", justify="right" if column == "difference" else "left", no_wrap=name_or_number
-        )
+        justify: Literal["left", "right"] = "right" if column == "difference" else "left"
+        table.add_column(cells(column)[0], overflow="fold", justify=justify, no_wrap=name_or_number)
     pairs = [(run.values, run.result) for run in (first, second)]
     metrics = dict.fromkeys(tag for _, result in pairs for tag in result.get("metrics") or {})
     results = ["status", "workers", "best", *metrics, "time"]
@@ -68,16 +94,16 @@ def side_by_side(first: ListedRun, second: ListedRun) -> Table:
     for key in settings:
         a, b = (values.get(key, "") for values, _ in pairs)
         if a != b:
-            table.add_row(key, str(a), str(b), "")
+            table.add_row(*cells(key, setting(a), setting(b), ""))
     for name, about in (("commit", _commit), ("versions", _versions)):
         a, b = (about(result) for _, result in pairs)
         if a != b:
-            table.add_row(name, a, b, "")
+            table.add_row(*cells(name, a, b, ""))
     table.add_section()
     for key in results:
         a, b = (values.get(key) for values, _ in pairs)
         difference = f"{b - a:+.4g}" if isinstance(a, float) and isinstance(b, float) else ""
-        table.add_row(key, _shown(a), _shown(b), difference)
+        table.add_row(*cells(key, _shown(a), _shown(b), difference))
     return table
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from expt.config.identity import hyperparameters
+from expt.config.identity import NOT_IN_RESULT, hyperparameters
+from expt.errors import printable
 from expt.runs.result import COMPLETED, FoundRecord, results, write_atomically
+from expt.runs.view.cells import cells, in_csv, setting
 from expt.runs.view.progress import elapsed
+from expt.runs.view.query import ListedRun, falls, ordered
+from expt.runs.view.stale import WORD
 from expt.runs.worker_error import in_one_line
+
+TEST = ("accuracy/test", "loss/test")
+"""What is shown beside the objective: the first of them that there is."""
 
 
 @dataclass(frozen=True)
@@ -31,19 +39,18 @@ class Row:
 
     @property
     def values(self) -> list[float]:
-        """The objective of each completed run."""
+        """The objective of each completed run that has measured it; nan where it was nan."""
         found = [run["objective"]["value"] for run in self.runs if run.get("objective")]
         return [value for value in found if value is not None]
 
-    @property
-    def mean(self) -> float:
-        """Mean of the objective; nan where no run has completed."""
-        return statistics.fmean(self.values) if self.values else math.nan
+    def values_of(self, tag: str) -> list[float]:
+        """The final value of `tag` in each completed run."""
+        return [run["metrics"][tag] for run in self.runs if run["status"] == COMPLETED and tag in run["metrics"]]
 
     @property
-    def std(self) -> float:
-        """Sample standard deviation over seeds; 0 for one run."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+    def mean(self) -> float:
+        """Mean of the objective; nan where no run has completed, and where one of them has come to nan."""
+        return statistics.fmean(self.values) if self.values else math.nan
 
     @property
     def status(self) -> str:
@@ -64,16 +71,24 @@ def read_runs(folder: Path) -> list[FoundRecord]:
     return [{**result, "folder": paths.folder} for paths, result in results(folder)]
 
 
-def rows(runs: Sequence[FoundRecord]) -> list[Row]:
-    """The leaderboard: best first, what has no result last."""
+def rows(runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False) -> list[Row]:
+    """The leaderboard, what has no result last: best first, or by the column, setting or metric `sort`."""
     groups: dict[str, list[FoundRecord]] = {}
-    keys = _varied(runs)
     for run in runs:
-        settings = {key: _setting(run, key) for key in keys}
-        groups.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
-    found = [Row({key: _setting(group[0], key) for key in keys}, tuple(group)) for group in groups.values()]
-    falling = not _objective(runs).startswith("loss")
-    return sorted(found, key=lambda row: (math.isnan(row.mean), -row.mean if falling else row.mean))
+        groups.setdefault(_without_seed(run), []).append(run)
+    settings = [_settings(group[0]) for group in groups.values()]
+    keys = _columns(settings, [_typed(group[0]) for group in groups.values()])
+    found = [
+        Row({key: known.get(key, "") for key in keys}, tuple(group))
+        for known, group in zip(settings, groups.values(), strict=True)
+    ]
+    objective = _objective(runs)
+    by = {
+        id(row): (row.mean if row.values else None) if sort in (None, "best", objective) else _mean(row, str(sort))
+        for row in found
+    }
+    down = falls(str(sort)) if sort not in (None, "best", objective) else not objective.startswith("loss")
+    return ordered(found, lambda row: by[id(row)], falling=down != reverse)
 
 
 def wide_console() -> Console:
@@ -81,28 +96,50 @@ def wide_console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=1000)
 
 
-def leaderboard(runs: Sequence[FoundRecord]) -> Table:
-    """The table of `rows`."""
-    found, objective = rows(runs), _objective(runs)
-    keys = list(dict.fromkeys(key for row in found for key in row.settings))
+def leaderboard(
+    runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False, stale: Collection[Path] = ()
+) -> Table:
+    """The table of `rows`; `stale` are the folders of runs of other code than today's."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in (*keys, objective, "status", "time"):
-        table.add_column(column, justify="right" if column in (objective, "time") else "left", overflow="fold")
-    for row in found:
-        settings = [str(row.settings.get(key, "")) for key in keys]
-        table.add_row(*settings, _value(row), row.status, elapsed(row.seconds))
+    head, *lines = _lines(rows(runs, sort, reverse=reverse), _objective(runs), stale)
+    num_settings = len(head) - len(_numbers(head))
+    for index, column in enumerate(head):
+        right = index >= num_settings and column != "status"
+        table.add_column(cells(column)[0], justify="right" if right else "left", overflow="fold")
+    for line in lines:
+        table.add_row(*cells(*line))
     return table
+
+
+def _lines(found: Sequence[Row], objective: str, stale: Collection[Path] = ()) -> Iterator[list[str]]:
+    """The leaderboard's columns, then its rows."""
+    keys = list(dict.fromkeys(key for row in found for key in row.settings))
+    test = next((tag for tag in TEST if tag != objective and any(row.values_of(tag) for row in found)), None)
+    shown_test = [test] if test else []
+    yield [*keys, objective, *shown_test, "status", "train time"]
+    for row in found:
+        old = sum(run["folder"] in stale for run in row.runs)
+        status = row.status + (f", {WORD if old == len(row.runs) else f'{old} {WORD}'}" if old else "")
+        numbers = [_spread(row.values), *(_spread(row.values_of(tag)) for tag in shown_test)]
+        yield [*(setting(row.settings.get(key, "")) for key in keys), *numbers, status, elapsed(row.seconds)]
+
+
+def _numbers(head: Sequence[str]) -> Sequence[str]:
+    """The columns that are no settings."""
+    return head[-4:] if head[-3] in TEST else head[-3:]
 
 
 def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
     """summary.csv has a line for each run, summary.md the leaderboard."""
-    keys = _given(runs)
+    found = rows(runs)
+    shown = (key for row in found for key in row.settings)
+    keys = list(dict.fromkeys([*(key for run in runs for key in _typed(run)), *shown]))
     tags = list(dict.fromkeys(tag for run in runs for tag in run.get("metrics") or {}))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", "status", "identity", *keys, "objective", *tags, "train_s", "error"])
+    writer.writerow(map(in_csv, ["run", "status", "identity", *keys, "objective", *tags, "train_s", "error"]))
     for run in runs:
-        metrics = run.get("metrics") or {}
+        metrics, known = run.get("metrics") or {}, _settings(run)
         objective = run.get("objective")
         error = in_one_line(str(run.get("error") or ""))
         numbers = [
@@ -110,43 +147,78 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
             *(_cell(metrics.get(tag)) for tag in tags),
             _cell(sum(run.get("epoch_s") or [0.0])),
         ]
-        settings = [_cell(_setting(run, key)) for key in keys]
-        writer.writerow([run["folder"].name, run["status"], run.get("identity", ""), *settings, *numbers, error])
+        settings = [setting(known.get(key, "")) for key in keys]
+        line = [run["folder"].name, run["status"], run.get("identity", ""), *settings, *numbers, error]
+        writer.writerow(map(in_csv, line))
     write_atomically(folder / "summary.csv", text.getvalue())
-    write_atomically(folder / "summary.md", "\n".join(_markdown(runs)) + "\n")
+    write_atomically(folder / "summary.md", "\n".join(_markdown(found, _objective(runs))) + "\n")
 
 
-def _markdown(runs: Sequence[FoundRecord]) -> Iterator[str]:
-    found, objective = rows(runs), _objective(runs)
-    keys = list(dict.fromkeys(key for row in found for key in row.settings))
-    yield "| " + " | ".join([*keys, objective, "status", "train_s"]) + " |"
-    yield "|" + "---|" * (len(keys) + 3)
-    for row in found:
-        cells = [*(str(row.settings.get(key, "")) for key in keys), _value(row), row.status, f"{row.seconds:.1f}"]
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:
+    head, *lines = _lines(found, objective)
+    yield "| " + " | ".join([*head[:-1], "train_s"]) + " |"
+    yield "|" + "---|" * len(head)
+    for row, line in zip(found, lines, strict=True):
+        cells = [*line[:-1], f"{row.seconds:.1f}"]
+        yield "| " + " | ".join(printable(cell).replace("\n", " ").replace("|", "\\|") for cell in cells) + " |"
 
 
-def _value(row: Row) -> str:
-    if not row.values:
-        return ""
-    spread = f" ± {row.std:.4f} ({len(row.values)})" if len(row.values) > 1 else ""
-    return f"{row.mean:.4f}{spread}"
+def _spread(values: Sequence[float]) -> str:
+    """Mean and sample standard deviation over seeds; how many of them have come to nothing."""
+    bad = [value for value in values if not math.isfinite(value)]
+    if bad:
+        return str(bad[0]) + (f" ({len(bad)} of {len(values)})" if len(values) > 1 else "")
+    if len(values) < 2:
+        return f"{values[0]:.4f}" if values else ""
+    return f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} ({len(values)})"
 
 
-def _varied(runs: Sequence[FoundRecord]) -> list[str]:
-    """The settings in which the runs differ, but for the seed; all that were given where they don't."""
-    keys = [key for key in _given(runs) if key not in ("seed", "sweep")]
-    return [key for key in keys if len({str(_setting(run, key)) for run in runs}) > 1] or keys
+def _without_seed(run: FoundRecord) -> str:
+    """Equal for runs that differ by their seed alone, in all that they have come to, whatever was typed."""
+    if "seedless_identity" in run:
+        return run["seedless_identity"]
+    known: Any = run.get("config")
+    if known:  # of an older version
+        flat = hyperparameters(known)
+        known = [{key: flat[key] for key in flat if key not in {"seed", *NOT_IN_RESULT}}, run.get("content")]
+    else:  # refused, before it had a configuration
+        known = {key: value for key, value in run.get("overrides", {}).items() if key != "seed"}
+    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def _given(runs: Sequence[FoundRecord]) -> list[str]:
-    return list(dict.fromkeys(key for run in runs for key in run.get("overrides", {})))
+def _typed(run: FoundRecord) -> list[str]:
+    return list(run.get("overrides", {}))
 
 
-def _setting(run: FoundRecord, key: str) -> Any:
-    """The value of a key, whether it was given for this run or is its default."""
-    overrides = run.get("overrides", {})
-    return overrides[key] if key in overrides else hyperparameters(run.get("config") or {}).get(key, "")
+def _settings(run: FoundRecord) -> dict[str, Any]:
+    """Every setting of a run, as it was typed or as it came to be, and what else may tell it from others."""
+    content: Any = run.get("content") or {}
+    typed = {key: value for key, value in run.get("overrides", {}).items() if "${" not in str(value)}
+    told = {part: content[part] for part in ("data", "code") if content.get(part)}
+    return {**hyperparameters(run.get("config") or {}), **typed, **told, "experiment without seed": _without_seed(run)}
+
+
+def _columns(settings: Sequence[dict[str, Any]], typed: Sequence[Sequence[str]]) -> list[str]:
+    """The settings that were typed, and differ; then of all others as many as it takes to tell the rows apart."""
+
+    def told_apart(*keys: str) -> int:
+        return len({tuple(str(known.get(key, "")) for key in keys) for known in settings})
+
+    given = [key for key in dict.fromkeys(key for words in typed for key in words) if key not in ("seed", "sweep")]
+    keys = [key for key in given if told_apart(key) > 1] or given
+    for key in dict.fromkeys(key for known in settings for key in known):
+        if told_apart(*keys) == len(settings):
+            break
+        if key != "seed" and told_apart(*keys, key) > told_apart(*keys):
+            keys.append(key)
+    return keys
+
+
+def _mean(row: Row, key: str) -> Any:
+    """The mean over a row's runs of what `expt report --sort KEY` sorts by; the first's where it is no number."""
+    found = [ListedRun(run["folder"], run).values.get(key) for run in row.runs]
+    numbers = [value for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
+    return statistics.fmean(numbers) if numbers else found[0]
 
 
 def _objective(runs: Sequence[FoundRecord]) -> str:

@@ -1,31 +1,43 @@
-"""The terminal's view of one run, read from its folder: a progress line, and a table at the end."""
+"""The terminal's view of one run under way, read from its folder: a line for each epoch, and the progress."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import shlex
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 
-from expt.runs import provenance
+from expt.runs import tags
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths
-from expt.runs.result import Record, read_result
+from expt.runs.result import read_result
+from expt.runs.view.cells import say
+from expt.runs.view.printed import Printed
 
 REFRESH_S = 0.1
 WIDE, BAR = 100, 16
 """Columns of a terminal that has room for everything, and of the progress bar there."""
-EVALUATED = ("accuracy/val", "accuracy/test")
+BEST = tags.best("")
 PLAIN_LINE_S = 10.0
-"""Without a terminal: a line each epoch, and one after this many seconds within a long epoch."""
+"""Without a terminal: a line after this many seconds within a long epoch, beside one for each epoch."""
+
+
+class EpochEnd(NamedTuple):
+    """The numbers of an epoch that has ended, evaluation included."""
+
+    epoch: int
+    step: int
+    values: Mapping[str, float]
+    is_best: bool
+    """Whether it was the best by the run's objective, until then."""
 
 
 class RunState:
@@ -34,36 +46,78 @@ class RunState:
     def __init__(self, paths: RunPaths, *, epochs: int) -> None:
         self._paths, self.epochs = paths, epochs
         self._reader = MetricsReader(paths)
-        self._began = time.monotonic()
+        self._began: tuple[float, int] | None = None
+        self._resumed_at = 0
         self.values: dict[str, float] = {}
+        """The newest of each tag."""
+        self.of_epoch: dict[str, float] = {}
+        """The newest of each tag, of the epoch under way alone."""
+        self._ended: list[EpochEnd] = []
+        self._told, self._best = 0, math.nan
         self.step = self.epoch = self.total_steps = 0
 
     def read(self) -> list[Point]:
-        """Take in what is new; returns it."""
+        """Take in what is new; returns it, but for what was there before the run was resumed."""
         points = self._reader.read()
-        for point in points:
-            if self.step == 0:
-                self._began = time.monotonic()  # the time left is that of the steps, not of the start
-            self.values[point.tag], self.step, self.epoch = point.value, point.step, point.epoch
         if points and not self.total_steps:
-            self.total_steps = read_result(self._paths).get("total_steps", 0)
-        return points
+            self._read_result()
+        for point in points:
+            if point.epoch != self.epoch:
+                self._end_epoch()
+                self.of_epoch = {}
+            self.values[point.tag] = self.of_epoch[point.tag] = point.value
+            self.step, self.epoch = point.step, point.epoch
+            if point.tag.startswith(BEST):
+                self._end_epoch()
+        if self._began is None and self.step > self._resumed_at:
+            self._began = time.monotonic(), self.step  # the time left is that of the steps, not of the start
+        return [point for point in points if point.step > self._resumed_at]
+
+    def _read_result(self) -> None:
+        result = read_result(self._paths)
+        self._resumed_at = result["resumed_from"]["step"] if "resumed_from" in result else 0
+        self.total_steps = result.get("total_steps", 0)
+        if per_epoch := result.get("steps_per_epoch"):
+            self.epochs = -(-self.total_steps // per_epoch)
+
+    def _end_epoch(self) -> None:
+        """The epoch's numbers are all there; nothing is new of one that was told before, or before a resume."""
+        if tags.EPOCH_S not in self.of_epoch or self._told >= self.epoch:
+            return
+        self._told = self.epoch
+        tag, best = next(((tag, value) for tag, value in self.of_epoch.items() if tag.startswith(BEST)), ("", math.nan))
+        is_best = best not in (self._best, math.nan) and self.of_epoch.get(tag.removeprefix(BEST)) == best
+        self._best = best
+        if self.step > self._resumed_at:
+            self._ended.append(EpochEnd(self.epoch, self.step, dict(self.of_epoch), is_best))
+
+    def take_ended(self, *, last: bool = False) -> list[EpochEnd]:
+        """The epochs that have ended since the last call; with `last` also one whose evaluation came to nothing."""
+        if last:
+            self._end_epoch()
+        ended, self._ended = self._ended, []
+        return ended
 
     @property
     def left_s(self) -> float | None:
-        """Seconds to the end, if the rest goes as fast as what is done; None where that can't be said."""
-        if not 0 < self.step < self.total_steps:
+        """Seconds to the end, if the rest goes as fast as what was done since; None where that can't be said."""
+        if self._began is None or not self._began[1] < self.step < self.total_steps:
             return None
-        return (time.monotonic() - self._began) / self.step * (self.total_steps - self.step)
+        since, first = self._began
+        return (time.monotonic() - since) / (self.step - first) * (self.total_steps - self.step)
 
 
 class RunDisplay:
-    """Shows a run that is under way; `update` is cheap and may be called at any rate."""
+    """Shows a run that is under way; `update` is cheap and may be called at any rate.
+
+    A line for each epoch that has ended, and for what workers print; in a terminal the progress below.
+    """
 
     def __init__(self, paths: RunPaths, console: Console, *, epochs: int, print_every: int | None = None) -> None:
         self._state, self._console, self._print_every = RunState(paths, epochs=epochs), console, print_every
+        self._printed = Printed(paths)
         self._next = self._line_at = time.monotonic()
-        self._bar = _progress_bar(console) if console.is_terminal else None
+        self._bar = _progress_bar(console) if console.is_terminal and not console.is_dumb_terminal else None
         self._task = self._bar.add_task("starting", total=None, text="") if self._bar else None
 
     def __enter__(self) -> RunDisplay:
@@ -73,7 +127,7 @@ class RunDisplay:
 
     def __exit__(self, *_: object) -> None:
         self._next = 0.0
-        self.update()
+        self.update(last=True)
         if self._bar:
             # It stays where a run has stopped on its way; at the end the summary says the same.
             self._bar.live.transient = self._state.step in (0, self._state.total_steps)
@@ -81,48 +135,66 @@ class RunDisplay:
 
     def waiting(self, devices: Sequence[str]) -> None:
         """Say that the run cannot start yet, since another command holds `devices`."""
-        self._console.print(waiting_for(devices), highlight=False, soft_wrap=True)
+        say(self._console, waiting_for(devices))
 
-    def update(self) -> None:
-        """Read what is new and show it."""
+    def update(self, *, last: bool = False) -> None:
+        """Read what is new and show it; `last`: no more will come."""
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + REFRESH_S
+        for rank, line in self._printed.new(last=last):
+            say(self._console, f"[rank {rank}] {line}")
         state = self._state
         points = state.read()
-        if not points:
-            return
         if self._print_every:
             self._print_steps(points, self._print_every)
+        ended = state.take_ended(last=last)
+        for end in ended:
+            self._line_at = now
+            self._print_epoch(end, left=end is ended[-1])
+        if not points or not state.total_steps:
+            return
         if self._bar and self._task is not None:
             label = f"epoch {state.epoch}/{state.epochs}"
             taken = len(label) + 2 * len(str(state.total_steps)) + 3 + (BAR + 1) * (self._console.width >= WIDE)
-            text = self._text(self._console.width - taken)
+            text = self._fitted({**_in_words(state.of_epoch), **self._left()}, self._console.width - taken)
             self._bar.update(self._task, description=label, total=state.total_steps, completed=state.step, text=text)
-        elif any(point.tag in EVALUATED for point in points) or now - self._line_at > PLAIN_LINE_S:
+        elif not ended and now - self._line_at > PLAIN_LINE_S:
             self._line_at = now
-            self._print(state.epoch, state.step, self._text())
+            self._print(state.epoch, state.step, "  ".join({**_in_words(state.of_epoch), **self._left()}.values()))
 
     def _print_steps(self, points: list[Point], every: int) -> None:
         """A line for each step that is due, however many were logged since the last look."""
         for (epoch, step), group in itertools.groupby(points, key=lambda point: (point.epoch, point.step)):
             values = {point.tag: point.value for point in group}
-            has_line = "speed/epoch_s" in values and not self._bar  # an epoch's end, see `update`
-            if step % every == 0 and "loss/train" in values and not has_line:
-                self._print(epoch, step, "  ".join(_in_words(values).values()))
+            if step % every == 0 and tags.RUNNING_LOSS in values:
+                running = {tag: values[tag] for tag in RUNNING if tag in values}
+                self._print(epoch, step, "  ".join(_in_words(running).values()))
+
+    def _print_epoch(self, end: EpochEnd, *, left: bool) -> None:
+        """The epoch's own numbers, none of before or since."""
+        values = {tag: value for tag, value in end.values.items() if tag not in RUNNING}
+        words = {**_in_words(values), **({"best": "best"} if end.is_best else {})}
+        if not self._console.is_terminal:
+            self._print(end.epoch, end.step, "  ".join({**words, **(self._left() if left else {})}.values()))
+            return
+        label = f"epoch {end.epoch:>{len(str(self._state.epochs))}}/{self._state.epochs}  "
+        say(self._console, label + self._fitted(words, self._console.width - len(label)), "bold" if end.is_best else "")
 
     def _print(self, epoch: int, step: int, text: str) -> None:
-        line = f"epoch {epoch}/{self._state.epochs}  step {step}/{self._state.total_steps}  {text}"
-        self._console.print(line, highlight=False, soft_wrap=True)
+        say(self._console, f"epoch {epoch}/{self._state.epochs}  step {step}/{self._state.total_steps}  {text}")
 
-    def _text(self, width: int | None = None) -> str:
-        """The newest numbers, and the time left; in `width` columns only the most important."""
-        shown = _in_words(self._state.values)
-        if self._state.left_s is not None:
-            shown["left"] = f"{duration(self._state.left_s)} left"
+    def _left(self) -> dict[str, str]:
+        left_s = self._state.left_s
+        return {} if left_s is None else {"left": f"{duration(left_s)} left"}
+
+    @staticmethod
+    def _fitted(words: Mapping[str, str], width: int) -> str:
+        """The words that fit into `width` columns, the most important first to stay."""
+        shown = dict(words)
         for label in _LEFT_OUT_FIRST:
-            if width is not None and len("  ".join(shown.values())) > width:
+            if len("  ".join(shown.values())) > width:
                 shown.pop(label, None)
         return "  ".join(shown.values())
 
@@ -146,51 +218,21 @@ def watched(display: RunDisplay) -> Iterator[None]:
             thread.join()
 
 
+RUNNING = (tags.RUNNING_LOSS, tags.RUNNING_ACCURACY, tags.RUNNING_SAMPLES_PER_S)
 _SHOWN = (
-    ("loss/train", "loss", ".4f"),
-    ("accuracy/train", "acc", ".4f"),
-    ("accuracy/val", "val", ".4f"),
-    ("accuracy/test", "test", ".4f"),
-    ("speed/samples_per_s", "img/s", ",.0f"),
+    ((tags.loss("train"), tags.RUNNING_LOSS), "loss", ".4f"),
+    ((tags.accuracy("train"), tags.RUNNING_ACCURACY), "acc", ".4f"),
+    ((tags.accuracy("val"),), "val", ".4f"),
+    ((tags.accuracy("test"),), "test", ".4f"),
+    ((tags.SAMPLES_PER_S, tags.RUNNING_SAMPLES_PER_S), "img/s", ",.0f"),
 )
 _LEFT_OUT_FIRST = ("img/s", "acc", "test", "val", "loss")
 
 
 def _in_words(values: Mapping[str, float]) -> dict[str, str]:
-    """Each number with its label, by label."""
-    return {label: f"{label} {values[tag]:{form}}" for tag, label, form in _SHOWN if tag in values}
-
-
-def print_summary(console: Console, paths: RunPaths) -> None:
-    """The final numbers, and what to do next."""
-    result = read_result(paths)
-    values: Mapping[str, float] = result.get("metrics") or {}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "loss", "accuracy"):
-        table.add_column(column, justify="left" if not column else "right")
-    for split in ("train", "val", "test"):
-        if f"loss/{split}" in values:
-            table.add_row(split, f"{values[f'loss/{split}']:.4f}", f"{values[f'accuracy/{split}']:.4f}")
-    console.print(table)
-    console.print(_facts(result), highlight=False)
-    console.print(f"run folder   {shown_path(paths.folder)}", highlight=False, soft_wrap=True)
-    if paths.operators.exists():
-        operators, trace = paths.operators.read_text(encoding="utf-8"), shown_path(paths.trace)
-        console.print(f"\n{operators}", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"trace        {trace}, to open at https://ui.perfetto.dev", highlight=False, soft_wrap=True)
-    logdir = shlex.quote(shown_path(paths.folder))
-    console.print(f"look at it   tensorboard --logdir {logdir}", highlight=False, soft_wrap=True)
-    if shown_path(paths.folder).startswith("outputs/"):  # where the report looks by itself
-        console.print(f"compare      {provenance.program()} report", highlight=False, soft_wrap=True)
-
-
-def _facts(result: Record) -> str:
-    workers = result.get("world_size", 1)
-    where = f"{workers} worker{'s' if workers > 1 else ''} on {', '.join(result.get('devices') or ['the CPU'])}"
-    best = result.get("best")
-    speed = f"{result.get('samples_per_s') or 0:,.0f} images/s"
-    line = f"{sum(result.get('epoch_s') or [0]):.1f} s of training by {where}, {speed}"
-    return line + (f"; best {best['metric']} {best['value']:.4f} in epoch {best['epoch']}" if best else "")
+    """Each number with its label, by label; the epoch's own where it has ended, else since the last log point."""
+    found = {label: next((values[tag] for tag in either if tag in values), None) for either, label, _ in _SHOWN}
+    return {label: f"{label} {found[label]:{form}}" for _, label, form in _SHOWN if found[label] is not None}
 
 
 def waiting_for(devices: Sequence[str]) -> str:

@@ -9,12 +9,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from expt.config.identity import hyperparameters
 from expt.errors import ConfigError, did_you_mean
 from expt.runs.result import Record, results_below
 from expt.runs.view.progress import shown_path
+
+T = TypeVar("T")
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
@@ -70,12 +72,27 @@ def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]
 
 def in_order(runs: Sequence[ListedRun], key: str = "started", *, reverse: bool = False) -> list[ListedRun]:
     """The runs by a column, a setting or a metric: newest first, accuracies from the highest, all else rising."""
-    objectives = {run.objective for run in runs}
-    falls = key == "started" or "accuracy" in (key if key != "best" else " ".join(objectives))
-    having = [run for run in runs if run.values.get(key) not in (None, "") and run.values[key] == run.values[key]]
-    mixed = len({isinstance(run.values[key], str) for run in having}) > 1
-    having.sort(key=lambda run: str(run.values[key]) if mixed else run.values[key], reverse=falls != reverse)
-    return [*having, *(run for run in runs if run not in having)]  # without a value, or with nan: last, either way
+    down = falls(key if key != "best" else " ".join({run.objective for run in runs}))
+    return ordered(runs, lambda run: run.values.get(key), falling=down != reverse)
+
+
+def falls(key: str) -> bool:
+    """Whether the highest value of `key` comes first."""
+    return key == "started" or "accuracy" in key
+
+
+def ordered(items: Sequence[T], value_of: Callable[[T], Any], *, falling: bool) -> list[T]:
+    """The items by their values; those without one, or with nan, come last, either way."""
+    having, without = list[tuple[Any, T]](), list[T]()
+    for item in items:
+        value = value_of(item)
+        if value in (None, "") or value != value:
+            without.append(item)
+        else:
+            having.append((value, item))
+    mixed = len({isinstance(value, str) for value, _ in having}) > 1
+    having.sort(key=lambda pair: str(pair[0]) if mixed else pair[0], reverse=falling)
+    return [*(item for _, item in having), *without]
 
 
 def check_key(key: str, runs: Sequence[ListedRun]) -> None:

@@ -1,0 +1,49 @@
+"""Runs whose own classes have other source now: their numbers are not those of today's code."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from expt.config import user_code
+from expt.runs import provenance
+from expt.runs.result import Record
+from expt.runs.view.cells import say
+from expt.runs.view.progress import shown_path
+
+WORD = "stale"
+
+
+def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
+    """The folders of those that are; one whose classes are not found from here is not known to be."""
+    today: dict[tuple[str, ...], str | None] = {}
+    found = []
+    for folder, record in runs:
+        then = (record.get("content") or {}).get("code")
+        if then is None:
+            continue
+        targets = _targets(record.get("config") or {})
+        if targets not in today:
+            today[targets] = user_code.fingerprint(targets)
+        if today[targets] not in (None, then):
+            found.append(folder)
+    return found
+
+
+def print_stale(console: Console, folders: Iterable[Path]) -> None:
+    """Say what is stale, with the command that runs it anew."""
+    commands = [f"{provenance.program()} rerun {shlex.quote(shown_path(folder))}" for folder in folders]
+    if not commands:
+        return
+    say(console, f"\n{len(commands)} {WORD}: their own classes have other source now; to run them anew", "bold yellow")
+    for command in commands:
+        say(console, f"      {command}")
+
+
+def _targets(config: Mapping[str, Any]) -> tuple[str, ...]:
+    nodes = (config.get(group) for group in ("model", "dataset", "optimizer", "scheduler"))
+    return tuple(str(node["target"]) for node in nodes if isinstance(node, dict) and "target" in node)

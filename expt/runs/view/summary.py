@@ -1,0 +1,55 @@
+"""What a run has come to, at its end: the final numbers, and what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from expt.runs import provenance
+from expt.runs.paths import RunPaths
+from expt.runs.result import Record, read_result
+from expt.runs.view.cells import cells, say
+from expt.runs.view.progress import shown_path
+
+
+def print_summary(console: Console, paths: RunPaths) -> None:
+    """The final numbers, each with its epoch, and what to do next."""
+    result = read_result(paths)
+    values: Mapping[str, float] = result.get("metrics") or {}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("", "loss", "accuracy", "of epoch"):
+        table.add_column(column, justify="left" if not column else "right")
+    for split in ("train", "val", "test"):
+        if f"loss/{split}" in values:
+            numbers = (f"{values[f'{metric}/{split}']:.4f}" for metric in ("loss", "accuracy"))
+            table.add_row(*cells(split, *numbers, _epoch_of(split, result)))
+    console.print(table)
+    for line in _facts(result):
+        say(console, line)
+    say(console, f"run folder   {shown_path(paths.folder)}")
+    if paths.operators.exists():
+        operators, trace = paths.operators.read_text(encoding="utf-8"), shown_path(paths.trace)
+        say(console, f"\n{operators}")
+        say(console, f"trace        {trace}, to open at https://ui.perfetto.dev")
+    say(console, f"look at it   tensorboard --logdir {shlex.quote(shown_path(paths.folder))}")
+    if shown_path(paths.folder).startswith("outputs/"):  # where the report looks by itself
+        say(console, f"compare      {provenance.program()} report")
+
+
+def _epoch_of(split: str, result: Record) -> str:
+    """Train and val are of the last epoch; test at a run's end is of the best checkpoint."""
+    last, best = len(result.get("epoch_s") or ()), result.get("best")
+    each_epoch = split != "test" or (result.get("config") or {}).get("eval_split") == "test"
+    return f"{last}, the last" if each_epoch or not best else f"{best['epoch']}, the best"
+
+
+def _facts(result: Record) -> list[str]:
+    workers = result.get("world_size", 1)
+    where = f"{workers} worker{'s' if workers > 1 else ''} on {', '.join(result.get('devices') or ['the CPU'])}"
+    speed = f"{result.get('samples_per_s') or 0:,.0f} images/s"
+    best = result.get("best")
+    found = [f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {where}, {speed}"]
+    return found + ([f"best         {best['metric']} {best['value']:.4f} in epoch {best['epoch']}"] if best else [])

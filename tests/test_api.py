@@ -1,0 +1,25 @@
+"""What a notebook shows of a result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from expt.api import Result
+
+
+def test_a_result_is_shown_in_five_lines() -> None:
+    record: Any = {
+        "status": "completed",
+        "config": {f"key{number}": number for number in range(100)},
+        "metrics": {"loss/val": 0.25, "accuracy/val": 0.875, "lr": 0.1, "best/accuracy/val": 0.9},
+        "best": {"metric": "accuracy/val", "value": 0.9, "epoch": 3},
+        "epoch_s": [1.5, 2.0],
+    }
+    assert repr(Result(Path("outputs/a"), record)).splitlines() == [
+        "expt.Result completed",
+        "  folder   outputs/a",
+        "  metrics  loss/val 0.2500, accuracy/val 0.8750",
+        "  best     accuracy/val 0.9000 in epoch 3",
+        "  trained  3.5 s; more in .record",
+    ]
