@@ -23,13 +23,14 @@ from expt.runs.view.stale import WORD
 
 def print_listing(console: Console, runs: Sequence[ListedRun], stale: Collection[Path] = ()) -> None:
     """A line for each run; where its folder doesn't fit into one, it has a line of its own, to be copied whole."""
-    table = _listing(runs, console.width, stale)
     paths = [printable(str(run.values["run"])) for run in runs]
     longest = max(len(text) for text in (*paths, "run"))
-    if longest + 2 + console.measure(table).maximum <= console.width:
-        for line, path in zip(_lines(console, table), ["run", *paths], strict=True):
-            console.print(Text.assemble((path.ljust(longest), "bold" if path == "run" else ""), "  ", line))
-        return
+    for width in (console.width, min(console.width, WIDE - 1)):
+        table = _listing(runs, width, stale)
+        if longest + 2 + console.measure(table).maximum <= console.width:
+            for line, path in zip(_lines(console, table), ["run", *paths], strict=True):
+                console.print(Text.assemble((path.ljust(longest), "bold" if path == "run" else ""), "  ", line))
+            return
     for line, path in zip(_lines(console, table), ["", *paths], strict=True):
         if path:
             say(console, path)
