@@ -41,7 +41,8 @@ def main(words: Sequence[str]) -> int:
             if not runs:
                 raise ConfigError(f"{folder}: this sweep holds no run yet")
             with _of_option("--sort"):
-                check_key(asked.sort or "status", runs)
+                if asked.sort not in {None, *(key for run in runs for key in run.result.get("overrides") or {})}:
+                    check_key(asked.sort, runs)
             conclude(wide_console(), folder, asked.sort, reverse=asked.reverse)
         else:
             report(wide_console(), asked)

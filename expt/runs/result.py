@@ -146,7 +146,7 @@ def results(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
 
 def latest_sweep(outputs: Path) -> Path | None:
     """The sweep below `outputs` that was begun last; a folder without any run is none."""
-    folders = {path.parent.parent for path in (outputs / "sweeps").glob("*/*/result.json")}
+    folders = {path.parent.parent for path in (outputs / "sweeps").glob(str(RunPaths(Path("*/*")).result))}
     return max(sorted(folders), key=_began, default=None)
 
 

@@ -46,6 +46,7 @@ def test_the_first_record(tmp_path: Path) -> None:
         "master_port": 1234,
         "attempts": 1,
         "identity": identity(asked.config),
+        "seedless_identity": identity(asked.config, but=("seed",)),
         "content": {"data": None, "code": None},
         "seed": 5,
         "name": "lr=1",

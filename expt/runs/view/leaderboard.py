@@ -218,7 +218,7 @@ def _mean(row: Row, key: str) -> Any:
     """The mean over a row's runs of what `expt report --sort KEY` sorts by; the first's where it is no number."""
     found = [ListedRun(run["folder"], run).values.get(key) for run in row.runs]
     numbers = [value for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
-    return statistics.fmean(numbers) if numbers else found[0]
+    return statistics.fmean(numbers) if numbers else row.settings.get(key, found[0])
 
 
 def _objective(runs: Sequence[FoundRecord]) -> str:
