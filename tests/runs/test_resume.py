@@ -133,9 +133,10 @@ def test_nor_may_a_groups_settings(words: list[str], configured: Configured, pat
 
 @pytest.mark.parametrize(("key", "value", "done"), [("epochs", 2, "epoch 3"), ("max_steps", 40, "step 50")])
 def test_a_run_is_not_made_shorter_than_it_is(
-    key: str, value: int, done: str, config: RunConfig, paths: RunPaths
+    key: str, value: Any, done: str, config: RunConfig, paths: RunPaths
 ) -> None:
     checkpoint.save(paths.last, state(config, 50, best=1, position={"epoch": 3, "step": 50, "step_in_epoch": 10}))
+    enough: Any
     for enough in (value + 10, 50):
         assert resume.find(dataclasses.replace(config, **{key: enough}), Content(), paths, may_have_run=True)
     with pytest.raises(ConfigError, match=f"{key}={value}: the run of .* has come to {done} already"):

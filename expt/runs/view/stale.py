@@ -23,7 +23,8 @@ def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
     today: dict[tuple[str, ...], str | None] = {}
     found = []
     for folder, record in runs:
-        then = (record.get("content") or {}).get("code")
+        content: Mapping[str, Any] = record.get("content") or {}
+        then = content.get("code")
         if then is None:
             continue
         targets = _targets(record.get("config") or {})
