@@ -20,7 +20,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "runs/provenance": (RERUN,),
     "runs/resume": (RESUME,),
     "runs/tags": ("tests/integration/test_dashboard.py",),
-    "runs/view/plot": ("tests/runs/test_comparison.py",),
+    "runs/view": ("tests/command/test_report.py",),
     "runs": (RERUN,),
     "training": (NUMBERS, "tests/integration/test_fast_paths.py"),
     "training/memory_probe": (WATCHDOGS,),

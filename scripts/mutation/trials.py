@@ -126,7 +126,7 @@ def outcome(trial: Trial) -> str | None:
     if not pid:
         return TIMED_OUT
     if (code := os.waitstatus_to_exitcode(status)) == 4:
-        raise RuntimeError(f"the tests could not be run:\n{(trial.tree / 'said').read_text()[-2000:]}")
+        sys.exit(f"the tests could not be run:\n{(trial.tree / 'said').read_text()[-2000:]}")
     return SURVIVED if code in (0, 5) else NOTICED
 
 
@@ -166,5 +166,6 @@ def run(
     finally:
         for trial in running:
             trial.ends_at = 0.0
-            outcome(trial)
+            with suppress(ChildProcessError):  # it ended, and could not be judged
+                outcome(trial)
         copies.remove()
