@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from pathlib import Path
@@ -35,7 +36,7 @@ def request(folder: Path, *, may_have_run: bool = False, typed_at: float | None 
     """A request for a run in `folder`, of one CPU worker where `config` says nothing else."""
     return RunRequest(
         config=dataclasses.replace(_config(), **{"world_size": 1, "threads": 1, **config}),
-        settings=settings(),
+        settings=copy.deepcopy(settings()),
         paths=RunPaths(folder),
         about={"name": folder.name, "overrides": {"seed": 0}, "arguments": ["seed=0"]},
         env={"COLOUR": "green"},
