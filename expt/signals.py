@@ -6,14 +6,17 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import stat
 import threading
 import types
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import wait
 from typing import Any
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What asks the driver; Slurm sends SIGUSR1, or as submitit asks it SIGUSR2, before it takes a node."""
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What asks the driver; Slurm sends SIGUSR1, or as submitit asks it SIGUSR2, before it takes a node. SIGHUP comes when
+the terminal is closed, or the line to it is lost."""
+OF_THE_TERMINAL = (signal.SIGINT, signal.SIGHUP)
+"""What a terminal sends to every process that was started from it."""
 ASK_WORKER = signal.SIGUSR1
 DUMP_STACKS = signal.SIGUSR2
 """What has a worker write the Python stack of every thread to its log, wherever it is stuck."""
@@ -55,7 +58,7 @@ def heed_in_worker() -> None:
     _received.clear()
     numbers = [ASK_WORKER]
     if multiprocessing.parent_process() is None:
-        numbers += [signal.SIGUSR2, signal.SIGTERM]
+        numbers += [signal.SIGUSR2, signal.SIGTERM, *_unless_ignored(signal.SIGHUP)]
     elif in_slurm():
         numbers += [signal.SIGTERM]
     for number in numbers:
@@ -71,16 +74,35 @@ class Heeded:
     def __enter__(self) -> None:
         _received.clear()
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._keep) for number in ASKING}
+            heeded = [number for number in ASKING if number != signal.SIGHUP] + _unless_ignored(signal.SIGHUP)
+            self._before = {number: signal.signal(number, self._keep) for number in heeded}
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _keep(self, number: int, _: types.FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _leave_the_terminal()
+            if _received:  # it comes from the shell, and from the system too: nobody is impatient
+                return
         _received.append(signal.Signals(number))
         if _at_once or len(_received) > 1:
             raise KeyboardInterrupt
+
+
+def _unless_ignored(number: signal.Signals) -> list[signal.Signals]:
+    """Nohup lets a command ignore the end of its terminal."""
+    return [] if signal.getsignal(number) is signal.SIG_IGN else [number]
+
+
+def _leave_the_terminal() -> None:
+    """Print to nowhere where the terminal is gone: to write to it would be an error now, and there is much to save."""
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
 
 
 @contextlib.contextmanager
@@ -92,15 +114,3 @@ def heeded_at_once() -> Iterator[None]:
         yield
     finally:
         _at_once = False
-
-
-def die_with_the_driver() -> None:
-    """End this process at once when the driver is gone, even by SIGKILL: the forkserver would let it live on."""
-    driver = multiprocessing.parent_process()
-    assert driver is not None
-
-    def watch() -> None:
-        wait([driver.sentinel])
-        os._exit(143)
-
-    threading.Thread(target=watch, name="watch-driver", daemon=True).start()

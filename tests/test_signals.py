@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import threading
 from collections.abc import Iterator
@@ -48,6 +49,46 @@ def test_the_second_raises() -> None:
     assert signals.exit_code() == 143  # the first counts
 
 
+def test_the_end_of_the_terminal_may_be_told_twice() -> None:
+    """By the shell, and by the system."""
+    with signals.Heeded():
+        press(signal.SIGHUP)
+        press(signal.SIGHUP)
+        assert signals.grace_s() == signals.GRACE_S
+    assert signals.exit_code() == 129
+
+
+def test_nohup_keeps_its_meaning() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with signals.Heeded():
+        press(signal.SIGHUP)
+        assert not signals.asked()
+    signals.heed_in_worker()
+    press(signal.SIGHUP)
+    assert not signals.asked()
+
+
+def test_what_is_printed_to_a_terminal_that_is_gone_goes_nowhere(capfd: pytest.CaptureFixture[str]) -> None:
+    master, slave = pty.openpty()
+    kept = os.dup(1)
+    try:
+        os.dup2(slave, 1)
+        os.close(master)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(1, b"x")
+        with signals.Heeded():
+            press(signal.SIGHUP)
+        os.write(1, b"x")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(slave)
+    with signals.Heeded():
+        press(signal.SIGHUP)
+    os.write(1, b"a file keeps what is printed")
+    assert capfd.readouterr().out == "a file keeps what is printed"
+
+
 def test_where_nothing_can_wait_the_first_raises() -> None:
     with signals.Heeded():
         with signals.heeded_at_once(), pytest.raises(KeyboardInterrupt):
@@ -91,7 +132,7 @@ def test_in_another_thread_handlers_stay_as_they_are() -> None:
 
 def test_a_worker_without_a_driver_heeds_whoever_started_it() -> None:
     signals.heed_in_worker()
-    for number in (signals.ASK_WORKER, signal.SIGUSR2, signal.SIGTERM):
+    for number in (signals.ASK_WORKER, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP):
         press(number)
         assert signals.asked_by(number)
 

@@ -35,14 +35,17 @@ def test_ctrl_c_stops_everything(tmp_path: Path, whole_group: bool) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)],
+    [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGHUP, 129)],
     ids=lambda value: str(value),
 )
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
     asked: signal.Signals, code: int, tmp_path: Path, trained: Trained
 ) -> None:
     process, children = training(tmp_path)
-    process.send_signal(asked)
+    if asked == signal.SIGHUP:
+        os.killpg(process.pid, asked)  # as the terminal sends it
+    else:
+        process.send_signal(asked)
     _, err = process.communicate(timeout=20)
     assert process.returncode == code, err
     assert "resume=auto" in err
