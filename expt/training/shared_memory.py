@@ -9,9 +9,10 @@ the order of ranks, so that all get the same bits.
 import mmap
 import os
 import platform
+import sys
 import tempfile
 import time
-from pathlib import Path
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +28,8 @@ SPINS = 20_000
 
 
 def is_supported() -> bool:
-    """Whether a worker's stores are seen by others in the order in which they were made (x86), without fences."""
-    return platform.machine() in ("x86_64", "AMD64")
+    """Whether others can map a worker's memory, and see its stores in the order in which it made them (x86)."""
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
 
 
 class SharedMemory:
@@ -87,33 +88,65 @@ def average_gradients(memory: SharedMemory, bucket: dist.GradBucket) -> torch.fu
 
 
 def _mapped_by_all(rank: int, size: int) -> mmap.mmap:
-    """Memory that every worker of this machine maps, without a name once they have: it ends with the last of them."""
-    names: list[str | None] = [None]
-    if rank == 0:
-        names = [_allocated("/dev/shm", size) or _allocated(tempfile.gettempdir(), size)]
-    dist.broadcast_object_list(names, src=0)
-    if names[0] is None:
-        raise RunFailed(f"neither /dev/shm nor {tempfile.gettempdir()} has {size} bytes; use ddp.shared_memory=false")
-    path = Path(names[0])
-    with path.open("r+b") as file:
-        mapped = mmap.mmap(file.fileno(), size)
-    dist.barrier()
-    if rank == 0:
-        path.unlink()
+    """Memory that every worker of this machine maps; it has no name, and ends with the last of them."""
+    mine = _allocated(size) if rank == 0 else None
+    told: list[_Place | None] = [_place_of(mine)]
+    dist.broadcast_object_list(told, src=0)
+    place = told[0]
+    if place is None:
+        raise RunFailed(f"no memory of {size} bytes can be shared by the workers; use ddp.shared_memory=false")
+    mapped, problem = _mapped(place, size)
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)  # rank 0 has it open until all have mapped it
+    if mine is not None:
+        mine.close()
+    if mapped is None or any(problems):
+        problem = next(filter(None, problems))
+        raise RunFailed(f"the workers cannot share memory ({problem}); use ddp.shared_memory=false")
     return mapped
 
 
-def _allocated(folder: str, size: int) -> str | None:
-    """A new file there whose space is taken, for one without would kill whoever writes to it; None if there is none."""
-    try:
-        descriptor, name = tempfile.mkstemp(prefix="expt-", dir=folder)
-    except OSError:
+class _Place(NamedTuple):
+    """Where other processes of this machine find the memory, and what it is then."""
+
+    path: str
+    device: int
+    inode: int
+
+
+def _place_of(file: IO[bytes] | None) -> _Place | None:
+    if file is None:
         return None
+    stat = os.fstat(file.fileno())
+    return _Place(f"/proc/{os.getpid()}/fd/{file.fileno()}", stat.st_dev, stat.st_ino)
+
+
+def _mapped(place: _Place, size: int) -> tuple[mmap.mmap | None, str | None]:
+    """The memory, or why there is none: in containers of their own workers may see another process there."""
     try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError:
-        Path(name).unlink()
-        return None
-    finally:
-        os.close(descriptor)
-    return name
+        with open(place.path, "r+b") as file:
+            stat = os.fstat(file.fileno())
+            if (stat.st_dev, stat.st_ino) != (place.device, place.inode):
+                return None, f"{place.path} is not that of rank 0"
+            return mmap.mmap(file.fileno(), size), None
+    except OSError as error:
+        return None, str(error)
+
+
+def _allocated(size: int) -> IO[bytes] | None:
+    """A file without a name whose space is taken, for one without would kill whoever writes to it; None for no room."""
+    for make in (_in_memory, tempfile.TemporaryFile):
+        file = None
+        try:
+            file = make()
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError:
+            if file is not None:
+                file.close()
+        else:
+            return file
+    return None
+
+
+def _in_memory() -> IO[bytes]:
+    return open(os.memfd_create("expt"), "r+b")

@@ -1,0 +1,48 @@
+"""Memory that workers share: without a name, and never that of another process."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+
+from expt.training import shared_memory
+from expt.training.shared_memory import _allocated, _mapped, _place_of
+
+
+@pytest.mark.parametrize("memory", [True, False], ids=["in memory", "in a file"])
+def test_it_has_no_name_from_its_first_moment(memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise OSError(24, "Too many open files")
+
+    if not memory:
+        monkeypatch.setattr(shared_memory, "_in_memory", none)
+    mine = _allocated(4096)
+    assert mine is not None
+    with mine:
+        assert (os.fstat(mine.fileno()).st_nlink, os.fstat(mine.fileno()).st_size) == (0, 4096)
+        place = _place_of(mine)
+        assert place is not None
+        theirs, problem = _mapped(place, 4096)
+        assert problem is None
+        assert theirs is not None
+        os.pwrite(mine.fileno(), b"seen", 8)
+        assert theirs[8:12] == b"seen"
+
+
+def test_where_there_is_no_room_there_is_none() -> None:
+    assert _allocated(1 << 60) is None
+    assert _place_of(None) is None
+
+
+def test_what_another_process_has_under_that_number_is_left_alone() -> None:
+    with tempfile.TemporaryFile() as mine, tempfile.TemporaryFile() as other:
+        place, elsewhere = _place_of(mine), _place_of(other)
+        assert place is not None
+        assert elsewhere is not None
+        mapped, problem = _mapped(place._replace(path=elsewhere.path), 4096)
+        assert (mapped, problem) == (None, f"{elsewhere.path} is not that of rank 0")
+        mapped, problem = _mapped(place._replace(path="/proc/1/fd/none"), 4096)
+        assert mapped is None
+        assert problem
