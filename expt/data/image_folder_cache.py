@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from expt.children import die_with_the_driver, without_main
 from expt.config import groups
 from expt.data import cache
 from expt.data.image_folder_files import Listing, decode, list_images
 from expt.errors import DataError
 from expt.machine import available_memory, usable_cpus
-from expt.signals import die_with_the_driver
 
 CHUNK = 64
 """images that a process decodes at a time"""
@@ -54,12 +54,13 @@ def decoded_folder(listing: Listing, dataset: groups.ImageFolder) -> cache.Array
 
 
 def _name(listing: Listing, dataset: groups.ImageFolder) -> str:
-    """The cache's entry: another one as soon as a file is added, removed or changed."""
-    words = [str(listing.folder.resolve()), *map(str, dataset.image_size), *listing.classes]
+    """The cache's entry: another one, in its place, as soon as a file is added, removed or changed."""
+    where = cache.digest([str(listing.folder.resolve()), *map(str, dataset.image_size)])
+    words = list(listing.classes)
     for file, label in zip(listing.files, listing.labels, strict=True):
         stat = os.stat(file)
         words += (os.path.relpath(file, listing.folder), str(label), str(stat.st_size), str(stat.st_mtime_ns))
-    return f"image_folder-{listing.folder.name}-{cache.digest(words)}"
+    return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
 
 
 def _fits(listings: list[Listing], dataset: groups.ImageFolder) -> bool:
@@ -84,7 +85,9 @@ def _decode_into_cache(listing: Listing, dataset: groups.ImageFolder) -> None:
                 for job in jobs:
                     _decode_chunk(*job)
             else:
-                for future in [pool.submit(_decode_chunk, *job) for job in jobs]:
+                with without_main():  # a process is started when it is first needed
+                    futures = [pool.submit(_decode_chunk, *job) for job in jobs]
+                for future in futures:
                     future.result()
 
     labels = np.array(listing.labels, np.int64)
@@ -102,7 +105,7 @@ def _stopped_together(size: int) -> Iterator[ProcessPoolExecutor | None]:
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("forkserver"), initializer=_start_process)
     try:
         yield pool
-    except BrokenProcessPool as error:
+    except (BrokenProcessPool, EOFError) as error:  # EOFError: even that which they are forked from
         raise DataError(
             "dataset=image_folder: a process that decoded images was killed, by lack of memory perhaps; "
             "use dataset.cache=false"

@@ -5,7 +5,12 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import pwd
 import shutil
+import subprocess
+import sys
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +19,12 @@ import pytest
 from PIL import Image
 
 from expt.config import groups
+from expt.data import cache as theirs
 from expt.data import image_folder_cache
 from expt.data.files import prepare
 from expt.data.image_folder_files import decode, list_images
-from expt.errors import DataError
+from expt.errors import ConfigError, DataError
+from tests.conftest import environment
 
 SIZE = (6, 8)
 
@@ -105,7 +112,7 @@ def test_a_changed_folder_is_decoded_anew(root: Path, cache: Path) -> None:
     arrays = image_folder_cache.decoded_folder(listing, config(root))
     assert arrays is not None
     assert np.array_equal(arrays.images[0], arrays.images[1])
-    assert len(entries(cache)) == 3
+    assert len(entries(cache)) == 2, "the new entry has taken the place of the old one"
 
 
 def test_auto_leaves_what_does_not_fit_and_true_does_not(
@@ -182,3 +189,71 @@ def test_an_image_is_decoded_as_torchvision_does(root: Path) -> None:
         size = [max(SIZE[0], int(image.height * scale)), max(SIZE[1], int(image.width * scale))]
         expected = functional.center_crop(functional.resize(image, size), list(SIZE))
         assert np.array_equal(decode(path, SIZE), np.asarray(expected))
+
+
+def test_a_script_without_a_guard_is_not_run_again_by_those_that_decode(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "print('script', flush=True)\n"
+        "import functools, sys\n"
+        "from expt.data import image_folder_cache\n"
+        "from tests.data.test_image_folder_cache import config, prepare\n"
+        "image_folder_cache.usable_cpus = lambda: 2\n"
+        f"prepare(config({str(root)!r}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=str(Path(__file__).parents[2])),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "script\n", done.stderr
+
+
+def test_what_a_killed_command_has_half_written_is_removed_by_the_next(root: Path, cache: Path) -> None:
+    begun, left = threading.Event(), threading.Event()
+
+    def write(images: Path) -> None:
+        begun.set()
+        left.wait()
+
+    labels = np.zeros(3, np.int64)
+    writer = threading.Thread(target=theirs.fill, args=("other-1.2", labels, (1, 2, 2), write))
+    writer.start()
+    begun.wait()
+    stale = [cache / ".new-image_folder-train-a.b", cache / ".new-as_of_an_older_version"]
+    for folder in stale:
+        folder.mkdir()
+        (folder / "images.npy").write_bytes(b"x" * 1000)
+    prepare(config(root))
+    assert not any(folder.exists() for folder in stale)
+    assert (cache / ".new-other-1.2").exists(), "somebody is writing there"
+    left.set()
+    writer.join()
+    assert "other-1.2" in entries(cache)
+
+
+def test_the_cache_keeps_within_its_limit(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(name: str) -> None:
+        theirs.fill(name, np.zeros(3, np.int64), (1, 100, 100), lambda images: None)
+
+    names = ["a-1.1", "b-1.1", "c-1.1"]
+    for second, name in enumerate(names):
+        fill(name)
+        os.utime(cache / name, (second, second))
+    assert entries(cache) == names
+    monkeypatch.setenv("EXPT_CACHE_GB", str(3.5 * 30_300 / 1e9))
+    theirs.read("a-1.1")  # used again
+    fill("d-1.1")
+    assert entries(cache) == ["a-1.1", "c-1.1", "d-1.1"]
+    monkeypatch.setenv("EXPT_CACHE_GB", "much")
+    with pytest.raises(ConfigError, match="EXPT_CACHE_GB=much: not a number"):
+        fill("e-1.1")
+
+
+def test_without_a_home_the_cache_is_among_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("EXPT_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    assert theirs.cache_dir() == Path(tempfile.gettempdir()) / f"expt-cache-{os.getuid()}"
