@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,11 +49,15 @@ class Writer:
         self._folder, self._continued_at = folder, continued_at
         self._hyperparameters, self._charts = hyperparameters, charts
         self._writer: SummaryWriter | None = None
+        self._there: set[str] = set()
+        """Tags of which the older files hold a value of that very step; it would be the same again."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add one value to each tag."""
         for tag, value in values.items():
-            self._open().add_scalar(tag, value, step)
+            events = self._open()
+            if step != self._continued_at or tag not in self._there:
+                events.add_scalar(tag, value, step)
 
     def picture(self, tag: str, picture: Picture, step: int) -> None:
         """Add a picture to the IMAGES tab."""
@@ -104,6 +108,7 @@ class Writer:
                 }
                 self._writer.add_custom_scalars(charts)
             else:
+                self._there = _tags_at(self._continued_at, RunPaths(self._folder).event_files())
                 _let_the_second_pass(self._folder)
                 self._writer = SummaryWriter(str(self._folder), purge_step=self._continued_at + 1)
         return self._writer
@@ -117,7 +122,33 @@ def _file(writer: SummaryWriter) -> FileWriter:
 
 
 def _let_the_second_pass(folder: Path) -> None:
-    """TensorBoard reads event files by the second in their names: a file that continues another must have a later."""
-    seconds = [int(path.name.split(".")[3]) for path in RunPaths(folder).event_files()]
-    while seconds and int(time.time()) <= max(seconds):
+    """TensorBoard reads event files by the second in their names: a file that continues another must have a later.
+
+    Files that are dated ahead, from before the clock was set back, get earlier names: their time would be waited for.
+    """
+    latest = 0
+    for path in RunPaths(folder).event_files():
+        second = int(path.name.split(".")[3])
+        if second > time.time():
+            latest = max(latest + 1, int(time.time()))
+            path.rename(path.with_name(path.name.replace(str(second), str(latest), 1)))
+        else:
+            latest = second
+    while int(time.time()) <= latest:
         time.sleep(0.01)
+
+
+def _tags_at(step: int, files: Sequence[Path]) -> set[str]:
+    """The tags that have something of this step in the files, of which the last may end in the middle of a record."""
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
+
+    found: set[str] = set()
+    for path in files:
+        content, place = path.read_bytes(), 0
+        while place < len(content):
+            length = int.from_bytes(content[place : place + 8], "little")
+            begin, place = place + 12, place + 16 + length  # the length, the data, and a checksum of four bytes each
+            if place <= len(content):
+                event = Event.FromString(content[begin : begin + length])
+                found.update(value.tag for value in event.summary.value if event.step == step)
+    return found
