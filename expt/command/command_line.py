@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from expt import __version__, signals
+from expt.command import terminal
 from expt.command.words import WORDS
 from expt.errors import ConfigError, ExptError, Interrupted, did_you_mean, printable
 from expt.launch import forkserver, slurm_variables
@@ -21,8 +22,9 @@ PRINTING = {"--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion",
 
 def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
     """Do what `expt ARGUMENTS` asks for, and exit: 0 done, 1 a run failed, 2 wrong input, 130 (143) interrupted."""
+    terminal.prepare()
     try:
-        code = _run(arguments, time.time() if typed_at is None else typed_at)
+        code = _run(arguments, time.monotonic() if typed_at is None else typed_at)
     except ExptError as error:
         _complain(error)
         code = signals.exit_code() if isinstance(error, Interrupted) else error.exit_code

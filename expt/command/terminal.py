@@ -1,0 +1,37 @@
+"""Where a command prints to: it may be closed, or know only ASCII."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+
+_IN_ASCII = {"≥": ">=", "≤": "<=", "±": "+-", "…": "..."}
+
+
+def prepare() -> None:
+    """Let the three standard streams be there, and take any text. To be called before any file is opened."""
+    _open_closed()
+    codecs.register_error("expt", _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="expt")
+
+
+def _open_closed() -> None:
+    """In a shell `>&-` closes a stream; the next file that is opened would get its number, and what is printed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    return "".join(_IN_ASCII.get(character, "?") for character in text), error.end
