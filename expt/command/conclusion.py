@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from expt.errors import warn
-from expt.runs.result import FAILED, FoundRecord
+from expt.runs.paths import RunPaths
+from expt.runs.result import FAILED, LOST, FoundRecord
 from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
-from expt.runs.view.progress import shown_path
+from expt.runs.view.progress import resume_command, shown_path
 from expt.runs.view.stale import print_stale, stale
 from expt.runs.worker_error import in_one_line
 
@@ -34,9 +36,17 @@ def conclude(console: Console, folder: Path, sort: str | None = None, *, reverse
         for run in failed:
             _print_failure(console, run)
     print_stale(console, old)
+    print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
     say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))
     say(console, f"look at it   tensorboard --logdir {logdir}")
+
+
+def print_lost(console: Console, folders: Sequence[Path]) -> None:
+    """Say what became of runs that were killed, and how to resume them."""
+    for folder in folders:
+        say(console, f"lost         {shown_path(folder)} says that it runs, and nobody is at work there; it was killed")
+        say(console, f"      to go on: {resume_command(RunPaths(folder))}")
 
 
 def _print_failure(console: Console, run: FoundRecord) -> None:

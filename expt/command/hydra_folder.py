@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths
 
 SETTINGS, HYDRA = "config.yaml", "hydra.yaml"
@@ -16,7 +17,7 @@ SETTINGS, HYDRA = "config.yaml", "hydra.yaml"
 def leave_no_trace(run_paths: RunPaths) -> None:
     """Remove the folder that Hydra made for a run that cannot start, unless it holds something."""
     with contextlib.suppress(OSError):  # a disk that is read-only now; why it cannot start is still to be told
-        if run_paths.result.exists() or run_paths.logs(0).exists():
+        if run_paths.result.exists() or run_paths.logs(0).exists() or is_held(run_paths):
             return
         own = (*(run_paths.hydra / name for name in (SETTINGS, HYDRA)), run_paths.overrides, run_paths.lock)
         for path in own:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from expt.command.conclusion import conclude
+from expt.command.conclusion import conclude, print_lost
 from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.paths import is_sweep
-from expt.runs.result import write_atomically
+from expt.runs.result import LOST, write_atomically
 from expt.runs.view.cells import say
 from expt.runs.view.comparison import as_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
@@ -86,6 +86,7 @@ def report(console: Console, asked: argparse.Namespace) -> None:
     old = stale((run.folder, run.result) for run in runs)
     print_listing(console, runs, old)
     print_stale(console, old)
+    print_lost(console, [run.folder for run in runs if run.result["status"] == LOST])
     if asked.csv:
         write_atomically(Path(asked.csv), as_csv(runs))
         say(console, f"table        {asked.csv}")

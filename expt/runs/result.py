@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing_extensions import TypedDict
 
 from expt.config.secrets import hidden
 from expt.runs import plain_json
+from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths
 from expt.runs.provenance import Provenance
 
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
-DAMAGED = "damaged"
-"""Said of a run whose result.json cannot be read; no run says it of itself."""
+DAMAGED, LOST = "damaged", "lost"
+"""Said of a run whose result.json cannot be read, and of one that was killed and so could not say that it no longer
+runs; no run says it of itself."""
 
 
 class Host(TypedDict):
@@ -119,7 +122,7 @@ def read_result(paths: RunPaths) -> Record:
         text = paths.result.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
-    content: Record = json.loads(text) if text else {}  # empty for a moment, see create_result
+    content: Record = json.loads(text)
     return _with_nan(content) if isinstance(content, dict) else content
 
 
@@ -168,12 +171,14 @@ def results_below(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
 
 
 def result_of_any(paths: RunPaths) -> Record:
-    """The content of result.json, or that it is damaged; empty where there is none, or one of another program's."""
+    """The content of result.json, or that it is damaged, or its run lost; empty where there is none of expt's."""
     try:
         content = read_result(paths)
+        if isinstance(content, dict) and _is_lost(paths, content):
+            content["status"] = LOST
     except (OSError, ValueError):
         return {"status": DAMAGED} if paths.result.is_file() else {}
-    known = isinstance(content, dict) and content.get("status") in (RUNNING, COMPLETED, FAILED, INTERRUPTED)
+    known = isinstance(content, dict) and content.get("status") in (RUNNING, LOST, COMPLETED, FAILED, INTERRUPTED)
     if not known:
         return {}
     try:
@@ -190,19 +195,21 @@ def _as_written() -> TypeAdapter[Record]:
     return TypeAdapter(Record)
 
 
+def _is_lost(paths: RunPaths, content: Record) -> bool:
+    """Whether nobody is at work in a run that says running; of another machine's nobody can say."""
+    if content.get("status") != RUNNING or content.get("node") != socket.gethostname() or is_held(paths):
+        return False
+    return read_result(paths).get("status") == RUNNING  # else it has ended between the two looks
+
+
 def create_result(paths: RunPaths, *, may_exist: bool = False, **fields: Unpack[Record]) -> None:
     """Make the folder this run's, by creating result.json.
 
     Raises FileExistsError where another run has done so; this very run may have, if it `may_exist`.
     """
     paths.folder.mkdir(parents=True, exist_ok=True)
-    paths.result.touch(exist_ok=may_exist)
-    try:
-        write_atomically(paths.result, plain_json.dumps(hidden({"status": RUNNING, **fields}), indent=2) + "\n")
-    except OSError:
-        if not paths.result.stat().st_size:  # it would make the folder one that holds a run
-            paths.result.unlink()
-        raise
+    text = plain_json.dumps(hidden({"status": RUNNING, **fields}), indent=2) + "\n"
+    write_atomically(paths.result, text, may_exist=may_exist)
 
 
 def update_result(paths: RunPaths, **fields: Unpack[Record]) -> None:
@@ -211,14 +218,31 @@ def update_result(paths: RunPaths, **fields: Unpack[Record]) -> None:
     write_atomically(paths.result, plain_json.dumps(content, indent=2) + "\n")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that a reader, or a crash, sees the old file or the new one, never a part."""
+def write_atomically(path: Path, text: str, *, may_exist: bool = True) -> None:
+    """Write `text` so that a reader, or a crash, sees the old file or the new one, never a part.
+
+    Raises FileExistsError where there is an old one, and none `may_exist`.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with beside.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        if may_exist:
+            beside.replace(path)
+        else:
+            _take_name(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _take_name(beside: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(beside)  # unlike a rename it replaces nothing
+    except FileExistsError:
+        raise
+    except OSError:  # a disk without hard links: the folder's lock has to do
+        if path.exists():
+            raise FileExistsError(path) from None
+        beside.replace(path)

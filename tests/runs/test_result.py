@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from expt.config import secrets
 from expt.errors import Diverged
+from expt.runs.folder_lock import at_work
 from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point
 from expt.runs.paths import RunPaths
 from expt.runs.result import (
@@ -73,11 +75,52 @@ def test_an_update_keeps_the_other_fields(paths: RunPaths) -> None:
     assert os.listdir(paths.folder) == [paths.result.name]
 
 
-@pytest.mark.parametrize("text", [None, ""], ids=["absent", "just created"])
-def test_a_result_that_is_not_there_yet_is_empty(paths: RunPaths, text: str | None) -> None:
-    if text is not None:
-        paths.result.write_text(text)
+def test_a_result_that_is_not_there_yet_is_empty(paths: RunPaths) -> None:
     assert read_result(paths) == {}
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["", "on a disk without hard links"])
+def test_whoever_sees_a_new_record_sees_all_of_it(
+    paths: RunPaths, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, link, replace = list[int](), Path.hardlink_to, Path.replace
+
+    def linked(path: Path, target: Path) -> None:
+        assert not path.exists()
+        if not links:
+            raise OSError(95, "Operation not supported")
+        sizes.append(target.stat().st_size)
+        link(path, target)
+
+    def replaced(path: Path, target: Path) -> None:
+        assert not target.exists()
+        sizes.append(path.stat().st_size)
+        replace(path, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", linked)
+    monkeypatch.setattr(Path, "replace", replaced)
+    create_result(paths, world_size=2)
+    assert sizes == [paths.result.stat().st_size]
+    with pytest.raises(FileExistsError):
+        create_result(paths, world_size=4)
+    assert read_result(paths) == {"status": "running", "world_size": 2}
+    assert os.listdir(paths.folder) == [paths.result.name]
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_run_that_was_killed_is_lost_where_that_can_be_seen(tmp_path: Path, where: str) -> None:
+    paths = RunPaths(tmp_path / "run")
+    create_result(paths, node=socket.gethostname() if where == "here" else "another-machine")
+
+    def status() -> str:
+        (found,) = (found["status"] for _, found in results(tmp_path))
+        return found
+
+    with at_work(paths):
+        assert status() == "running"
+    assert status() == ("lost" if where == "here" else "running")
+    update_result(paths, status=COMPLETED)
+    assert status() == COMPLETED
 
 
 def test_a_write_that_fails_leaves_the_old_file_alone(paths: RunPaths) -> None:

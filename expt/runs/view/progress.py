@@ -248,6 +248,12 @@ def shown_path(folder: Path) -> str:
         return str(folder)
 
 
+def resume_command(paths: RunPaths) -> str:
+    """What to type to resume the run of that folder."""
+    folder = shlex.quote(f"hydra.run.dir={shown_path(paths.folder)}")
+    return f"{provenance.program()} {folder} resume=auto"
+
+
 def _progress_bar(console: Console) -> Progress:
     bar = (BarColumn(bar_width=BAR),) if console.width >= WIDE else ()
     columns = (TextColumn("{task.description}"), *bar, MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
