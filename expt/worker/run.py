@@ -13,6 +13,7 @@ from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.data.build import Data
 from expt.data.loading import Batch, TimedBatches
+from expt.errors import DataError
 from expt.runs import checkpoint, tags
 from expt.runs.paths import RunPaths
 from expt.training import collectives, metrics
@@ -40,7 +41,11 @@ class Run:
         random_state.seed(config.seed)  # the same weights on every rank
         random_state.set_determinism(config.deterministic, worker.device)
         self.data = build.build_data(config, worker)
+        if config.eval_split == "val" and self.data.val is None:
+            raise DataError("eval_split=val: no image is left to validate on; add some, or use eval_split=test")
+        beat()
         self.learner = build.build_learner(config, self.data, worker)
+        beat()
         random_state.seed(config.seed + 1 + worker.rank)  # but not the same dropout
         self.position = build.build_position(config, self.data)
         self.sums = metrics.Sums(worker.device, finite_only=config.on_nan == "skip")
@@ -86,6 +91,7 @@ class Run:
         self.record = Record(self.paths, position, self.history, self.observer, writes=worker.rank == 0)
         about = _about(self.data)
         self.record.result(steps_per_epoch=position.steps_per_epoch, total_steps=position.total_steps, data=about)
+        self.beat()
 
     def _train_epoch(self) -> bool:
         """Train to the epoch's end, and log it; returns whether it got there, for it may be asked to stop before."""

@@ -27,7 +27,7 @@ def answer_dumps(*, when_asked: bool) -> None:
 
 
 class Watchdog:
-    """Calls `on_hang`, from a thread, when after the first `beat` none has come for `timeout_s`."""
+    """Calls `on_hang`, from a thread, when no `beat` has come for `timeout_s`; the first is that it is made."""
 
     def __init__(
         self, timeout_s: float, on_hang: Callable[[], None], *, nap: Callable[[float], None] = time.sleep
@@ -36,7 +36,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self) -> None:
-        """Say that a step, or a batch of an evaluation, is done."""
+        """Say that something is done: a part of the preparations, a step, a batch of an evaluation."""
         self._beats += 1
 
     def _watch(self) -> None:
@@ -44,7 +44,7 @@ class Watchdog:
         seen = unchanged = 0
         while unchanged < TICKS:
             self._nap(self._timeout_s / TICKS)
-            unchanged = unchanged + 1 if self._beats and self._beats == seen else 0
+            unchanged = unchanged + 1 if self._beats == seen else 0
             seen = self._beats
         self._on_hang()
 

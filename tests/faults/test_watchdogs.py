@@ -60,6 +60,23 @@ def test_a_worker_that_hangs_alone_ends(tmp_path: Path, failing: Failing) -> Non
     assert "in _hang" in _log(tmp_path, 0)
 
 
+def test_a_dataset_that_blocks_is_told_before_there_was_a_step(tmp_path: Path) -> None:
+    (tmp_path / "blocking.py").write_text(
+        "import time, torch\n"
+        "class Images(torch.utils.data.Dataset):\n"
+        "    def __init__(self, *, train):\n"
+        "        time.sleep(600)\n"
+    )
+    (tmp_path / "my_conf" / "dataset").mkdir(parents=True)
+    (tmp_path / "my_conf" / "dataset" / "mine.yaml").write_text("_target_: blocking.Images\nnum_classes: 2\n")
+    words = ("--config-dir", "my_conf", "dataset=mine", "timeout_s=1", "world_size=1", FOLDER)
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "rank 0 of 1: finished no step within 1 s (timeout_s); it was here" in done.stderr
+    assert "time.sleep(600)" in done.stderr
+    assert RunFolder(tmp_path / "here").result["status"] == "failed"
+
+
 def test_a_loss_that_is_not_finite_stops_all_ranks_with_step_rank_and_images(tmp_path: Path, failing: Failing) -> None:
     # On rank 1 at step 30, the 10th of epoch 2; a checkpoint is due before the next log point.
     error = failing("1:30:nan", "log_every=20", "checkpoint.every_steps=8", "max_restarts=3")

@@ -33,9 +33,9 @@ def naps_until_a_hang(beats_after: set[int], *, most: int = 5 * TICKS) -> int | 
     return hung[0] if hung else None
 
 
-def test_nobody_is_stuck_before_the_first_beat() -> None:
-    """A first step may take as long as it likes: it compiles, and reads data for the first time."""
-    assert naps_until_a_hang(set()) is None
+def test_one_that_never_begins_is_told_after_its_time() -> None:
+    """Its dataset blocks, or the others cannot be reached."""
+    assert naps_until_a_hang(set()) == TICKS
 
 
 def test_a_worker_that_beats_lives() -> None:
