@@ -7,7 +7,7 @@ import time
 
 from expt.command import command_line
 
-TYPED_AT = time.time()
+TYPED_AT = time.monotonic()
 
 
 def main() -> None:

@@ -73,10 +73,10 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     where the numbers are. Raises as `run` does.
     """
     forkserver.warm()
-    paths = rerun_of(Path(folder), None if into is None else Path(into), typed_at=time.time())
+    paths = rerun_of(Path(folder), None if into is None else Path(into), typed_at=time.monotonic())
     return Result(paths.folder, read_result(paths))
 
 
 def _results(arguments: Sequence[str], *, may_sweep: bool = True) -> list[Result]:
-    completed = command(arguments, typed_at=time.time(), may_sweep=may_sweep)
+    completed = command(arguments, typed_at=time.monotonic(), may_sweep=may_sweep)
     return [Result(paths.folder, read_result(paths)) for paths in completed]

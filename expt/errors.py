@@ -3,12 +3,14 @@
 ExptError                1
 +-- ConfigError          2   a key, a value, or a combination that cannot run
 |   +-- DataError        2   data that is missing, truncated or malformed
+|   +-- FolderInUse      2   a run's folder, in which another command is at work
 +-- RunFailed            1   a worker raised, was killed, or stopped too early
 |   +-- TimedOut         1   a worker waited in vain for another, or finished no step
+|   +-- WorkersLost      1   the process that all workers are forked from was killed
 |   +-- Diverged         1   the loss or the weights are no longer finite
 |   +-- OutOfMemory      1   of the GPU, or of the machine
 +-- CheckpointError      1   a checkpoint that could not be written, or none that can be read
-+-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1); the run folder says how to go on
++-- Interrupted        130   Ctrl-C (143: SIGTERM, 138: SIGUSR1, 129: SIGHUP); the run folder says how to go on
 """
 
 from __future__ import annotations
@@ -41,12 +43,20 @@ class DataError(ConfigError):
     """A dataset's files are missing or not what they should be."""
 
 
+class FolderInUse(ConfigError):
+    """Another command is at work in the run's folder: nothing there may be touched."""
+
+
 class RunFailed(ExptError):
     """A run ended without completing; the text holds the first failing rank's traceback."""
 
 
 class TimedOut(RunFailed):
     """A worker waited in vain for another, or finished no step for too long."""
+
+
+class WorkersLost(RunFailed):
+    """All workers on the machine were killed at once, by no fault of this run."""
 
 
 class Diverged(RunFailed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -79,6 +80,11 @@ def usable_cpus() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def free_descriptors() -> int:
+    """How many files and pipes this process may open beside those that it has."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/dev/fd"))
 
 
 def available_memory() -> int:

@@ -180,8 +180,8 @@ def sweep_of_twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "sweep"
 
 
-def descendants(pid: int) -> set[int]:
-    """The processes that `pid` has started, and those that they have."""
+def children_of(pid: int) -> set[int]:
+    """The processes that `pid` has started."""
     found: set[int] = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -189,9 +189,13 @@ def descendants(pid: int) -> set[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(fields[1]) == pid:
-            child = int(path.parent.name)
-            found |= {child} | descendants(child)
+            found.add(int(path.parent.name))
     return found
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes that `pid` has started, and those that they have."""
+    return {found for child in children_of(pid) for found in {child, *descendants(child)}}
 
 
 def alive(pids: set[int]) -> set[int]:

@@ -222,7 +222,9 @@ def two_workers(*words: str) -> Finding:
     what = "workers"
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         try:
-            (paths,) = command([*words, *_QUICK, f"hydra.run.dir={folder}/run"], typed_at=time.time(), may_sweep=False)
+            (paths,) = command(
+                [*words, *_QUICK, f"hydra.run.dir={folder}/run"], typed_at=time.monotonic(), may_sweep=False
+            )
             result = read_result(paths)
         except ExptError as error:
             mend = "read the error; if they waited in vain: may programs here talk to each other over 127.0.0.1?"

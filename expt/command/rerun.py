@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("into", type=Path, nargs="?", metavar="NEW_FOLDER", help="for the new run (outputs/DATE/TIME)")
     asked = parser.parse_args(list(words))
     forkserver.warm()
-    rerun(asked.folder, asked.into, typed_at=time.time())
+    rerun(asked.folder, asked.into, typed_at=time.monotonic())
     return 0
 
 
@@ -66,10 +66,14 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     if into is not None and RunPaths(into).result.exists():
         raise ConfigError(f"{into}: holds a run already; choose another folder")
     run_paths = RunPaths(into or Path(paths.make_unused_folder(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))))
-    if RunPaths(folder).hydra.is_dir():  # so that `resume=auto` can go on there
-        shutil.copytree(RunPaths(folder).hydra, run_paths.hydra, dirs_exist_ok=True)
+
+    def on_start() -> None:  # not before the folder is this run's
+        if RunPaths(folder).hydra.is_dir():  # so that `resume=auto` can go on there
+            shutil.copytree(RunPaths(folder).hydra, run_paths.hydra, dirs_exist_ok=True)
+
     about: Record = {**about_run(run_paths.folder.name, then["arguments"]), "rerun_of": str(folder)}
-    how.carry_out(RunRequest(config=config, content=content, paths=run_paths, typed_at=typed_at, about=about))
+    request = RunRequest(config=config, content=content, paths=run_paths, typed_at=typed_at, about=about)
+    how.carry_out(request, on_start)
     compare(then, read_result(run_paths))
     return run_paths
 

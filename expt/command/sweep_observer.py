@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from hydra.core.utils import env_override
@@ -12,7 +13,7 @@ from expt.command.hydra_folder import save
 from expt.command.sweep_display import SweepDisplay
 from expt.command.sweep_points import ComposedRun
 from expt.config.identity import hyperparameters, shown
-from expt.errors import ExptError, warn
+from expt.errors import ExptError, FolderInUse, warn
 from expt.launch.job import Job, Observer, request_of
 from expt.runs.attempt import record_refusal
 from expt.runs.result import FAILED, Record
@@ -54,7 +55,8 @@ class SweepObserver(Observer):
         """Record it, and tell Hydra's callbacks and the terminal."""
         run = self._runs[job][0]
         try:
-            _record_end(job, run.about)
+            with contextlib.suppress(FolderInUse):  # who is at work there tells of it
+                _record_end(job, run.about)
         except OSError as error:  # a full disk, maybe: the others go on
             warn(f"{job.paths.folder}: {error.strerror}; what became of the run is not recorded")
         use_config(run.hydra_config)
@@ -67,6 +69,8 @@ class SweepObserver(Observer):
 
 
 def _record_end(job: Job, about: Record) -> None:
+    if isinstance(job.error, FolderInUse):
+        return
     config = job.request.config if job.request else None
     if job.refused and job.error:
         record_refusal(job.paths, about, job.request, job.error)

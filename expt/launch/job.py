@@ -28,6 +28,7 @@ class Job:
     """How often it has been started again."""
     workers: Live | None = field(default=None, repr=False)
     started_at: float = 0.0
+    """By time.monotonic, which is no time of day."""
     ended_at: float = 0.0
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,12 +12,10 @@ from expt.data.files import prepare
 from expt.errors import Diverged, Interrupted, RunFailed
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
-from expt.runs import provenance
 from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work
-from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.view.progress import RunDisplay, shown_path
+from expt.runs.view.progress import RunDisplay, resume_command
 from expt.runs.view.summary import print_summary
 
 ABOUT_DP = (
@@ -32,11 +29,11 @@ def run(request: RunRequest, on_start: Callable[[], None] | None = None) -> None
     console = Console()
     if request.config.strategy == "dp":
         console.print(ABOUT_DP, highlight=False, soft_wrap=True)
-    with at_work(request.paths):
-        if request.config.debug:
+    if request.config.debug:
+        with at_work(request.paths):
             _run_in_process(request, on_start)
-        else:
-            _run_workers(request, on_start, console)
+    else:
+        _run_workers(request, on_start, console)
     print_summary(console, request.paths)
 
 
@@ -65,16 +62,11 @@ def _run_workers(request: RunRequest, on_start: Callable[[], None] | None, conso
         except KeyboardInterrupt:
             if not paths.result.exists():
                 raise Interrupted("interrupted before the run began; type the command again") from None
-            raise Interrupted(f"interrupted; to go on: {_resume_command(paths)}") from None
+            raise Interrupted(f"interrupted; to go on: {resume_command(paths)}") from None
     if job.error:
         if paths.last.exists() and isinstance(job.error, RunFailed) and not isinstance(job.error, Diverged):
-            job.error.args = (f"{job.error}\nto go on from its last checkpoint: {_resume_command(paths)}",)
+            job.error.args = (f"{job.error}\nto go on from its last checkpoint: {resume_command(paths)}",)
         raise job.error
-
-
-def _resume_command(paths: RunPaths) -> str:
-    folder = shlex.quote(f"hydra.run.dir={shown_path(paths.folder)}")
-    return f"{provenance.program()} {folder} resume=auto"
 
 
 def _run_in_process(request: RunRequest, on_start: Callable[[], None] | None) -> None:
@@ -86,6 +78,6 @@ def _run_in_process(request: RunRequest, on_start: Callable[[], None] | None) ->
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=request.config.gpu_indices
     )
-    attempt = Attempt(request=request, started_at=time.time())
+    attempt = Attempt(request=request, started_at=time.monotonic())
     with attempt.recorded(on_start) as source:
         run_as(alone, request.config, request.paths, attempt.waited_since, source)

@@ -9,17 +9,20 @@ from multiprocessing.connection import wait
 
 from expt import signals
 from expt.data.files import prepare
-from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed
+from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost, warn
 from expt.launch import workers
 from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import QUEUED, Job, Observer, Options, request_of, workers_of
 from expt.launch.packing import Demand, Packing
 from expt.launch.workers import Live
-from expt.machine import Machine
+from expt.machine import Machine, free_descriptors
 from expt.runs.attempt import Attempt, record_end
-from expt.runs.result import COMPLETED, FAILED, RUNNING
+from expt.runs.folder_lock import FolderLock
+from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
 
 POLL_S = 0.02
+SPARE_DESCRIPTORS = 96
+"""How many files and pipes a run's start may take: two for each of its workers, and a few for a moment."""
 LOCKED_ELSEWHERE_S = 1.0
 """How long a device that another command holds is left alone before it is tried again."""
 
@@ -34,7 +37,7 @@ class Pool:
         observer: Observer,
         *,
         start: Callable[[Attempt], Live] = workers.start,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine, self._options, self._observer = machine, options, observer
         self._start_workers, self._clock = start, clock
@@ -44,9 +47,11 @@ class Pool:
         self._locks = GpuLocks()
         self._jobs: dict[int, Job] = {}
         self._active: dict[int, Job] = {}
+        self._folders: dict[int, FolderLock] = {}  # of the active jobs
         self._next_start = 0.0
         self._held_up: set[int] = set()  # by another command
         self._closed = False  # no further run may start
+        self._full = False  # it was said that descriptors are short
         self._asked_at: float | None = None  # when the workers were asked to stop
 
     def run(self, source: Iterator[Job]) -> None:
@@ -74,8 +79,11 @@ class Pool:
                     wait([ended for job in self._active.values() for ended in workers_of(job).sentinels], POLL_S)
             if self._asked_at is not None and (left or any(j.status != COMPLETED for j in self._jobs.values())):
                 raise KeyboardInterrupt
-        except BaseException:
-            self._stop_all()
+        except KeyboardInterrupt:
+            self._stop_all("interrupted by a person")
+            raise
+        except BaseException as error:
+            self._stop_all(f"the command itself failed: {type(error).__name__}: {error}")
             raise
 
     def _ask_to_stop(self) -> None:
@@ -109,7 +117,7 @@ class Pool:
         except KeyboardInterrupt:
             return True  # the loop stops what runs, see signals.asked
         except ExptError as error:
-            self._end(job, error)
+            self._end(number, error)
         return True
 
     def _queue(self, number: int, job: Job) -> None:
@@ -123,7 +131,7 @@ class Pool:
 
     def _start_ready(self) -> None:
         for packing in (self._gpus, self._cores):
-            while self._clock() >= self._next_start:
+            while self._clock() >= self._next_start and not self._is_full():
                 ready = packing.start_next(elsewhere=len(self._active) - len(packing.running))
                 if ready is None:
                     break
@@ -138,23 +146,36 @@ class Pool:
                 self._start(number, devices if packing is self._gpus else ())
             packing.release_unavailable(self._clock())
 
+    def _is_full(self) -> bool:
+        """Whether to wait for the end of a run, since this process may open no further files and pipes."""
+        short = bool(self._active and self._waiting()) and free_descriptors() < SPARE_DESCRIPTORS
+        if short and not self._full:
+            warn(f"{len(self._active)} runs are as many as `ulimit -n` allows at a time; the others wait")
+        self._full |= short
+        return short
+
     def _start(self, number: int, devices: tuple[str, ...]) -> None:
         job, request = self._jobs[number], request_of(self._jobs[number])
         job.devices, job.started_at, job.status = devices, self._clock(), RUNNING
         self._next_start = job.started_at + self._options.stagger_s
         self._active[number] = job
         try:
+            lock = self._folders[number] = FolderLock(job.paths)
+            if request.may_have_run and read_result(job.paths).get("status") == COMPLETED:
+                self._end(number, None)  # another command has completed it meanwhile
+                return
             self._observer.job_starting(job)
             attempt = Attempt(
-                request=request, number=request.next_attempt(), started_at=job.started_at, devices=devices
+                request=request, number=request.next_attempt(), started_at=job.started_at, devices=devices, lock=lock
             )
             job.workers = self._start_workers(attempt)
         except ExptError as error:
-            self._release(number)
-            self._end(job, error)
+            self._end(number, error)
         except OSError as error:  # a full disk, maybe; other runs may still be able to end
-            self._release(number)
-            self._end(job, RunFailed(f"{error.filename or job.paths.folder}: {error.strerror or error}"))
+            failure = RunFailed(f"{error.filename or job.paths.folder}: {error.strerror or error}")
+            if read_result(job.paths).get("status") == RUNNING:
+                record_end(job.paths, failure)
+            self._end(number, failure)
 
     def _poll(self) -> None:
         for number, job in list(self._active.items()):
@@ -168,39 +189,58 @@ class Pool:
                 # A worker that has only just begun dies of the question.
                 error = failure if self._asked_at is None else Interrupted("interrupted by a person")
                 record_end(job.paths, error)
-            self._release(number)
             restarts = max(self._options.retries, request_of(job).config.max_restarts)
+            if isinstance(error, WorkersLost) and not job.paths.metrics.exists():
+                restarts = max(restarts, 1)  # it had not even begun
             if error and not isinstance(error, ConfigError | Interrupted | Diverged) and job.retries < restarts:
-                self._retry(number, job, error)
+                self._retry(number, error)
             else:
-                self._end(job, error)
+                self._end(number, error)
 
-    def _retry(self, number: int, job: Job, error: ExptError) -> None:
-        job.retries, job.status, job.workers = job.retries + 1, QUEUED, None
+    def _retry(self, number: int, error: ExptError) -> None:
+        job = self._jobs[number]
+        job.retries, job.status = job.retries + 1, QUEUED
         job.request = dataclasses.replace(request_of(job), may_have_run=True)
         self._observer.job_retrying(job, error)
+        self._release(number)
+        self._leave_folder(number)
         self._queue(number, job)
 
     def _release(self, number: int) -> None:
-        job = self._active.pop(number)
+        """Give back what the job has held, but for its folder; one that was not active has held nothing."""
+        job = self._active.pop(number, None)
+        if job is None:
+            return
         (self._gpus if job.devices else self._cores).end(number)
         still_used = {device for other in self._active.values() for device in other.devices}
         self._locks.release([device for device in job.devices if device not in still_used])
+        if job.workers:
+            job.workers.close()
+            job.workers = None
 
-    def _end(self, job: Job, error: ExptError | None) -> None:
+    def _leave_folder(self, number: int) -> None:
+        if lock := self._folders.pop(number, None):
+            lock.release()
+
+    def _end(self, number: int, error: ExptError | None) -> None:
+        """Let the job have ended; its folder stays its own until that is told."""
+        job = self._jobs[number]
+        self._release(number)
         job.end(error, self._clock())
-        self._observer.job_ended(job)
+        try:
+            self._observer.job_ended(job)
+        finally:
+            self._leave_folder(number)
         if job.status == FAILED and self._options.fail_fast:
             self._closed = True
             self._gpus.drop_waiting()
             self._cores.drop_waiting()
             self._stop_all("another run failed, and fail_fast is on")
 
-    def _stop_all(self, why: str = "interrupted by a person") -> None:
+    def _stop_all(self, why: str) -> None:
         error = Interrupted(why)
         for number, job in list(self._active.items()):
             if job.workers:
                 job.workers.stop()
                 record_end(job.paths, error)
-            self._release(number)
-            self._end(job, error)
+            self._end(number, error)

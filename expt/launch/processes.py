@@ -11,26 +11,66 @@ import os
 import pkgutil
 import sys
 import time
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import reduction
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from expt import machine
+from expt.children import without_main
+from expt.errors import RunFailed
+from expt.launch import forkserver
+
+TRIES = 3
+FORKSERVER_KILLED = "the process that all workers are forked from was killed (out of memory?)"
 FINISHED = 93
 """The exit code of a worker that came to its end. One that exits otherwise has failed, with 0 too."""
 
 
+class Kept(NamedTuple):
+    """A descriptor that a process gets, and has open as long as it lives; the processes that it forks do not."""
+
+    descriptor: int
+
+    def __reduce__(self) -> tuple[Callable[[Any], Kept], tuple[Any]]:
+        return _received, (reduction.DupFd(self.descriptor),)
+
+
+def _received(sent: Any) -> Kept:
+    open_here = [descriptor := sent.detach()]
+
+    def close() -> None:
+        while open_here:  # a child's children find it closed
+            os.close(open_here.pop())
+
+    os.register_at_fork(after_in_child=close)
+    return Kept(descriptor)
+
+
 def start(
-    function: str, arguments: Sequence[Any], *, env: Mapping[str, str], stdout: Path, stderr: Path
+    function: str,
+    arguments: Sequence[Any],
+    *,
+    env: Mapping[str, str],
+    stdout: Path,
+    stderr: Path,
+    kept: Sequence[Kept] = (),
 ) -> BaseProcess:
-    """Call `function`, named as `package.module:name`, in a new process, and return at once."""
+    """Call `function`, named as `package.module:name`, in a new process, and return at once.
+
+    Raises RunFailed where the process that it would be forked from is killed again and again.
+    """
     context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_work, args=(function, arguments, dict(env), stdout, stderr))
-    with _without_main():
-        process.start()
-    return process
+    umask = machine.umask()  # the forkserver may have another
+    for _ in range(TRIES):
+        forkserver.ensure_running()
+        process = context.Process(target=_work, args=(function, arguments, dict(env), stdout, stderr, umask, kept))
+        with contextlib.suppress(EOFError, ConnectionError), without_main():  # it was killed in between
+            process.start()
+            return process
+    raise RunFailed(f"{FORKSERVER_KILLED}, {TRIES} times")
 
 
 def end(processes: Sequence[BaseProcess], how: int, timeout_s: float) -> None:
@@ -70,20 +110,18 @@ def print_to(stdout: Path, stderr: Path) -> None:
         os.dup2(err.fileno(), 2)
 
 
-def _work(function: str, arguments: Sequence[Any], env: Mapping[str, str], stdout: Path, stderr: Path) -> None:
+def _work(
+    function: str,
+    arguments: Sequence[Any],
+    env: Mapping[str, str],
+    stdout: Path,
+    stderr: Path,
+    umask: int,
+    kept: Sequence[Kept],  # having come here is enough
+) -> None:
+    os.umask(umask)
     os.environ.update(env)
     print_to(stdout, stderr)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a worker that is killed leaves its lines
     pkgutil.resolve_name(function)(*arguments)
     sys.exit(FINISHED)
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep multiprocessing from running a person's script again in each worker: nothing there is needed."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

@@ -65,7 +65,8 @@ class Queue:
                 self._observer.tick(list(self._active))
                 time.sleep(POLL_S)
             if self._active:
-                self._cancel()
+                if not signals.asked_by(signal.SIGHUP):  # the jobs need no terminal
+                    self._cancel()
                 raise KeyboardInterrupt
 
     def _submit(self, jobs: list[Job]) -> None:
@@ -75,7 +76,7 @@ class Queue:
                 self._end(job, job.error)
                 continue
             self._observer.job_starting(job)
-            job.started_at, job.status = time.time(), RUNNING
+            job.started_at, job.status = time.monotonic(), RUNNING
             wanted.append(job)
         if wanted:
             with self._executor.batch():  # on Slurm, a job array
@@ -93,7 +94,7 @@ class Queue:
 
     def _end(self, job: Job, error: ExptError | None) -> None:
         self._active.pop(job, None)
-        job.end(error, time.time())
+        job.end(error, time.monotonic())
         self._observer.job_ended(job)
 
 
@@ -126,7 +127,7 @@ class ClusterJob:
         os.environ.update(secrets.restored(self.sent["env"], {}))
         slurm_variables.adopt(os.environ)
         try:
-            self._train(time.time())
+            self._train(time.monotonic())
         except Interrupted:
             if signals.asked_by(PREEMPTED) and callable(requeue):
                 requeue(PREEMPTED, None)  # ends this process

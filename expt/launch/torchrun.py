@@ -61,7 +61,7 @@ def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> Non
             request, may_have_run=request.may_have_run or ran, about={**request.about, **_where(arrivals)}
         )
         # Where the logs of the first attempt are on another machine's disk, this is not the first all the same.
-        attempt = Attempt(request=request, number=max(request.next_attempt(), int(ran)), started_at=time.time())
+        attempt = Attempt(request=request, number=max(request.next_attempt(), int(ran)), started_at=time.monotonic())
         with attempt.recorded(on_start) as source:
             sent = request.to_send()
             sent["settings"] |= {key: getattr(config, key) for key in AGREED}
@@ -89,7 +89,7 @@ def follow(typed_at: float) -> RunPaths:
     request = received(told, machine.detect(), typed_at=typed_at)
     os.environ.update(request.env)
     source = Path(told["source"]) if told["source"] else None
-    attempt = Attempt(request=request, number=told["attempt"], started_at=time.time())
+    attempt = Attempt(request=request, number=told["attempt"], started_at=time.monotonic())
     with _logged(request.paths, attempt.number, int(os.environ["RANK"])) as terminal:
         try:
             _train(attempt, source, meeting, terminal)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from expt import machine, signals
-from expt.errors import ExptError, Interrupted, RunFailed
-from expt.launch import processes
+from expt import signals
+from expt.errors import ExptError, Interrupted, RunFailed, WorkersLost
+from expt.launch import forkserver, processes
 from expt.launch.failure import Aftermath
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
@@ -39,6 +39,9 @@ class Live(Protocol):
     def stop(self) -> None:
         """End all of them, now."""
 
+    def close(self) -> None:
+        """Give back what is held of them; they have ended."""
+
     @property
     def sentinels(self) -> Sequence[int]:
         """Of each a handle that is ready to be read once it has ended, for multiprocessing.connection.wait."""
@@ -52,6 +55,8 @@ class Workers:
     attempt: int
     timeout_s: float
     processes: list[BaseProcess]
+    forkserver: int | None = None
+    """The pid of the process that they are forked from."""
 
     @property
     def sentinels(self) -> list[int]:
@@ -80,11 +85,19 @@ class Workers:
         """End all of them, now: what they write is whole at any moment."""
         processes.end(self.processes, signal.SIGKILL, timeout_s)
 
+    def close(self) -> None:
+        """Give back what is held of them: two descriptors each."""
+        for worker in self.processes:
+            worker.close()
+
     def _exit_codes(self) -> list[int | None]:
         return [worker.exitcode for worker in self.processes]
 
     def _failure(self) -> ExptError:
         """The first failure in words. Ends all of them."""
+        if forkserver.is_gone(self.forkserver):  # and with it their exit codes
+            self.stop()
+            return WorkersLost(f"{processes.FORKSERVER_KILLED}, and all workers with it")
         after = Aftermath(self.paths, self.attempt, self._exit_codes())
         if after.timed_out():
             # Who waited gives up too, from lack of the one that has: who is left then is who was waited for.
@@ -101,17 +114,16 @@ def start(attempt: Attempt) -> Workers:
     Raises ConfigError where the folder or the checkpoint is another run's, RunFailed where no port is free.
     """
     config, paths = attempt.request.config, attempt.paths
-    umask = machine.umask()
     together = config.world_size > 1
     # The port is ours from here on, and out of reach for other machines.
     with _held_port() as listener:
         port = listener.getsockname()[1]
         source = attempt.begin(port if together else None)
-        workers = Workers(paths, attempt.number, config.timeout_s, [])
+        workers = Workers(paths, attempt.number, config.timeout_s, [], forkserver.ensure_running())
         try:
             for rank in range(config.world_size):
                 meeting = Meeting(port, listener if rank == 0 else None) if together else None
-                arguments = (config, paths, attempt.waited_since, source, meeting, umask)
+                arguments = (config, paths, attempt.waited_since, source, meeting)
                 workers.processes.append(_start_worker(attempt, rank, port, arguments))
         except BaseException:
             workers.stop()
@@ -131,7 +143,8 @@ def _start_worker(attempt: Attempt, rank: int, port: int, arguments: Sequence[An
     stdout, stderr = attempt.paths.stdout(attempt.number, rank), attempt.paths.stderr(attempt.number, rank)
     stdout.parent.mkdir(parents=True)
     env = {**attempt.request.env, **_environment(attempt, rank, port)}
-    return processes.start("expt.worker.main:main", arguments, env=env, stdout=stdout, stderr=stderr)
+    kept = [processes.Kept(attempt.lock.descriptor)] if attempt.lock else []
+    return processes.start("expt.worker.main:main", arguments, env=env, stdout=stdout, stderr=stderr, kept=kept)
 
 
 def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:

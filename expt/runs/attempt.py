@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from expt.config.identity import Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, warn
 from expt.runs import provenance
+from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import FAILED, INTERRUPTED, Record, create_result, update_result
@@ -24,13 +26,18 @@ class Attempt:
     request: RunRequest
     number: int = 0
     started_at: float
-    """When the run's turn came [seconds since the epoch]."""
+    """When the run's turn came [by time.monotonic]."""
     devices: tuple[str, ...] = ()
     """As CUDA_VISIBLE_DEVICES names them; none is the CPU."""
+    lock: FolderLock | None = None
+    """That of the run's folder, for the workers to hold too."""
 
     @property
     def waited_since(self) -> float:
-        """From when on a person waits for the first step: the command, or in a sweep the run's turn."""
+        """From when on a person waits for the first step: the command, or in a sweep the run's turn.
+
+        By time.monotonic, as all that lasts: the machine's clock may be set. It is the same in all processes.
+        """
         return self.started_at if self.request.typed_at is None else self.request.typed_at
 
     @property
@@ -85,7 +92,7 @@ class Attempt:
     def _first_record(self, port: int | None) -> Record:
         config, host = self.request.config, socket.gethostname()
         return {
-            "started": self.waited_since,
+            "started": time.time() - (time.monotonic() - self.waited_since),
             "world_size": config.world_size,
             "local_world_size": config.world_size,
             "node": host,
@@ -110,11 +117,15 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
 
 
 def record_refusal(paths: RunPaths, about: Record, request: RunRequest | None, error: ExptError) -> None:
-    """Say in result.json why a run could not start: a sweep's record names it too. Without `request` it was none."""
+    """Say in result.json why a run could not start: a sweep's record names it too. Without `request` it was none.
+
+    Raises FolderInUse where another command is at work there.
+    """
     record: Record = {"status": FAILED, "error": str(error), **about, **provenance.describe()}
     if request is not None:
         record.update(_identified(request.config, request.content))
-    create_result(paths, may_exist=True, **record)
+    with at_work(paths):
+        create_result(paths, may_exist=True, **record)
 
 
 def _identified(config: RunConfig, content: Content) -> Record:

@@ -31,7 +31,7 @@ class RunRequest:
     env: Mapping[str, str] = field(default_factory=dict)
     """More variables for its workers."""
     typed_at: float | None = None
-    """When this run alone was asked for [seconds since the epoch]; None in a sweep, where its turn counts."""
+    """When this run alone was asked for [by time.monotonic]; None in a sweep, where its turn counts."""
     may_have_run: bool = False
     """Whether the folder may hold a record of this very run: of an earlier attempt, or of when it was refused."""
 

@@ -16,6 +16,7 @@ import torch
 from torch.distributed import Store
 
 from expt import signals
+from expt.children import die_with_the_driver
 from expt.config import secrets
 from expt.config.schema import RunConfig
 from expt.errors import TimedOut
@@ -36,22 +37,19 @@ def main(
     started: float,
     source: Path | None = None,
     meeting: Meeting | Store | None = None,
-    umask: int | None = None,
     tell: Callable[[Exception], None] = lambda error: None,
 ) -> str:
-    """What a worker process runs; `started` is when the command was typed [seconds since the epoch].
+    """What a worker process runs; `started` is when the command was typed [by time.monotonic].
 
-    `source` is the checkpoint that it goes on from, see expt.resume; `umask` is the driver's, for the forkserver may
-    have another. The workers find one another at the `meeting`. `tell` hears of what ends this worker, before it does.
+    `source` is the checkpoint that it goes on from, see expt.runs.resume. The workers find one another at the
+    `meeting`. `tell` hears of what ends this worker, before it does.
 
     Returns "completed", or "interrupted" when it was asked to stop: a process that ends without it has failed.
     """
     driven = multiprocessing.parent_process() is not None
     if driven:
-        signals.die_with_the_driver()
+        die_with_the_driver()
     signals.heed_in_worker()
-    if umask is not None:
-        os.umask(umask)
     secrets.remember(config.secrets)
     watchdog.answer_dumps(when_asked=driven)
     try:
@@ -103,13 +101,14 @@ def run_as(
     meeting: Meeting | Store | None = None,
     beat: Callable[[], None] = lambda: None,
 ) -> str:
-    """Train as `worker`, in this process; returns what became of it. Calls `beat` after each batch."""
+    """Train as `worker`, in this process; returns what became of it. Calls `beat` as it gets on, and each batch."""
     if config.patches.malloc and worker.device.type == "cpu":
         malloc.keep_freed()
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)
     store = connect(meeting, config.timeout_s) if isinstance(meeting, Meeting) else meeting
     with collectives.process_group(worker, backend=config.backend, timeout_s=config.timeout_s, store=store):
+        beat()
         return Run(config, paths, worker, typed_at=started, beat=beat).train(source)
 
 

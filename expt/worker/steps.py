@@ -12,7 +12,7 @@ from expt.worker.profiling import StepProfiler
 
 
 class Steps:
-    """Those of one worker; `typed_at` is when the command was typed, or the run's turn came [seconds since 1970]."""
+    """Those of one worker; `typed_at` is when the command was typed, or the run's turn came [by time.monotonic]."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Steps:
         if self.first_s is None:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
-            self.first_s = time.time() - self._typed_at
+            self.first_s = time.monotonic() - self._typed_at
         if self._profiler:
             self._profiler.step()
 

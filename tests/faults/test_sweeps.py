@@ -141,6 +141,8 @@ def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(tmp_path: Path, faulty: tu
     children = descendants(process.pid)
     with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir=.*my sweep: another command is at work there"):
         expt.sweep(*faulty, *words[:-1], f"hydra.sweep.dir='{tmp_path / 'my sweep'}'")
+    with pytest.raises(ConfigError, match=r"hydra\.run\.dir=.*seed=0: another command is at work there"):
+        expt.run("resume=auto", f"hydra.run.dir='{tmp_path / 'my sweep' / 'seed=0'}'")
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130

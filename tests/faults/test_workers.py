@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import expt
+from expt.errors import ConfigError
+from expt.runs.folder_lock import is_held
+from expt.runs.paths import RunPaths
 from expt.worker.fault import VARIABLE
-from tests.conftest import RunFolder, alive, run, start_cold
+from tests.conftest import RunFolder, alive, children_of, run, start, start_cold
 from tests.faults.conftest import Failing
 from tests.faults.running import LONG, listening, ranks, training, wait_until
 
@@ -73,3 +77,49 @@ def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     wait_until(lambda: not alive(children), timeout_s=2)
+    assert RunFolder(tmp_path / "here").result["status"] == "running", "it could not say more"
+    report = run("report", "here", cwd=tmp_path)
+    assert " lost " in report.stdout
+    assert "to go on: python -m expt hydra.run.dir=here resume=auto\n" in report.stdout
+
+
+def test_a_worker_that_outlives_its_driver_keeps_others_out_and_then_writes_no_more(tmp_path: Path) -> None:
+    process, children = training(tmp_path)
+    os.kill(ranks(children)[0], signal.SIGSTOP)
+    process.kill()
+    process.communicate()
+    paths = RunPaths(tmp_path / "here")
+    wait_until(lambda: len(alive(set(ranks(children).values()))) == 1)
+    assert is_held(paths)
+    with pytest.raises(ConfigError, match="another command is at work there"):
+        expt.run("resume=auto", f"hydra.run.dir='{paths.folder}'")
+    size = paths.metrics.stat().st_size
+    os.kill(ranks(children)[0], signal.SIGCONT)
+    wait_until(lambda: not is_held(paths), timeout_s=5)
+    assert paths.metrics.stat().st_size - size < 2000, "what it had in its hands, in its own run"
+
+
+def _forkserver(driver: int) -> int:
+    """The child of the driver that has the workers as children."""
+    (pid,) = (pid for pid in children_of(driver) if children_of(pid))
+    return pid
+
+
+def test_without_the_process_that_they_are_forked_from_no_worker_lives_and_the_run_says_why(tmp_path: Path) -> None:
+    process, children = training(tmp_path)
+    os.kill(_forkserver(process.pid), signal.SIGKILL)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "the process that all workers are forked from was killed (out of memory?), and all workers with it" in err
+    assert not alive(set(ranks(children).values()))
+    assert RunFolder(tmp_path / "here").result["status"] == "failed"
+
+
+def test_that_process_is_started_again_for_the_runs_that_follow(tmp_path: Path) -> None:
+    words = ("-m", "seed=0,1,2", "epochs=2", "world_size=2", "hydra.sweep.dir=sweep", "hydra.launcher.retries=1")
+    process = start(*words, cwd=tmp_path)
+    wait_until((tmp_path / "sweep" / "seed=0" / "metrics.jsonl").exists, process)
+    os.kill(_forkserver(process.pid), signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, out + err
+    assert {path.parent.name for path in tmp_path.glob("sweep/*/result.json")} == {"seed=0", "seed=1", "seed=2"}

@@ -86,6 +86,93 @@ def test_a_python_that_names_its_parts_otherwise_does_no_harm(tmp_path: Path, na
     assert python(code, tmp_path) == ["unharmed"]
 
 
+STARTS = """
+    from expt.launch import processes
+    from pathlib import Path
+
+    def started(function, *arguments, kept=()):
+        return processes.start(function, arguments, env={}, stdout=Path("out"), stderr=Path("err"), kept=kept)
+"""
+
+
+def test_a_workers_logs_are_as_private_as_its_command(tmp_path: Path) -> None:
+    code = """
+        os.umask(0)
+        forkserver.warm()
+        os.umask(0o027)
+        started("os:getpid").join(30)
+        print(*(oct(os.stat(name).st_mode & 0o777) for name in ("out", "err")))
+        forkserver.kill()
+    """
+    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == ["0o640 0o640"]
+
+
+def test_one_that_was_killed_is_started_again_deaf_to_the_terminal(tmp_path: Path) -> None:
+    code = """
+        forkserver.warm()
+        first = forkserver.ensure_running()
+        print(forkserver.is_gone(first), forkserver.is_gone(None))
+        os.kill(first, signal.SIGKILL)
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+        print(forkserver.is_gone(first))
+        worker = started("os:getpid")
+        worker.join(30)
+        second = forkserver.ensure_running()
+        print(worker.exitcode, first != second, forkserver.is_gone(first), forkserver.is_gone(second))
+        ignored = next(line for line in open(f"/proc/{second}/status") if line.startswith("SigIgn"))
+        print([bool(int(ignored.split()[1], 16) & 1 << number - 1) for number in (signal.SIGINT, signal.SIGHUP)])
+        forkserver.kill()
+    """
+    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == [
+        "False False",
+        "True",
+        "93 True True False",
+        "[True, True]",
+    ]
+
+
+def test_one_that_dies_of_its_imports_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text("import os; os.kill(os.getpid(), 9)\n")
+    code = """
+        from expt.errors import RunFailed
+        forkserver.warm(["deadly"])
+        try:
+            started("os:getpid")
+        except RunFailed as error:
+            print(error)
+        forkserver.kill()
+    """
+    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == [
+        "the process that all workers are forked from was killed (out of memory?), 3 times"
+    ]
+
+
+def test_a_worker_keeps_a_descriptor_open_and_its_children_do_not(tmp_path: Path) -> None:
+    (tmp_path / "looks.py").write_text(
+        "import os\n"
+        "def look(kept):\n"
+        "    def size():\n"
+        "        try:\n"
+        "            return os.fstat(kept.descriptor).st_size\n"
+        "        except OSError:\n"
+        "            return None\n"
+        "    print(size(), flush=True)\n"
+        "    if os.fork() == 0:\n"
+        "        print(size(), flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+    )
+    (tmp_path / "five").write_text("12345")
+    code = """
+        forkserver.warm()
+        kept = processes.Kept(os.open("five", os.O_RDONLY))
+        started("looks:look", kept, kept=[]).join(30)
+        print(Path("out").read_text().split(), Path("err").read_text())
+        forkserver.kill()
+    """
+    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == ["['5', 'None'] "]
+
+
 def test_a_worker_does_not_run_the_persons_script_again(tmp_path: Path) -> None:
     """The script has no `if __name__ == "__main__"`, and stands in a worker's way if it is imported there."""
     code = """

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 
 from expt import signals
-from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed
+from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost
+from expt.launch import pool
 from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import Job, Observer, Options
-from expt.launch.pool import LOCKED_ELSEWHERE_S, Pool
+from expt.launch.pool import LOCKED_ELSEWHERE_S, SPARE_DESCRIPTORS, Pool
 from expt.machine import Machine
+from expt.runs import folder_lock
 from expt.runs.attempt import Attempt
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, read_result
+from expt.runs.folder_lock import at_work, is_held
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, create_result, read_result
 from tests.requests import request
 
 
@@ -57,8 +60,13 @@ class FakeWorkers:
             raise self.error
         return True
 
+    closed: bool = False
+
     def ask_to_stop(self) -> None:
         self.asked += 1
+
+    def close(self) -> None:
+        self.closed = True
 
     def stop(self) -> None:
         self.stopped = True
@@ -115,8 +123,7 @@ class World:
 
     def run(self, *jobs: Job, gpus: int = 0, cpus: int = 4, **options: Any) -> None:
         machine = Machine(gpus=tuple(map(str, range(gpus))), cpus=cpus)
-        pool = Pool(machine, Options(**options), self.told, start=self.start, clock=self.clock)
-        pool.run(iter(jobs))
+        Pool(machine, Options(**options), self.told, start=self.start, clock=self.clock).run(iter(jobs))
 
     @property
     def names(self) -> list[str]:
@@ -131,18 +138,17 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def test_a_job_runs_to_its_end(world: World) -> None:
-    job = world.job("a", typed_at=500.0)
+    job = world.job("a")
     world.run(job)
     assert (job.status, job.error, job.started_at, job.ended_at) == (COMPLETED, None, 1000.0, 1000.0)
     assert world.told.events == [("starting", "a"), ("ended", "a", COMPLETED)]
-    assert read_result(job.paths)["started"] == 500.0  # when it was typed
 
 
 def test_in_a_sweep_time_counts_from_a_runs_turn(world: World) -> None:
-    first, second = world.job("a"), world.job("b")
+    alone, first, second = world.job("c", typed_at=500.0), world.job("a"), world.job("b")
     world.plans["a"] = [{"on_poll": lambda: setattr(world.clock, "now", 1060.0)}]
-    world.run(first, second, cpus=1)
-    assert [read_result(job.paths)["started"] for job in (first, second)] == [1000.0, 1060.0]
+    world.run(alone, first, second, cpus=1)
+    assert [workers.attempt.waited_since for workers in world.started] == [500.0, 1000.0, 1060.0]
 
 
 def test_a_failure_stays_in_its_job(world: World) -> None:
@@ -304,6 +310,73 @@ def test_fail_fast_stops_the_others(world: World) -> None:
     assert [job.status for job in jobs] == [FAILED, INTERRUPTED, "queued"]
     assert [workers.stopped for workers in world.started] == [False, True]
     assert read_result(jobs[1].paths)["error"] == "another run failed, and fail_fast is on"
+
+
+def test_a_run_is_its_commands_own_until_all_know_what_became_of_it(world: World) -> None:
+    job, held = world.job("a", max_restarts=1), list[bool]()
+    for told in ("job_starting", "job_retrying", "job_ended"):
+        setattr(world.told, told, lambda *_: held.append(is_held(job.paths)))
+    world.plans["a"] = [{"error": RunFailed("first"), "on_poll": lambda: held.append(is_held(job.paths))}, {}]
+    world.run(job)
+    assert held == [True] * 5
+    assert not is_held(job.paths)
+    assert all(workers.closed and workers.attempt.lock for workers in world.started)
+
+
+def test_a_folder_in_which_another_command_is_at_work_is_left_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_lock, "PATIENCE_S", 0.0)
+    taken, other = world.job("a"), world.job("b")
+    with at_work(taken.paths):
+        world.run(taken, other)
+    assert (taken.status, str(taken.error).partition(": ")[2]) == (
+        FAILED,
+        "another command is at work there; wait for it",
+    )
+    assert (other.status, world.names, os.listdir(taken.paths.folder)) == (COMPLETED, ["b"], [".lock"])
+
+
+def test_what_another_command_has_completed_meanwhile_is_done(world: World) -> None:
+    asked = request(world.folder / "a", may_have_run=True)
+    create_result(asked.paths, status=COMPLETED)
+    job = Job(asked.paths, asked)
+    world.run(job)
+    assert (job.status, world.started) == (COMPLETED, [])
+
+
+def test_at_the_limit_of_open_files_the_others_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def free() -> int:
+        return SPARE_DESCRIPTORS if sum(not workers.closed for workers in world.started) < 2 else 3
+
+    monkeypatch.setattr(pool, "free_descriptors", free)
+    jobs = [world.job(name) for name in "abcd"]
+    world.plans = {name: [{"looks": 3}] for name in "abcd"}
+    world.run(*jobs, cpus=4)
+    assert {job.status for job in jobs} == {COMPLETED}
+    assert [event[0] for event in world.told.events[:3]] == ["starting", "starting", "ended"]
+    assert capsys.readouterr().err == "warning: 2 runs are as many as `ulimit -n` allows at a time; the others wait\n"
+
+
+def test_a_run_that_lost_its_workers_before_it_began_starts_again(world: World) -> None:
+    job, begun = world.job("a"), world.job("b")
+    for one in (job, begun):
+        world.plans[one.name] = [{"error": WorkersLost("killed")}, {}]
+    begun.paths.folder.mkdir(parents=True)
+    world.plans["b"][0]["on_poll"] = begun.paths.metrics.touch
+    world.run(job, begun)
+    assert [(one.status, one.retries) for one in (job, begun)] == [(COMPLETED, 1), (FAILED, 0)]
+
+
+def test_an_error_of_the_command_itself_is_nobodys_interruption(world: World) -> None:
+    job = world.job("a")
+    world.plans["a"] = [{"looks": 9}]
+    world.told.tick = lambda active: 1 / 0  # type: ignore[method-assign, assignment]
+    with pytest.raises(ZeroDivisionError):
+        world.run(job)
+    assert read_result(job.paths)["error"] == "the command itself failed: ZeroDivisionError: division by zero"
 
 
 def press(number: signal.Signals) -> None:

@@ -43,7 +43,7 @@ def train_alone(tmp_path: Path, configured: Configured) -> Iterator[TrainAlone]:
     ) -> Trained:
         paths = RunPaths(tmp_path / name)
         paths.folder.mkdir(exist_ok=True)
-        run = Run(configured(*overrides), paths, ALONE, typed_at=time.time(), beat=lambda: None)
+        run = Run(configured(*overrides), paths, ALONE, typed_at=time.monotonic(), beat=lambda: None)
         before(run)
         return Trained(run, run.train(source, observe))
 
