@@ -85,16 +85,16 @@ def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:
 
 def test_a_worker_that_outlives_its_driver_keeps_others_out_and_then_writes_no_more(tmp_path: Path) -> None:
     process, children = training(tmp_path)
-    os.kill(ranks(children)[0], signal.SIGSTOP)
+    workers, paths = ranks(children), RunPaths(tmp_path / "here")
+    os.kill(workers[0], signal.SIGSTOP)
     process.kill()
     process.communicate()
-    paths = RunPaths(tmp_path / "here")
-    wait_until(lambda: len(alive(set(ranks(children).values()))) == 1)
+    wait_until(lambda: alive({*workers.values()}) == {workers[0]})
     assert is_held(paths)
     with pytest.raises(ConfigError, match="another command is at work there"):
         expt.run("resume=auto", f"hydra.run.dir='{paths.folder}'")
     size = paths.metrics.stat().st_size
-    os.kill(ranks(children)[0], signal.SIGCONT)
+    os.kill(workers[0], signal.SIGCONT)
     wait_until(lambda: not is_held(paths), timeout_s=5)
     assert paths.metrics.stat().st_size - size < 2000, "what it had in its hands, in its own run"
 

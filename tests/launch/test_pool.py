@@ -35,6 +35,13 @@ class Clock:
         return self.now
 
 
+def ready() -> int:
+    """What can be read for ever, so that the pool never sleeps."""
+    reader, writer = os.pipe()
+    os.close(writer)
+    return reader
+
+
 @dataclasses.dataclass
 class FakeWorkers:
     """Workers of one attempt, which do what they are told when the pool looks at them."""
@@ -61,23 +68,21 @@ class FakeWorkers:
         return True
 
     closed: bool = False
+    ended: int = dataclasses.field(default_factory=ready)
 
     def ask_to_stop(self) -> None:
         self.asked += 1
 
     def close(self) -> None:
         self.closed = True
+        os.close(self.ended)
 
     def stop(self) -> None:
         self.stopped = True
 
     @property
     def sentinels(self) -> Sequence[int]:
-        return [_ENDED]
-
-
-_ENDED, _writer = os.pipe()
-os.close(_writer)  # ready to be read for ever: the pool never sleeps
+        return [self.ended]
 
 
 class Told(Observer):

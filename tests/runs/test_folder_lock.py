@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_who_was_killed_a_moment_ago_is_waited_for(tmp_path: Path, monkeypatch: 
     paths = RunPaths(tmp_path)
     first = FolderLock(paths)
     monkeypatch.setattr(folder_lock, "PATIENCE_S", 10.0)
-    monkeypatch.setattr(folder_lock.time, "sleep", lambda _: first.release())
+    monkeypatch.setattr(time, "sleep", lambda _: first.release())
     FolderLock(paths).release()
 
 

@@ -86,14 +86,12 @@ def test_whoever_sees_a_new_record_sees_all_of_it(
     sizes, link, replace = list[int](), Path.hardlink_to, Path.replace
 
     def linked(path: Path, target: Path) -> None:
-        assert not path.exists()
         if not links:
             raise OSError(95, "Operation not supported")
         sizes.append(target.stat().st_size)
         link(path, target)
 
     def replaced(path: Path, target: Path) -> None:
-        assert not target.exists()
         sizes.append(path.stat().st_size)
         replace(path, target)
 
