@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from multiprocessing import forkserver
 from typing import Any
@@ -38,12 +39,14 @@ def ensure_running() -> int | None:
     return _pid()
 
 
-def is_gone(pid: int | None) -> bool:
-    """Whether the one with this pid, of `ensure_running`, has died; its workers have died with it."""
-    if pid is None:
-        return False
+def is_gone(pid: int | None, within_s: float = 0.0) -> bool:
+    """Whether the one with this pid, of `ensure_running`, has died, or does so; its workers die with it."""
+    deadline = time.monotonic() + within_s
     with contextlib.suppress(ChildProcessError):  # there is another already
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        while pid is None or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if pid is None or time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
     return True
 
 

@@ -23,6 +23,8 @@ from expt.children import without_main
 from expt.errors import RunFailed
 from expt.launch import forkserver
 
+UNKNOWN = 255
+"""The exit code of a worker that has ended, or whose forkserver has, which alone could tell the code."""
 TRIES = 3
 FORKSERVER_KILLED = "the process that all workers are forked from was killed (out of memory?)"
 FINISHED = 93

@@ -95,7 +95,7 @@ class Workers:
 
     def _failure(self) -> ExptError:
         """The first failure in words. Ends all of them."""
-        if forkserver.is_gone(self.forkserver):  # and with it their exit codes
+        if processes.UNKNOWN in self._exit_codes() and forkserver.is_gone(self.forkserver, LATE_S):
             self.stop()
             return WorkersLost(f"{processes.FORKSERVER_KILLED}, and all workers with it")
         after = Aftermath(self.paths, self.attempt, self._exit_codes())

@@ -66,6 +66,10 @@ def test_a_dataset_that_blocks_is_told_before_there_was_a_step(tmp_path: Path) -
         "class Images(torch.utils.data.Dataset):\n"
         "    def __init__(self, *, train):\n"
         "        time.sleep(600)\n"
+        "    def __len__(self):\n"
+        "        return 1\n"
+        "    def __getitem__(self, index):\n"
+        "        return torch.zeros(1, 8, 8), 0\n"
     )
     (tmp_path / "my_conf" / "dataset").mkdir(parents=True)
     (tmp_path / "my_conf" / "dataset" / "mine.yaml").write_text("_target_: blocking.Images\nnum_classes: 2\n")
