@@ -31,8 +31,12 @@ def test_it_has_no_name_from_its_first_moment(memory: bool, monkeypatch: pytest.
         assert theirs[8:12] == b"seen"
 
 
-def test_where_there_is_no_room_there_is_none() -> None:
-    assert _allocated(1 << 60) is None
+def test_where_there_is_no_room_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert _allocated(4096) is None
     assert _place_of(None) is None
 
 
