@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from expt.runs import tags
+from expt.runs import provenance, tags
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
