@@ -161,7 +161,7 @@ class RunDisplay:
             taken = len(label) + 2 * len(str(state.total_steps)) + 3 + (BAR + 1) * (self._console.width >= WIDE)
             text = self._fitted({**_in_words(state.of_epoch), **self._left()}, self._console.width - taken)
             self._bar.update(self._task, description=label, total=state.total_steps, completed=state.step, text=text)
-        elif not ended and now - self._line_at > PLAIN_LINE_S:
+        elif not ended and tags.EPOCH_S not in state.of_epoch and now - self._line_at > PLAIN_LINE_S:
             self._line_at = now
             self._print(state.epoch, state.step, "  ".join({**_in_words(state.of_epoch), **self._left()}.values()))
 
