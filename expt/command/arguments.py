@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -10,21 +11,73 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from expt.command.conf_files import groups
+from expt.command.conf_files import conf_dir, groups, keys
 from expt.command.conf_files import options as options_of
-from expt.command.overrides import hydra_quoted
+from expt.command.overrides import is_readable
+from expt.command.words import WORDS
+from expt.config.groups import OWN_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.paths import RunPaths
 from expt.runs.result import latest_sweep
+from expt.runs.typed import quoted, unquoted
 
 WITH_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"}
+OPTIONS = WITH_VALUE | {"--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r", "--resolve"}
+OPTIONS |= {"--info", "-i", "--shell-completion", "-sc", "--experimental-rerun"}
+FOLDERS = {"hydra.run.dir", "hydra.sweep.dir"}
+"""Keys whose value is one text, commas and all."""
+
+
+def readable(arguments: Sequence[str]) -> list[str]:
+    """The words as Hydra's grammar takes them: `~` is the home, and what it has no reading for is a text, as it stands.
+
+    So `'dataset.root=my data (old)'` and `hydra.run.dir=lr=0.1` need no second pair of quotes.
+    """
+    options, settings = _apart(arguments)
+    options = [re.sub(r"(?<==)~(?=/|$)", os.path.expanduser("~"), word) for word in options]
+    return [*options, *map(_readable, settings)]
+
+
+def _readable(word: str) -> str:
+    key, equals, value = word.partition("=")
+    if not equals or not re.fullmatch(r"[+~]*[\w./@:-]+", key):
+        return word
+    quote = value[:1] if value[:1] in ("'", '"') else ""
+    parts = [value] if quote or key in FOLDERS else value.split(",")
+    parts = [re.sub(rf"^{quote}~(?=/|{quote}$)", lambda _: quote + os.path.expanduser("~"), part) for part in parts]
+    changed = f"{key}={','.join(parts)}"
+    if key in FOLDERS and not quote:
+        return f"{key}={quoted(parts[0])}"
+    is_list = value[:1] in ("[", "{") or ("," in value and re.search(r"[][(){}]", value))
+    if quote or is_list or is_readable(changed):
+        return changed
+    return f"{key}={','.join(map(quoted, parts))}"
+
+
+def with_own_keys(arguments: Sequence[str]) -> list[str]:
+    """The words, with `++` before the keys that every dataset of a person's own has, in its YAML or not."""
+    chosen = next((word.partition("=")[2] for word in reversed(arguments) if word.startswith("dataset=")), "")
+    if not chosen or chosen in [path.stem for path in options_of("dataset")]:
+        return list(arguments)
+    pattern = re.compile(rf"dataset\.({'|'.join(OWN_DATASET_KEYS)})[.=]")
+    return [f"++{word}" if pattern.match(word) else word for word in arguments]
+
+
+def with_conf_here(arguments: Sequence[str]) -> list[str]:
+    """The words, with `--config-dir conf` where none is named and the current folder has one, laid out as expt's."""
+    here = Path("conf")
+    named = any(re.fullmatch(r"(--config-dir|-cd|--config-path|-cp)(=.*)?", word) for word in arguments)
+    if named or not here.is_dir() or here.resolve() == conf_dir().resolve():
+        return list(arguments)
+    ours = any(path.parent.name in groups() for path in here.glob("*/*.yaml"))
+    return ["--config-dir", str(here), *arguments] if ours else list(arguments)
 
 
 def refuse_used_folder(arguments: Sequence[str]) -> None:
     """Raise ConfigError before Hydra writes into the folder of an earlier run."""
     for argument in arguments:
         key, _, value = argument.partition("=")
-        folder = Path(value.strip("'\""))
+        folder = Path(unquoted(value))
         used = key == "hydra.run.dir" and RunPaths(folder).result.exists() and "resume=auto" not in arguments
         if used:
             raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder")
@@ -38,7 +91,7 @@ def refuse_mistyped_folder(arguments: Sequence[str]) -> None:
     folders = [word for word in arguments if word.startswith("hydra.run.dir=")]
     if "resume=auto" not in arguments or not folders:
         return
-    folder = Path(folders[-1].partition("=")[2].strip("'\""))
+    folder = Path(unquoted(folders[-1].partition("=")[2]))
     if folder.exists() or "$" in str(folder):
         return
     if len(arguments) > 2:
@@ -52,16 +105,17 @@ def refuse_mistyped_folder(arguments: Sequence[str]) -> None:
 
 def with_earlier(arguments: Sequence[str]) -> list[str]:
     """The arguments, with those of the run that `resume=auto` goes on with before them, as far as they aren't given."""
-    given = {word.partition("=")[0].lstrip("+~"): word.partition("=")[2].strip("'\"") for word in arguments}
+    given = {word.partition("=")[0].lstrip("+~"): unquoted(word.partition("=")[2]) for word in arguments}
     run_paths = RunPaths(Path(given.get("hydra.run.dir", "")))
     if given.get("resume") != "auto":
         return list(arguments)
     if "hydra.run.dir" not in given and not {"-m", "--multirun"} & {*arguments}:
         raise ConfigError("resume=auto: goes on in the folder of a run; name it, as in hydra.run.dir=FOLDER")
+    words = [*_searched(run_paths, arguments), *_earlier(run_paths, given), *arguments]
     if not run_paths.result.exists():  # killed before it began, or new
-        return [*_earlier(run_paths, given), *arguments]
+        return words
     # What Hydra wrote about the run when it was started stays.
-    return [*_earlier(run_paths, given), *arguments, "hydra.output_subdir=null"]
+    return [*words, "hydra.output_subdir=null"]
 
 
 def _earlier(run_paths: RunPaths, given: Mapping[str, str]) -> list[str]:
@@ -72,6 +126,14 @@ def _earlier(run_paths: RunPaths, given: Mapping[str, str]) -> list[str]:
     return [word for word in words if (key := word.partition("=")[0].lstrip("+~")) != "resume" and key not in given]
 
 
+def _searched(run_paths: RunPaths, arguments: Sequence[str]) -> list[str]:
+    """The folder of a person's own YAML that the run was started with, unless one is named."""
+    if not run_paths.hydra_settings.exists() or any(word.startswith(("--config-dir", "-cd")) for word in arguments):
+        return []
+    sources = OmegaConf.select(OmegaConf.load(run_paths.hydra_settings), "hydra.runtime.config_sources") or ()
+    return [f"--config-dir={source.path}" for source in sources if source.provider == "command-line"]
+
+
 def with_latest(arguments: Sequence[str]) -> list[str]:
     """The arguments, with the newest sweep's folder in the place of `hydra.sweep.dir=latest`."""
     if "hydra.sweep.dir=latest" not in arguments:
@@ -79,21 +141,45 @@ def with_latest(arguments: Sequence[str]) -> list[str]:
     newest = latest_sweep(Path("outputs"))
     if newest is None:
         raise ConfigError("hydra.sweep.dir=latest: there is no sweep in outputs/sweeps yet")
-    return [f"hydra.sweep.dir='{newest}'" if word == "hydra.sweep.dir=latest" else word for word in arguments]
+    return [f"hydra.sweep.dir={quoted(newest)}" if word == "hydra.sweep.dir=latest" else word for word in arguments]
 
 
 def refuse_unnamed(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for `=3` and for groups such as `model=null` and `model=3`: Hydra's own errors are no help."""
-    for argument in arguments:
-        group, _, value = argument.partition("=")
+    """Raise ConfigError for `=3`, groups such as `model=null`, and `--epochs 5`: Hydra's own errors are no help."""
+    options, settings = _apart(arguments)
+    for option, following in zip(options, [*options[1:], *settings[:1], ""], strict=False):
+        if option.startswith("-"):
+            _refuse_unknown_option(option, following)
+    for word in settings:
+        group, equals, value = word.partition("=")
         if not group:
-            raise ConfigError(f"{argument}: not of the form key=value; quote values with spaces or brackets")
+            raise ConfigError(f"{word}: not of the form key=value; quote values with spaces or brackets")
+        if not equals and word in WORDS:
+            raise ConfigError(f"{word}: a command stands alone or first, as in python -m expt {word}")
         if group in groups() and re.fullmatch(r"null|true|false|[-+.\d]+|\{.*\}", value, re.IGNORECASE):
-            raise ConfigError(f"{argument}: not one of {', '.join(path.stem for path in options_of(group))}.")
+            raise ConfigError(f"{word}: not one of {', '.join(path.stem for path in options_of(group))}.")
+
+
+def _refuse_unknown_option(option: str, following: str) -> None:
+    name, _, value = option.partition("=")
+    known = name in OPTIONS or (len(name) > 3 and any(long.startswith(name) for long in OPTIONS))
+    if known or (name[1:2] != "-" and any(name.startswith(short) for short in WITH_VALUE)):  # -cjob
+        return
+    key = name.lstrip("-").replace("-", "_")
+    value = value or ("" if "=" in following or following.startswith("-") else following) or "..."
+    if key in keys():
+        raise ConfigError(f"{option}: settings have no dashes; type {key}={value}")
+    raise ConfigError(f"{option}: there is no such option; see python -m expt --help")
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:
     """The same words with the options in front: Hydra's parser loses what follows an option that follows a setting."""
+    options, settings = _apart(arguments)
+    return [*options, *settings]
+
+
+def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Options with their values, and settings."""
     options, settings, words = list[str](), list[str](), iter(arguments)
     for word in words:
         if not word.startswith("-"):
@@ -102,7 +188,7 @@ def options_first(arguments: Sequence[str]) -> list[str]:
         options.append(word)
         if word in WITH_VALUE:
             options += [value for value in [next(words, None)] if value is not None]
-    return [*options, *settings]
+    return options, settings
 
 
 def continue_command(folder: Path) -> str:
@@ -110,5 +196,5 @@ def continue_command(folder: Path) -> str:
     words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
     # Hydra wants all settings side by side.
     place = max((index for index, word in enumerate(words, 1) if "=" in word and word[0] != "-"), default=len(words))
-    words.insert(place, f"hydra.sweep.dir={hydra_quoted(folder)}")
+    words.insert(place, f"hydra.sweep.dir={quoted(folder)}")
     return shlex.join(["python", "-m", "expt", *words])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
@@ -24,7 +25,11 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
     """Do what `expt ARGUMENTS` asks for, and exit: 0 done, 1 a run failed, 2 wrong input, 130 (143) interrupted."""
     terminal.prepare()
     try:
-        code = _run(arguments, time.monotonic() if typed_at is None else typed_at)
+        with contextlib.ExitStack() as quiet:
+            if {"-q", "--quiet"} & {*arguments}:
+                quiet.enter_context(contextlib.redirect_stdout(quiet.enter_context(open(os.devnull, "w"))))
+            spoken = [word for word in arguments if word not in ("-q", "--quiet")]
+            code = _run(spoken, time.monotonic() if typed_at is None else typed_at)
     except ExptError as error:
         _complain(error)
         code = signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
@@ -39,7 +44,7 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
 def _run(arguments: Sequence[str], typed_at: float) -> int:
     if arguments and arguments[0] in WORDS:
         return int(importlib.import_module(WORDS[arguments[0]].module).main(arguments[1:]))
-    if {"--help", "-h"} & {*arguments}:
+    if {"--help", "-h"} & {*arguments} or arguments[:1] == ["help"]:
         _help(arguments)
         return 0
     if "--version" in arguments:
@@ -75,13 +80,7 @@ def _help(arguments: Sequence[str]) -> None:
 
     from expt.command.help import print_help
 
-    config_dir = None
-    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
-        if option in ("--config-dir", "-cd"):
-            config_dir = value
-        elif option.startswith("--config-dir="):
-            config_dir = option.partition("=")[2]
-    print_help(Console(), config_dir)
+    print_help(Console(), arguments)
 
 
 def _complain(error: ExptError) -> None:

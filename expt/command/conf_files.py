@@ -31,14 +31,15 @@ def keys() -> Iterator[str]:
     yield from _flat(conf_dir() / "config.yaml", "")
     for group in groups():
         for path in options(group):
-            yield from _flat(path, f"{group}.")
+            if "# @package _global_" not in path.read_text(encoding="utf-8"):
+                yield from _flat(path, f"{group}.")
 
 
 def _flat(path: Path, prefix: str) -> Iterator[str]:
     content = OmegaConf.load(path)
     assert isinstance(content, DictConfig)
     for key in content:
-        if key in ("defaults", "hydra"):
+        if key in ("defaults", "hydra") or (prefix and key == "name"):
             continue
         yield f"{prefix}{key!s}"
         value = content._get_node(key)

@@ -188,7 +188,7 @@ def _gpu(index: int) -> Finding:
     try:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:  # CUDA's first call on this device
-        return Finding("fail", what, str(error).splitlines()[0], "see nvidia-smi; take others, as in gpus=[1]")
+        return Finding("fail", what, str(error).splitlines()[0], "see nvidia-smi; take others, as in 'gpus=[1]'")
     found = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
     if free < total / 2:
         return Finding("note", what, found, "another program holds the rest, see nvidia-smi; or take others: gpus=[1]")

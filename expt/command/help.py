@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from expt.command.arguments import with_conf_here
 from expt.command.conf_files import conf_dir
 from expt.command.words import WORDS
 
@@ -19,25 +21,36 @@ EXAMPLES = (
 )
 
 
-def print_help(console: Console, config_dir: str | None = None) -> None:
-    """Print it; the options of a person's own `config_dir` are listed with expt's."""
-    console.print(
-        "expt trains what the command line describes.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n"
-    )
+def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
+    """Print it, with the keys of the options that `arguments` choose, and those of a person's own folder of YAML."""
+    folders = [conf_dir(), *_own_folders(arguments)]
+    console.print("expt trains image classifiers with PyTorch.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n")
     console.print("[bold]Examples[/]")
     for command, meaning in EXAMPLES:
         console.print(f"  {command}\n      [dim]{meaning}[/]", highlight=False)
     console.print("\n[bold]Commands[/]  (each with --help)")
     console.print(_table([(f"python -m expt {name}", word.meaning) for name, word in WORDS.items()]))
     console.print("\n[bold]Groups[/]  (choose: model=resnet18; set a key of the choice: model.stem=imagenet)")
-    console.print(_groups([conf_dir(), *([Path(config_dir)] if config_dir else [])]))
+    console.print(_groups(folders))
     for title, rows in _sections(conf_dir() / "config.yaml"):
         console.print(f"\n[bold]{title}[/]")
         console.print(_table(rows))
+    for group, name in _chosen(arguments).items():
+        for path in (folder / group / f"{name}.yaml" for folder in folders):
+            if path.is_file():
+                lines = path.read_text(encoding="utf-8").splitlines()
+                about = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# ") and line[2] != "@")
+                console.print(f"\n[bold]{group}={name}[/]  {escape(about)}", highlight=False)
+                console.print(_table(_keys(lines, f"{group}.")))
     console.print("\n[bold]More[/]")
     more = [
+        ("--help model=convnet", "the keys of another choice"),
         ("--cfg job", "print the configuration and start nothing"),
-        ("--config-dir DIR", "add a folder of your own YAML, laid out as these groups are"),
+        (
+            "--config-dir DIR",
+            "add a folder of your own YAML, laid out as these groups are (conf, if it is here)",
+        ),
+        ("-q, --quiet", "print errors and warnings alone"),
         ("-m", "run every combination of values: key=a,b"),
         ('eval "$(expt -sc install=bash)"', "complete keys and values with the Tab key; for fish and zsh too"),
         ("--hydra-help", "what else Hydra offers"),
@@ -53,28 +66,51 @@ def _groups(folders: list[Path]) -> Table:
     return _table((group, ", ".join(sorted(options))) for group, options in names.items())
 
 
+def _own_folders(arguments: Sequence[str]) -> Iterator[Path]:
+    words = with_conf_here(arguments)
+    for option, following in zip(words, [*words[1:], ""], strict=False):
+        name, _, value = option.partition("=")
+        if name in ("--config-dir", "-cd"):
+            yield Path(value or following)
+
+
+def _chosen(arguments: Sequence[str]) -> Mapping[str, str]:
+    """The option of each group that has one: the last that is typed, or the default."""
+    defaults = OmegaConf.load(conf_dir() / "config.yaml").defaults
+    chosen = {str(group): name for item in defaults if isinstance(item, DictConfig) for group, name in item.items()}
+    typed = (word.partition("=") for word in arguments)
+    chosen |= {group: name for group, _, name in typed if group in chosen}
+    return {group: name for group, name in chosen.items() if name and not group.startswith("override ")}
+
+
 def _sections(path: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """config.yaml as it is written: a comment line opens a section, a line is `key: value  # meaning`."""
-    title, rows, prefix = "", list[tuple[str, str]](), ""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("hydra:"):
-            break
+    """config.yaml as it is written: a comment line opens a section."""
+    title, lines = "", list[str]()
+    for line in path.read_text(encoding="utf-8").partition("\nhydra:")[0].splitlines():
         if line.startswith("# "):
-            if rows:
-                yield title, rows
-            title, rows = line.removeprefix("# "), []
-        elif title and ":" in line:
-            setting, _, meaning = line.partition("#")
-            key, _, value = setting.partition(":")
-            prefix = "" if not key.startswith(" ") else prefix
-            if not value.strip():
-                prefix = f"{key.strip()}."
-                continue
-            rows.append((f"{prefix}{key.strip()}={value.strip()}", meaning.strip()))
-    yield title, rows
+            if title:
+                yield title, list(_keys(lines))
+            title, lines = line.removeprefix("# "), []
+        lines.append(line)
+    yield title, list(_keys(lines))
 
 
-def _table(rows: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> Table:
+def _keys(lines: Iterable[str], group: str = "") -> Iterator[tuple[str, str]]:
+    """Of lines such as `key: value  # meaning`, or `key:` above indented ones: `key=value` and its meaning."""
+    prefix = ""
+    for line in lines:
+        setting, _, meaning = line.partition("#")
+        key, colon, value = setting.partition(":")
+        if not colon or (group and key == "name"):
+            continue
+        prefix = prefix if key.startswith(" ") else ""
+        if value.strip():
+            yield f"{group}{prefix}{key.strip()}={value.strip()}", meaning.strip()
+        else:
+            prefix = f"{key.strip()}."
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=True)
     table.add_column(no_wrap=True)
     table.add_column(style="dim")

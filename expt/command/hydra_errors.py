@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,9 @@ COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeErr
 PRIMARY = "see --config-dir, --config-name and --config-path"
 
 
-def as_config_error(error: BaseException, overrides: Sequence[str]) -> ConfigError:
+def as_config_error(error: BaseException, overrides: Sequence[str], *, may_sweep: bool = True) -> ConfigError:
     """The ConfigError to show for what Hydra or OmegaConf raised while composing `overrides`."""
-    for kind, pattern, words in _WORDS:
+    for kind, pattern, words in _WORDS if may_sweep else (_OF_ONE_RUN, *_WORDS):
         found = re.search(pattern, str(error)) if isinstance(error, kind) else None
         if found and (text := words(error, found.group(found.lastindex or 0), overrides)):
             return ConfigError(text)
@@ -48,7 +50,30 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     if key in known:
         group = key.partition(".")[0]
         return f"{typed}: the chosen {group} has no key '{key}'; another {group}=... has"
-    return f"{typed}: there is no key '{key}'.{did_you_mean(key, known)}"
+    if _is_own(key.partition(".")[0], overrides):
+        return f"{typed}: the YAML has no key '{key}'; add it there, or type +{typed}"
+    return f"{typed}: there is no key '{key}'.{_meant(key, known)}"
+
+
+def _meant(key: str, known: Collection[str]) -> str:
+    """A hint to the keys that end alike, `lr` to `optimizer.lr`; else to the nearest of as many parts."""
+    full = {last: [name for name in sorted(known) if name.rpartition(".")[2] == last] for last in map(_last, known)}
+    if alike := full.get(_last(key)):
+        return f" Did you mean {' or '.join(map(repr, alike[:3]))}?"
+    if hint := did_you_mean(key, [name for name in known if name.count(".") == key.count(".")]):
+        return hint
+    near = difflib.get_close_matches(_last(key), full, n=1)
+    return f" Did you mean '{full[near[0]][0]}'?" if near else ""
+
+
+def _is_own(group: str, overrides: Sequence[str]) -> bool:
+    """Whether a person's own option of the group is chosen: its class may take more than its YAML names."""
+    chosen = [text.partition("=")[2] for text in overrides if text.startswith(f"{group}=")]
+    return bool(chosen) and group in groups() and chosen[-1] not in [path.stem for path in options(group)]
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def _not_text(error: Any, overrides: Sequence[str]) -> str:
@@ -71,6 +96,7 @@ def _first_line(error: object) -> str:
 
 
 Words = Callable[[Any, str, Sequence[str]], str]
+_SEVERAL = r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'"
 _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     # kind of error, pattern in its text, words for the error, what the pattern's group has found, what was typed
     (UnicodeDecodeError, "", lambda error, _, typed: _not_text(error, typed)),
@@ -89,8 +115,8 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
         lambda _, group, __: f"{group}: there is no such group.{did_you_mean(group, groups())}",
     ),
     (
-        *(Exception, r"Ambiguous value for argument '([^']+)'"),
-        lambda _, word, __: f"{word}: several values make a sweep; add -m, as in python -m expt -m {word}",
+        *(Exception, _SEVERAL),
+        lambda _, word, __: f"{word}: several values make a sweep; add -m, as in python -m expt -m {shlex.quote(word)}",
     ),
     (Exception, r"Primary config|config directory", lambda error, *_: f"{_first_line(error)}; {PRIMARY}"),
     (
@@ -107,3 +133,8 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     ),
 )
 """The first that fits, and has something to say."""
+_OF_ONE_RUN: tuple[type[BaseException], str, Words] = (
+    *(Exception, _SEVERAL),
+    lambda _, word, __: f"{word}: several values make a sweep; use expt.sweep, which returns a list of results",
+)
+"""Of expt.run, where there is no -m."""

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths
 
-SETTINGS, HYDRA = "config.yaml", "hydra.yaml"
+SETTINGS = "config.yaml"
 
 
 def leave_no_trace(run_paths: RunPaths) -> None:
@@ -19,7 +19,7 @@ def leave_no_trace(run_paths: RunPaths) -> None:
     with contextlib.suppress(OSError):  # a disk that is read-only now; why it cannot start is still to be told
         if run_paths.result.exists() or run_paths.logs(0).exists() or is_held(run_paths):
             return
-        own = (*(run_paths.hydra / name for name in (SETTINGS, HYDRA)), run_paths.overrides, run_paths.lock)
+        own = (run_paths.hydra / SETTINGS, run_paths.hydra_settings, run_paths.overrides, run_paths.lock)
         for path in own:
             path.unlink(missing_ok=True)
         for folder in (run_paths.hydra, run_paths.folder):
@@ -33,7 +33,7 @@ def save(run_paths: RunPaths, settings: object, words: Sequence[str], hydra: obj
     OmegaConf.save(settings, run_paths.hydra / SETTINGS)
     OmegaConf.save(OmegaConf.create(list(words)), run_paths.overrides)
     if hydra is not None:
-        OmegaConf.save(hydra, run_paths.hydra / HYDRA)
+        OmegaConf.save(hydra, run_paths.hydra_settings)
 
 
 def renew(run_paths: RunPaths, settings: DictConfig) -> None:

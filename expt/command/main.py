@@ -17,11 +17,14 @@ from expt import machine, signals
 from expt.command import hydra_adapter, overrides
 from expt.command.arguments import (
     options_first,
+    readable,
     refuse_mistyped_folder,
     refuse_unnamed,
     refuse_used_folder,
+    with_conf_here,
     with_earlier,
     with_latest,
+    with_own_keys,
 )
 from expt.command.conclusion import conclude
 from expt.command.hydra_errors import COMPOSING, as_config_error
@@ -36,6 +39,7 @@ from expt.launch.launcher import Launcher, launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, read_result
+from expt.runs.typed import quoted
 from expt.runs.view import leaderboard
 
 
@@ -54,17 +58,18 @@ def command(arguments: Sequence[str], *, typed_at: float, may_sweep: bool = True
 
 def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
     overrides.register_resolvers()
+    words = readable(arguments)
     if task.how.starts_workers:  # else the workers may have been started again, in their folder
-        refuse_used_folder(arguments)
-        refuse_mistyped_folder(arguments)
+        refuse_used_folder(words)
+        refuse_mistyped_folder(words)
     refuse_unnamed(arguments)
     outcome = task.outcome
     try:
-        words = _in_earlier_folder(task.how, with_earlier(with_latest(arguments)))
+        words = _in_earlier_folder(task.how, with_earlier(with_latest(words)))
         with task.at_end:
-            hydra_adapter.call(task, options_first(words))
+            hydra_adapter.call(task, options_first(with_conf_here(with_own_keys(words))))
     except (*COMPOSING, OSError, KeyboardInterrupt) as error:
-        raise _in_words(error, arguments, began=task.began) from error
+        raise _in_words(error, arguments, task) from error
     finally:
         if outcome.sweep_folder is not None:
             conclude(leaderboard.wide_console(), outcome.sweep_folder)
@@ -72,16 +77,16 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
     return outcome.completed
 
 
-def _in_words(error: BaseException, arguments: Sequence[str], *, began: bool) -> ExptError:
+def _in_words(error: BaseException, arguments: Sequence[str], task: Task) -> ExptError:
     """The error for a person."""
     if isinstance(error, KeyboardInterrupt):
         return Interrupted(str(error) or "interrupted")
     if isinstance(error, COMPOSING):  # before OSError: Hydra's for a missing file is both
         if isinstance(error.__cause__, OSError):  # in making the default folder
             return _about_the_folder(error.__cause__, arguments, began=False)
-        return as_config_error(error, arguments)
+        return as_config_error(error, arguments, may_sweep=task.may_sweep)
     assert isinstance(error, OSError)
-    return _about_the_folder(error, arguments, began=began)
+    return _about_the_folder(error, arguments, began=task.began)
 
 
 class Task:
@@ -143,7 +148,7 @@ class Task:
 def _in_earlier_folder(how: Launcher, arguments: Sequence[str]) -> list[str]:
     """The command's arguments; where torchrun has started the workers again, with the folder of before."""
     folder = how.earlier_folder()
-    return [*arguments, f"hydra.run.dir='{folder}'", "hydra.output_subdir=null"] if folder else list(arguments)
+    return [*arguments, f"hydra.run.dir={quoted(folder)}", "hydra.output_subdir=null"] if folder else list(arguments)
 
 
 def _about_the_folder(error: OSError, arguments: Sequence[str], *, began: bool) -> ExptError:

@@ -37,12 +37,15 @@ def _parsed(overrides: Sequence[str]) -> list[Override]:
     return OverridesParser.create().parse_overrides(list(overrides))
 
 
-def hydra_quoted(value: object) -> str:
-    """`value` as Hydra's command-line grammar takes it, whatever it holds."""
-    text = str(value)
-    if re.fullmatch(r"[\w./+-]+", text):
-        return text
-    return "'" + re.sub(r"(\\*)'", r"\1\1\'", text) + "'"
+def is_readable(override: str) -> bool:
+    """Whether Hydra's grammar has a reading for it."""
+    from hydra.errors import OverrideParseException
+
+    try:
+        _parsed([override])
+    except OverrideParseException:
+        return False
+    return True
 
 
 def folder_names(points: Sequence[Sequence[str]], swept: Collection[str] = ()) -> list[str]:

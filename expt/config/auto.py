@@ -56,6 +56,11 @@ def threads(node: Node, machine: Machine) -> int:
     return max(1, machine.cpus // max(1, local if isinstance(local, int) else 1))
 
 
+def objective(node: Node, machine: Machine) -> object:
+    """The accuracy on what is evaluated after each epoch."""
+    return f"accuracy/{node.get('eval_split')}"
+
+
 def channels_last(node: Node, machine: Machine) -> bool:
     """Where the model gains by it."""
     return getattr(GROUPS["model"].get(str(kind(node.get("model")))), "CHANNELS_LAST_PAYS", False)
@@ -79,6 +84,7 @@ _VALUES: dict[str, Callable[[Node, Machine], object]] = {
     "world_size": world_size,
     "backend": backend,
     "threads": threads,
+    "objective": objective,
     "channels_last": channels_last,
     "onednn": onednn,
 }

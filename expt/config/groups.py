@@ -6,10 +6,11 @@ In order: constraints, a person's own class, models, initialisations, datasets, 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
 STRICT = ConfigDict(extra="forbid", strict=True)
@@ -18,6 +19,7 @@ Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Folder = Annotated[str, AfterValidator(os.path.expanduser)]
 Size = tuple[Count, Count]  # height, width
 DottedName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")]
 
@@ -123,7 +125,7 @@ class Downloaded(_Dataset):
     """A dataset that torchvision knows where to fetch."""
 
     name: Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
-    root: str | None
+    root: Folder | None
     download: bool
 
 
@@ -141,7 +143,7 @@ class Synthetic(_Dataset):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ImageFolder(_Dataset):
     name: Literal["image_folder"]
-    root: str
+    root: Folder
     cache: Literal["auto"] | bool = "auto"
     image_size: Size
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
@@ -162,6 +164,12 @@ class TargetDataset(_Dataset):
     train: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": True})
     test: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": False})
     kwargs: dict[str, Any]
+
+
+OWN_DATASET_KEYS = {field.name for field in dataclasses.fields(TargetDataset)} - {
+    *("name", "target", "kwargs", "train", "test"),
+}
+"""What every dataset of a person's own has, named in its YAML or not."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -19,12 +19,19 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
     for problem in error.errors():
         path = _key_path(problem["loc"], node)
         key, value, rule = ".".join(path), problem["input"], problem["type"]
-        if rule == "unexpected_keyword_argument":
+        if rule == "unexpected_keyword_argument" and len(path) == 1 and isinstance(value, Mapping):
+            line = f"{key}: its YAML sets {', '.join(map(str, value))} below '{key}'; begin it with # @package _global_"
+        elif rule == "unexpected_keyword_argument":
             line = f"{key}={value!r}: there is no such key.{did_you_mean(path[-1], _keys_beside(path, node))}"
         elif rule == "missing" and isinstance(value, list):
             line = f"{key}={value!r}: input should be longer"
         elif rule in ("missing", "missing_argument"):
             line = f"{key}: has no value; give one, as in {key}=..."
+        elif rule.startswith("union_tag") and kind(value) is None:
+            own = "_target_" in GROUPS[path[0]]
+            line = f"{key}: its YAML names none; add a line to it, as in " + (
+                f"_target_: mine.{key.title()}" if own else "name: normal"
+            )
         elif rule.startswith("union_tag"):
             names = [name for name in GROUPS[path[0]] if name != "_target_"]
             line = f"{key}.name={kind(value)}: not one of {', '.join(names)}.{did_you_mean(str(kind(value)), names)}"

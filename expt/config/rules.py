@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from expt.config.groups import ConvNet
+from expt.config.groups import SGD, ConvNet
 from expt.errors import did_you_mean
 from expt.machine import Machine
 
@@ -23,6 +23,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *_strategy(config),
         *_compile(config),
         *_model(config),
+        *_optimizer(config),
         *_batch(config),
         *_objective(config),
     ]
@@ -99,6 +100,12 @@ def _model(config: RunConfig) -> list[str]:
     ]
 
 
+def _optimizer(config: RunConfig) -> list[str]:
+    if isinstance(config.optimizer, SGD) and config.optimizer.nesterov and not config.optimizer.momentum:
+        return ["optimizer.nesterov=true: needs a momentum, as in optimizer.momentum=0.9"]
+    return []
+
+
 def _batch(config: RunConfig) -> list[str]:
     parts = config.world_size * config.gradient_accumulation
     problems = []
@@ -128,7 +135,9 @@ def _objective(config: RunConfig) -> list[str]:
     metric, _, split = config.objective.partition("/")
     splits = ["train", "test"] if config.eval_split == "test" else ["train", "val", "test"]
     tags = [f"{metric}/{split}" for metric in METRICS for split in splits]
-    if metric not in METRICS or split not in splits:
+    if metric in METRICS and split == "val" and config.eval_split == "test":
+        problems.append(f"objective={config.objective}: eval_split=test has no val; use objective={metric}/test")
+    elif metric not in METRICS or split not in splits:
         hint = did_you_mean(config.objective, tags)
         problems.append(f"objective={config.objective}: not one of {', '.join(tags)}.{hint}")
     return problems

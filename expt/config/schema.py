@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.groups import GROUPS, STRICT, Count, Fraction, Positive, group
+from expt.config.groups import GROUPS, STRICT, Count, Folder, Fraction, Positive, group
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -82,7 +82,7 @@ class RunConfig:
     onednn: bool
     patches: Patches = Patches()  # a run recorded before there was a choice has none
     ddp: DDP
-    resume: str | None
+    resume: Folder | None
     checkpoint: Checkpoint
     on_nan: Literal["stop", "skip"]
     max_restarts: Annotated[int, Field(ge=0)]

@@ -85,8 +85,11 @@ def build(
     drop_last: bool,
     channels_last: bool,
     num_workers: int = 0,
+    batch_parts: int = 1,
 ) -> Data:
     """The loaders of `dataset` on one worker; `batch_size` is global, `num_workers` reads for this worker.
+
+    A batch is a multiple of `batch_parts`, which is told where it is too large.
 
     Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit it.
     """
@@ -95,9 +98,11 @@ def build(
     _check_augment(dataset.augment, source.shape[1:])
     train_idx, val_idx = split(source.train_size, dataset.val_fraction, dataset.train_limit)
     if drop_last and len(train_idx) < batch_size:
+        fits = len(train_idx) // batch_parts * batch_parts
+        smaller = f"batch_size={fits}, or " if fits else ""
         raise DataError(
             f"the training set has {len(train_idx)} images, fewer than batch_size={batch_size}; "
-            f"use batch_size={len(train_idx)} or less, or drop_last=false"
+            f"use {smaller}drop_last=false"
         )
     in_order = LoaderOptions(
         batch_size=batch_size,

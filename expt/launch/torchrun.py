@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest, received
 from expt.runs.result import INTERRUPTED, Record
+from expt.runs.typed import setting
 from expt.runs.view.progress import RunDisplay, watched
 from expt.runs.view.summary import print_summary
 from expt.runs.worker_error import LOG, write_error
@@ -131,7 +131,7 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
         tell=lambda error: _report(error, attempt, terminal),
     )
     if status == INTERRUPTED:
-        folder = shlex.quote(f"hydra.run.dir={paths.folder}")
+        folder = setting("hydra.run.dir", paths.folder)
         raise Interrupted(f"interrupted; to go on: the same command with {folder} resume=auto")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from expt.config import groups, user_class
+from expt.errors import ConfigError
 from expt.models.init import initialise
 
 
@@ -25,6 +26,9 @@ def build(
     """
     shape: dict[str, Any] = {"channels": channels, "image_size": image_size, "num_classes": num_classes}
     if isinstance(config, groups.Target):
+        if given := shape.keys() & config.kwargs:
+            keys = ", ".join(f"model.{key}" for key in shape if key in given)
+            raise ConfigError(f"{keys}: the dataset says what it is; leave it out of the model's YAML")
         module: nn.Module = user_class.build(config.target, nn.Module, **shape, **config.kwargs)
     else:
         names = (field.name for field in dataclasses.fields(config) if field.name != "name")

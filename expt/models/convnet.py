@@ -35,7 +35,9 @@ class ConvNet(nn.Sequential):
         dropout: float = 0.5,
     ) -> None:
         pads = [_padding(kernel, stride, name) for kernel, stride, name in zip(kernels, strides, paddings, strict=True)]
-        height, width = (_side_after(side, image_size, kernels, strides, pads, pool) for side in image_size)
+        height, width = (_side_after(side, kernels, strides, pads, pool) for side in image_size)
+        if not (height and width):
+            raise ConfigError(_too_large(image_size, kernels, strides, pads, pool))
         layers: list[nn.Module] = []
         for index, (out, kernel, stride, pad) in enumerate(zip(widths, kernels, strides, pads, strict=True)):
             # As in the guide, the last convolution alone has a bias before its batch norm.
@@ -59,22 +61,28 @@ def _padding(kernel: int, stride: int, name: str) -> int | str:
     return "same" if stride == 1 else max(0, -(-(kernel - stride) // 2))
 
 
-def _side_after(
-    side: int,
+def _side_after(side: int, kernels: Sequence[int], strides: Sequence[int], pads: Sequence[int | str], pool: int) -> int:
+    """A side of the image behind all convolutions; 0 where a kernel or the pooling is larger than what reaches it."""
+    for kernel, stride, pad in zip(kernels, strides, pads, strict=True):
+        if pad != "same":
+            side = (side + 2 * int(pad) - kernel) // stride + 1 if side + 2 * int(pad) >= kernel else 0
+        side //= pool
+    return side
+
+
+def _too_large(
     image_size: tuple[int, int],
     kernels: Sequence[int],
     strides: Sequence[int],
     pads: Sequence[int | str],
     pool: int,
-) -> int:
-    """A side of the image behind all convolutions. Raises ConfigError where a kernel is larger than what reaches it."""
-    for kernel, stride, pad in zip(kernels, strides, pads, strict=True):
-        if pad != "same":
-            side = (side + 2 * int(pad) - kernel) // stride + 1 if side + 2 * int(pad) >= kernel else 0
-        side //= pool
-        if side < 1:
-            raise ConfigError(
-                f"model.kernels={list(kernels)}: too large for images of {image_size[0]}x{image_size[1]}; "
-                "use smaller ones, as in 'model.kernels=[3,3,3]', or model=mlp"
-            )
-    return side
+) -> str:
+    """What is, and what to set."""
+    images = f"images of {image_size[0]}x{image_size[1]}"
+    for smaller in range(pool - 1, 0, -1):
+        if all(_side_after(side, kernels, strides, pads, smaller) for side in image_size):
+            return f"model.pool={pool}: too large for {images}; use model.pool={smaller}, or model=mlp"
+    return (
+        f"model.kernels={list(kernels)}: too large for {images}; "
+        f"use smaller ones, as in 'model.kernels=[{','.join('3' * len(kernels))}]', or model=mlp"
+    )

@@ -87,6 +87,11 @@ class RunPaths:
         return self.folder / ".hydra"
 
     @property
+    def hydra_settings(self) -> Path:
+        """Hydra's own settings for the run, and where it looked for YAML."""
+        return self.hydra / "hydra.yaml"
+
+    @property
     def overrides(self) -> Path:
         """The words of the command that began the run, as Hydra keeps them."""
         return self.hydra / "overrides.yaml"

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from expt.config import groups
 from expt.config.identity import hyperparameters, shown
 from expt.config.schema import RunConfig
 from expt.data import build as data_build
@@ -45,6 +46,7 @@ def build_data(config: RunConfig, worker: Worker) -> Data:
         drop_last=config.drop_last,
         channels_last=config.channels_last,
         num_workers=num_workers if isinstance(num_workers, int) else config.threads,
+        batch_parts=config.world_size * config.gradient_accumulation,
     )
 
 
@@ -54,6 +56,8 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     module = model_build.build(
         config.model, config.init, channels=info.channels, image_size=info.image_size, num_classes=info.num_classes
     )
+    if isinstance(config.model, groups.Target) and not config.compile:
+        _check_first_output(module, config.model.target, info.num_classes)
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
     if config.ddp.sync_batchnorm:
@@ -84,6 +88,24 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         label_smoothing=config.label_smoothing,
         gradient_accumulation=config.gradient_accumulation,
     )
+
+
+def _check_first_output(module: nn.Module, target: str, num_classes: int) -> None:
+    """Have the first output of a person's own model looked at: what torch says of a wrong one is a riddle."""
+
+    def check(_: nn.Module, __: object, output: object) -> None:
+        hook.remove()
+        shape = f"a tensor of shape {list(output.shape)}" if isinstance(output, torch.Tensor) else None
+        if not isinstance(output, torch.Tensor) or output.dim() != 2:
+            what = shape or f"a {type(output).__name__}"
+            raise ConfigError(f"model._target_={target}: gives {what}; return one tensor, [images, num_classes]")
+        if output.shape[1] < num_classes:
+            raise ConfigError(
+                f"model._target_={target}: gives {output.shape[1]} outputs for each image, and there are {num_classes} "
+                "classes; let its last layer have num_classes, which it is given"
+            )
+
+    hook = module.register_forward_hook(check)
 
 
 def build_position(config: RunConfig, data: Data) -> Position:

@@ -75,16 +75,18 @@ def _first_sentences(error: Exception) -> str:
 def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
     """What to set, for a run that needed too much memory; `fits` images at a time were seen to do."""
     each = config.batch_size // config.world_size
-    part = each // config.gradient_accumulation
+    parts = config.gradient_accumulation
+    part = each // parts
     now = f"batch_size={config.batch_size} is {each} images on each of {config.world_size} workers"
     if part != each:
         now += f", {part} at a time"
     ways = []
     if fits is not None and fits < part:
         now += f"; {fits} at a time fit, it was tried"
-        ways = [f"gradient_accumulation={each // fits}", f"batch_size={fits * config.world_size}"]
-    elif part > 1:
-        ways = [f"gradient_accumulation={2 * config.gradient_accumulation}", f"batch_size={config.batch_size // 2}"]
+    if part > 1:
+        few = part // 2 if fits is None or fits >= part else fits
+        equal = next(number for number in range(1, each + 1) if each % number == 0 and each // number <= few)
+        ways = [f"gradient_accumulation={equal}", f"batch_size={few * parts * config.world_size}"]
     if config.amp is False:
         ways += ["amp=true"]
     return f"{now}; try {', or '.join(ways) or 'a smaller model'}"

@@ -7,15 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from expt.command.arguments import (
     continue_command,
     options_first,
+    readable,
     refuse_mistyped_folder,
     refuse_unnamed,
     refuse_used_folder,
+    with_conf_here,
     with_earlier,
     with_latest,
+    with_own_keys,
 )
 from expt.command.overrides import as_dict
 from expt.errors import ConfigError
@@ -64,7 +68,7 @@ def test_the_latest_sweep_is_the_one_begun_last(tmp_path: Path, monkeypatch: pyt
         update_result(RunPaths(leave(tmp_path / "outputs/sweeps" / name)), started=started)  # a was resumed at last
     (tmp_path / "outputs/sweeps/a/summary.csv").touch()  # and looked at
     (tmp_path / "outputs/sweeps/empty").mkdir()
-    assert with_latest(words) == ["-m", "seed=0,1", "hydra.sweep.dir='outputs/sweeps/b'"]
+    assert with_latest(words) == ["-m", "seed=0,1", "hydra.sweep.dir=outputs/sweeps/b"]
     assert with_latest(["-m", "hydra.sweep.dir=x"]) == ["-m", "hydra.sweep.dir=x"]
 
 
@@ -137,3 +141,77 @@ def test_to_resume_in_a_folder_that_is_not_there_is_a_slip(tmp_path: Path, capsy
     refuse_mistyped_folder([mistyped])
     refuse_mistyped_folder(["-m", "resume=auto"])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("dataset.root=my data (old)", "dataset.root='my data (old)'"),
+        ("dataset.root=ünï code", "dataset.root='ünï code'"),
+        ("dataset.root=a=1,b=2", "dataset.root='a=1','b=2'"),
+        ("hydra.run.dir=lr=0.1,model=mlp", "hydra.run.dir='lr=0.1,model=mlp'"),
+        ("hydra.sweep.dir=it's mine", "hydra.sweep.dir='it\\'s mine'"),
+        ("hydra.run.dir='a b'", "hydra.run.dir='a b'"),
+        ("dataset.root=~/data", "dataset.root=/home/me/data"),
+        ("dataset.root='~/my data'", "dataset.root='/home/me/my data'"),
+        ("dataset.root=~/a,~/b", "dataset.root=/home/me/a,/home/me/b"),
+        ("hydra.run.dir=~/lr=1", "hydra.run.dir='/home/me/lr=1'"),
+        ("--config-dir=~/conf", "--config-dir=/home/me/conf"),
+        *(
+            (word, word)
+            for word in ("model=mlp,convnet", "seed=range(3)", "gpus=[4,5]", "a=(1,2)", "a=[", "~x.y", "x", "=3")
+        ),
+    ],
+)
+def test_what_a_person_types_needs_one_pair_of_quotes(typed: str, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert readable([typed]) == [read]
+
+
+def test_every_dataset_of_ones_own_has_the_same_keys() -> None:
+    words = ["dataset.val_fraction=0.2", "dataset.augment.flip=true", "dataset.size=3", "epochs=2"]
+    own = ["++dataset.val_fraction=0.2", "++dataset.augment.flip=true", "dataset.size=3", "epochs=2"]
+    assert with_own_keys(["dataset=mine", *words]) == ["dataset=mine", *own]
+    assert with_own_keys(["dataset=mnist", *words]) == ["dataset=mnist", *words]
+    assert with_own_keys(words) == words
+
+
+def test_conf_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf/nginx").mkdir(parents=True)
+    (tmp_path / "conf/nginx/site.yaml").touch()
+    assert with_conf_here(["epochs=1"]) == ["epochs=1"]  # of something else
+    (tmp_path / "conf/model").mkdir()
+    (tmp_path / "conf/model/mine.yaml").touch()
+    assert with_conf_here(["model=mine"]) == ["--config-dir", "conf", "model=mine"]
+    for named in (["--config-dir", "x"], ["-cd=x"]):
+        assert with_conf_here(named) == named
+
+
+def test_to_resume_needs_no_word_about_where_the_yaml_is(tmp_path: Path) -> None:
+    run = leave(tmp_path / "run", "model=mine")
+    sources = [{"path": "hydra.conf", "provider": "hydra"}, {"path": "/my/conf", "provider": "command-line"}]
+    OmegaConf.save({"hydra": {"runtime": {"config_sources": sources}}}, RunPaths(run).hydra_settings)
+    now = [f"hydra.run.dir={run}", "resume=auto"]
+    assert with_earlier(now)[:-1] == ["--config-dir=/my/conf", "model=mine", *now]
+    assert with_earlier(["--config-dir", "x", *now])[:-1] == ["model=mine", "--config-dir", "x", *now]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--epochs", "5"], "--epochs: settings have no dashes; type epochs=5"),
+        (["--epochs=5"], "--epochs=5: settings have no dashes; type epochs=5"),
+        (["--batch-size", "model=mlp"], "--batch-size: settings have no dashes; type batch_size=..."),
+        (["-v"], "-v: there is no such option; see python -m expt --help"),
+        (["epochs=1", "report"], "report: a command stands alone or first, as in python -m expt report"),
+    ],
+)
+def test_the_habits_of_other_commands_are_helped(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        refuse_unnamed(words)
+    assert str(caught.value) == told
+
+
+def test_hydras_options_are_let_through() -> None:
+    refuse_unnamed(["-m", "--multirun", "--cfg", "job", "-cjob", "--config-dir=x", "-cd", "x", "--hydra-help", "--res"])

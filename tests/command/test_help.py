@@ -10,14 +10,16 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from expt.command.conf_files import conf_dir
+from expt.command import command_line
+from expt.command.conf_files import conf_dir, options
 from expt.command.help import EXAMPLES, print_help
+from expt.launch import forkserver
 from tests.conftest import run
 
 
-def help_text(config_dir: str | None = None) -> str:
+def help_text(*arguments: str) -> str:
     out = StringIO()
-    print_help(Console(file=out, width=200), config_dir)
+    print_help(Console(file=out, width=200), arguments)
     return out.getvalue()
 
 
@@ -60,5 +62,29 @@ def test_a_key_is_shown_with_its_value_and_meaning() -> None:
 def test_a_folder_of_ones_own_is_listed(tmp_path: Path, group: str) -> None:
     (tmp_path / group).mkdir()
     (tmp_path / group / "transformer.yaml").write_text("_target_: mine.Transformer\n")
-    (line,) = (line for line in help_text(str(tmp_path)).splitlines() if "transformer" in line)
+    (line,) = (line for line in help_text("--config-dir", str(tmp_path)).splitlines() if "transformer" in line)
     assert line.split()[0] == group
+
+
+def test_the_keys_of_the_chosen_options_are_shown_with_their_meaning() -> None:
+    def below(group: str, text: str) -> set[str]:
+        return {line.split("=")[0].strip() for line in text.splitlines() if line.strip().startswith(f"{group}.")}
+
+    text = help_text()
+    assert {"optimizer.lr", "optimizer.momentum"} <= below("optimizer", text)
+    assert "dataset.augment.flip" in below("dataset", text)
+    assert below("model", help_text("model=resnet18", "--help")) == {"model.stem"}
+
+
+@pytest.mark.parametrize("group", ["model", "init", "dataset", "optimizer", "scheduler"])
+def test_every_key_has_a_meaning(group: str) -> None:
+    for path in options(group):
+        for line in help_text(f"{group}={path.stem}").splitlines():
+            assert not line.strip().startswith(f"{group}.") or len(line.split("=", 1)[1].split("  ")) > 1, line
+
+
+@pytest.mark.parametrize("word", ["help", "--help", "-h"])
+def test_help_has_three_names(word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "kill", lambda: None)
+    command_line.main([word])
+    assert "Examples" in capsys.readouterr().out

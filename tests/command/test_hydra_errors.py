@@ -8,10 +8,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
+import expt
 from expt.command import command_line
 from expt.command.conf_files import conf_dir
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import register_resolvers
+from expt.errors import ConfigError
 from expt.launch import forkserver
 
 MISTAKES = {
@@ -30,6 +32,16 @@ MISTAKES = {
     "dataset=image_folder": "dataset.root: has no value; give one, as in dataset.root=...",
     "gpus=4": "gpus=4: this machine has no GPUs; use gpus=0 to run on the CPU",
     "world_size=3": "batch_size=64: is the global batch and must divide by 3 workers; use 63 or 66",
+    "lr=0.1": "lr=0.1: there is no key 'lr'. Did you mean 'optimizer.lr'?",
+    "lrr=0.1": "lrr=0.1: there is no key 'lrr'. Did you mean 'optimizer.lr'?",
+    "metrics=f1": "metrics=f1: there is no key 'metrics'.",
+    "seed=range(3)": ("seed=range(3): several values make a sweep; add -m, as in python -m expt -m 'seed=range(3)'"),
+    "eval_split=test objective=accuracy/val": (
+        "objective=accuracy/val: eval_split=test has no val; use objective=accuracy/test"
+    ),
+    "optimizer.nesterov=true optimizer.momentum=0": (
+        "optimizer.nesterov=true: needs a momentum, as in optimizer.momentum=0.9"
+    ),
     "model=null": "model=null: not one of convnet, mlp, paddle_convnet, resnet18.",
 }
 COMPOSING = {
@@ -66,3 +78,37 @@ def test_what_hydra_raises_is_put_in_words(override: str) -> None:
     ):
         compose("config", overrides=[override])
     assert str(as_config_error(caught.value, [override])) == COMPOSING[override]
+
+
+def test_a_script_is_told_of_expt_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"seed=1,2: several values make a sweep; use expt\.sweep"):
+        expt.run("seed=1,2")
+
+
+OWN = {
+    "model/nameless.yaml": "width: 3\n",
+    "model/linear.yaml": "_target_: own_linear.Linear\n",
+    "experiment/lost.yaml": "epochs: 3\nseed: 1\n",
+}
+OF_OWN = {
+    "model=nameless": "model: its YAML names none; add a line to it, as in _target_: mine.Model",
+    "experiment=lost": ("experiment: its YAML sets epochs, seed below 'experiment'; begin it with # @package _global_"),
+    "model=linear model.width=3": (
+        "model.width=3: the YAML has no key 'model.width'; add it there, or type +model.width=3"
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", OF_OWN)
+def test_a_mistake_in_yaml_of_ones_own(
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in OWN.items():
+        (tmp_path / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "conf" / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(forkserver, "kill", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(mistake.split())
+    assert (ended.value.code, *capsys.readouterr()) == (2, "", f"error: {OF_OWN[mistake]}\n")

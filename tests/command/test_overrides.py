@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expt.command.overrides import as_dict, folder_names, hydra_quoted, run_name, swept_keys
+from expt.command.overrides import as_dict, folder_names, is_readable, run_name, swept_keys
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,6 @@ def test_keys_with_several_values_are_known() -> None:
     assert swept_keys(words) == ["model", "seed", "optimizer", "lr"]
 
 
-@pytest.mark.parametrize("value", ["a/b.c", "a b", "it's", "a,b=c", "a\\'b", "№ {7}"])
-def test_a_quoted_value_comes_back(value: str) -> None:
-    assert as_dict([f"key={hydra_quoted(value)}"]) == {"key": value}
+@pytest.mark.parametrize(("word", "is_read"), [("a=b c", True), ("a=[1,2]", True), ("a=b=c", False), ("a=[", False)])
+def test_what_hydras_grammar_can_read_is_known(word: str, is_read: bool) -> None:
+    assert is_readable(word) is is_read

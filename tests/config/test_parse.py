@@ -224,9 +224,8 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "objective": (0, ["objective=acuracy/val"], [
         f"objective=acuracy/val: not one of {TAGS}. Did you mean 'accuracy/val'?",
     ]),
-    "objective on a split that is not evaluated": (0, ["eval_split=test"], [
-        "objective=accuracy/val: not one of loss/train, loss/test, accuracy/train, accuracy/test."
-        " Did you mean 'accuracy/train'?",
+    "objective on a split that is not evaluated": (0, ["eval_split=test", "objective=accuracy/val"], [
+        "objective=accuracy/val: eval_split=test has no val; use objective=accuracy/test",
     ]),
     "nothing to evaluate on": (0, ["dataset.val_fraction=0"], [
         "dataset.val_fraction=0.0: leaves nothing to evaluate on; use eval_split=test",

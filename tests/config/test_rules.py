@@ -118,7 +118,7 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     ),
     "a split that is evaluated": (
         machine(0), {"eval_split": "test", "objective": "loss/test"}, {"eval_split": "test", "objective": "loss/val"},
-        "objective=loss/val: not one of loss/train, loss/test, ",
+        "objective=loss/val: eval_split=test has no val; use objective=loss/test",
     ),
 }  # fmt: skip
 

@@ -139,6 +139,10 @@ def test_validation_is_held_out_whatever_the_seed() -> None:
 def test_too_few_images_for_a_batch() -> None:
     with pytest.raises(DataError, match=r"the training set has 50 images, fewer than batch_size=64; .*drop_last=false"):
         build_data(digits(train_limit=50), batch_size=64)
+    with pytest.raises(DataError, match="; use batch_size=48, or drop_last=false"):  # what is told is not refused
+        build_data(digits(train_limit=50), batch_size=64, batch_parts=4)
+    with pytest.raises(DataError, match="; use drop_last=false"):
+        build_data(digits(train_limit=50), batch_size=64, batch_parts=64)
     (batch,) = build_data(digits(train_limit=50), batch_size=64, drop_last=False).train.epoch(0)
     assert batch.global_size == 50
 

@@ -51,7 +51,7 @@ CASES = {
     "an empty class folder": Bad(f"{PHOTOS}empty", 2, "no images in the class folder empty/train/b; add some, or"),
     "an unreadable image": Bad(f"{PHOTOS}broken", 2, "broken/train/a/1.png cannot be read as an image", ("cache",)),
     "fewer images than a batch": Bad(
-        f"{MNIST}good batch_size=1000", 2, "fewer than batch_size=1000; use batch_size=58 or less", FAILED
+        f"{MNIST}good batch_size=1000", 2, "fewer than batch_size=1000; use batch_size=58, or drop_last=false", FAILED
     ),
     # checkpoints and folders
     "a checkpoint of another model": Bad("resume=trained model=convnet", 2, "model.name=convnet: the checkpoint is of"),
@@ -92,7 +92,7 @@ CASES = {
     "a negative number": Bad("optimizer.lr=-1", 2, "optimizer.lr=-1: input should be greater than 0"),
     "a text for a number": Bad("epochs=abc", 2, "epochs='abc': input should be a valid integer"),
     "99 GPUs": Bad("gpus=99 batch_size=99", 2, "gpus=99: this machine has no GPUs; use gpus=0 to run on the CPU"),
-    "a value with spaces, not quoted": Bad(f"'{MNIST}ünï code'", 2, "quote values with spaces or brackets"),
+    "a value with spaces, quoted once": Bad(f"{MNIST}'ünï code'", 2, "(plain or .gz) not found in ünï code/"),
 }  # fmt: skip
 OWN = Bad(
     "--config-dir conf dataset=label", 2, "sample 5: its label is 77, expected 0 to 9; mend the label, or", FAILED

@@ -133,6 +133,14 @@ def test_kernels_that_are_too_large() -> None:
         ConvNet(channels=1, image_size=(8, 8), num_classes=2, kernels=(3, 9, 9))
 
 
+def test_a_pooling_that_is_too_large_is_told_as_such_with_one_that_does() -> None:
+    small: dict[str, Any] = {"channels": 1, "image_size": (8, 8), "num_classes": 2, "kernels": (3, 3, 3)}
+    with pytest.raises(ConfigError) as caught:
+        ConvNet(**small, pool=8, strides=(1, 1, 1), paddings=("same",) * 3)
+    assert str(caught.value) == "model.pool=8: too large for images of 8x8; use model.pool=2, or model=mlp"
+    ConvNet(**small, pool=2, strides=(1, 1, 1), paddings=("same",) * 3)
+
+
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module with a person's own model, in a folder on the path."""
@@ -171,6 +179,11 @@ def test_a_class_that_does_not_do(own: str, name: str, kwargs: dict[str, Any], p
     with pytest.raises(ConfigError) as caught:
         build(groups.Target(target=name, kwargs=kwargs), DEFAULT, **GREY_28)
     assert str(caught.value).startswith(f"_target_={name}: {problem}")
+
+
+def test_what_the_dataset_says_is_not_said_again(own: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.num_classes: the dataset says what it is; leave it out"):
+        build(groups.Target(target=f"{own}.Tiny", kwargs={"width": 3, "num_classes": 10}), DEFAULT, **GREY_28)
 
 
 def test_a_function_is_refused_before_it_is_called(tmp_path: Path) -> None:

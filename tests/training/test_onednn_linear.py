@@ -67,3 +67,9 @@ def test_a_subclass_of_linear_is_left_alone() -> None:
     model = nn.Sequential(type("Mine", (nn.Linear,), {})(2, 2))
     onednn_linear.use_for_linear(model)
     assert type(model[0]).__name__ == "Mine"
+
+
+def test_a_wrong_size_is_told_in_torchs_words() -> None:
+    _, fast = _pair(65, 10)
+    with pytest.raises(RuntimeError, match=r"mat1 and mat2 shapes cannot be multiplied \(32x64 and 65x10\)"):
+        fast(torch.randn(32, 64))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from expt.command.conf_files import conf_dir
 from expt.command.overrides import register_resolvers
+from expt.config.groups import Target
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.data.build import Data
+from expt.errors import ConfigError
 from expt.machine import Machine
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
@@ -153,3 +158,43 @@ def test_the_guards_are_torchs_where_asked_for() -> None:
     _, learner = built("patches.unguarded=false", "ddp.shared_memory=false", "world_size=2", world_size=2)
     assert type(learner.parallel) is DistributedDataParallel
     assert type(learner.optimizer) is torch.optim.SGD
+
+
+OUTPUTS = """
+from torch import nn
+class Few(nn.Sequential):
+    def __init__(self, *, channels, image_size, num_classes, outputs):
+        super().__init__(nn.Flatten(), nn.Linear(64, outputs))
+class Two(Few):
+    def forward(self, images):
+        return super().forward(images), 0
+class Flat(Few):
+    def forward(self, images):
+        return super().forward(images)[:, 0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "told"),
+    [
+        ("Few", 10, None),
+        ("Few", 9, "gives 9 outputs for each image, and there are 10 classes; "),
+        ("Two", 10, "gives a tuple; return one tensor, [images, num_classes]"),
+        ("Flat", 10, "gives a tensor of shape [2]; return one tensor, "),
+    ],
+)
+def test_the_first_output_of_a_persons_own_model_is_looked_at(
+    name: str, outputs: int, told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_outputs.py").write_text(OUTPUTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    target = Target(target=f"own_outputs.{name}", kwargs={"outputs": outputs})
+    made = dataclasses.replace(config(), model=target)
+    module = build_learner(made, build_data(made, worker()), worker()).module
+    images = torch.zeros(2, 1, 8, 8)
+    if told is None:
+        assert module(images).shape == (2, 10)
+    else:
+        with pytest.raises(ConfigError, match=re.escape(f"model._target_=own_outputs.{name}: {told}")):
+            module(images)
+    module(images)  # once is enough

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from expt.runs import provenance, tags
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
+from expt.runs.typed import setting
 from expt.runs.view.cells import say
 from expt.runs.view.printed import Printed
 
@@ -251,8 +251,7 @@ def shown_path(folder: Path) -> str:
 
 def resume_command(paths: RunPaths) -> str:
     """What to type to resume the run of that folder."""
-    folder = shlex.quote(f"hydra.run.dir={shown_path(paths.folder)}")
-    return f"{provenance.program()} {folder} resume=auto"
+    return f"{provenance.program()} {setting('hydra.run.dir', shown_path(paths.folder))} resume=auto"
 
 
 def _progress_bar(console: Console) -> Progress:

@@ -34,7 +34,9 @@ class Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[B, in_features] to [B, out_features]; what is not float32 goes torch's way."""
-        plain = input.dim() == 2 and input.dtype == self.weight.dtype == torch.float32
+        # Of a wrong size torch says which it is, oneDNN does not.
+        fits = input.dim() == 2 and input.shape[1] == self.in_features
+        plain = fits and input.dtype == self.weight.dtype == torch.float32
         if not plain or torch.is_autocast_enabled("cpu") or torch.jit.is_tracing():  # TensorBoard's graph
             return functional.linear(input, self.weight, self.bias)
         output: torch.Tensor = _Affine.apply(input, self.weight, self.bias)

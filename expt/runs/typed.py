@@ -1,0 +1,29 @@
+"""What a person is told to type: a setting as Hydra's grammar and a shell take it, whatever its value holds."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+_OTHER_THAN_TEXT = {"null", "true", "false", "inf", "nan"}
+
+
+def quoted(value: object) -> str:
+    """`value` as Hydra's command-line grammar takes it."""
+    text = str(value)
+    if re.fullmatch(r"[A-Za-z./][\w./+-]*", text, re.ASCII) and text.lower() not in _OTHER_THAN_TEXT:
+        return text
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+
+
+def unquoted(text: str) -> str:
+    """The value that `text` stands for in that grammar, where it is one text."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        quote = text[0]
+        return re.sub(rf"(\\+)({quote}|$)", lambda found: found[1][: len(found[1]) // 2] + found[2], text[1:-1])
+    return text
+
+
+def setting(key: str, value: object) -> str:
+    """`key=value` for a shell."""
+    return shlex.quote(f"{key}={quoted(value)}")

@@ -1,0 +1,156 @@
+"""Every command that README.md or expt itself tells a person to type works, pasted into a shell."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from expt.command import report
+from expt.command.arguments import options_first, readable, refuse_unnamed
+from expt.command.conf_files import conf_dir, keys
+from expt.command.help import EXAMPLES
+from expt.command.overrides import register_resolvers
+from expt.command.words import WORDS
+from tests.conftest import run
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("python", "expt", "pip", "torchrun", "tensorboard", "pytest")
+PRINTED = re.compile(r"(?:python -m expt|tensorboard --logdir) .*$", re.MULTILINE)
+
+
+def through_bash(commands: Sequence[str]) -> list[list[str]]:
+    """The words that each command's program gets; a pattern that no file matches is an error here, as it is in zsh."""
+    stubs = [f"{name}() {{ printf '%s\\0' {name} \"$@\" $'\\n'; }}" for name in PROGRAMS]
+    script = "\n".join(["shopt -s failglob", "set -e", *stubs, *commands])
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = [words.split("\0") for words in done.stdout.split("\0\n\0")[:-1]]
+    assert len(told) == len(commands)
+    return told
+
+
+def check(words: Sequence[str]) -> None:
+    """That expt understands the words: its parsers take them, and what they ask for can be composed."""
+    program, *rest = words
+    if rest[:2] == ["-m", "expt"]:
+        rest = rest[2:]
+    elif "expt" in rest:  # torchrun
+        rest = rest[rest.index("expt") + 1 :]
+    elif program != "expt":
+        return
+    if rest[:1] == ["report"]:
+        report.parse(rest[1:])
+    if (rest and rest[0] in WORDS) or "-sc" in rest:
+        return
+    refuse_unnamed(rest)
+    settings = [word for word in options_first(readable(rest)) if "=" in word and "..." not in word and word[0] != "-"]
+    for setting in compositions(settings):
+        compose("config", overrides=setting)
+
+
+def compositions(settings: Iterable[str]) -> list[list[str]]:
+    """The settings with the first value of each sweep, and with the last."""
+    parsed = OverridesParser.create().parse_overrides([word for word in settings if not word.startswith("hydra")])
+    texts = [
+        [*one.sweep_string_iterator()] if one.is_sweep_override() else [one.get_value_element_as_str()]
+        for one in parsed
+    ]
+    names = [one.get_key_element() for one in parsed]
+    first, last = ([f"{name}={values[end]}" for name, values in zip(names, texts, strict=True)] for end in (0, -1))
+    return [first] if first == last else [first, last]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def composing() -> Iterable[None]:
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        yield
+
+
+def in_readme() -> list[str]:
+    """The commands of README.md: indented, behind a `$`, and among the text."""
+    text = re.sub(r"^\$ .+\n(?=error: )", "", (ROOT / "README.md").read_text(), flags=re.MULTILINE)  # mistakes
+    lines = re.findall(r"^(?:    |\$ )(.+)$", text, re.MULTILINE)
+    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+    found = [line for line in [*lines, *inline] if line.split()[0] in PROGRAMS and len(line.split()) > 1]
+    assert len(found) > 15
+    return [re.sub(r" && .*", "", line) for line in found]
+
+
+def test_what_the_readme_says_can_be_pasted() -> None:
+    for words in through_bash(in_readme()):
+        check([word for word in words if word != "model=mine"])
+
+
+def test_the_settings_that_the_readme_names_are_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    known = {*keys(), "hydra.run.dir", "hydra.sweep.dir", "hydra.mode", "hydra/launcher"}
+    named = set(re.findall(r"`([\w./]+)=[^`]*`", text))
+    unknown = {key for key in named - known if not key.startswith("hydra.launcher.")}
+    assert not unknown
+
+
+def test_what_help_says_can_be_pasted() -> None:
+    examples = [line.strip().split("   ")[0] for line in report.EXAMPLES.splitlines() if "python -m" in line]
+    commands = [*(command for command, _ in EXAMPLES), *examples]
+    for words in through_bash(commands):
+        check(words)
+
+
+OWN = "import torch\nclass Net(torch.nn.Sequential):\n    def __init__(self, *, channels, image_size, num_classes):\n"
+OWN += "        pixels = channels * image_size[0] * image_size[1]\n"
+OWN += "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(pixels, num_classes))\n"
+
+
+def test_what_a_failed_run_says_resumes_it(tmp_path: Path) -> None:
+    (tmp_path / "own_net.py").write_text(OWN)
+    (tmp_path / "my conf/model").mkdir(parents=True)
+    (tmp_path / "my conf/model/mine.yaml").write_text("_target_: own_net.Net\n")
+    typed = ["--config-dir", "my conf", "model=mine", "hydra.run.dir=it's lr=0.1, (mine)"]
+    words = [*typed, "epochs=1", "world_size=1", "checkpoint.every_steps=1", "tensorboard.images=false"]
+    failed = run(*words, cwd=tmp_path, EXPT_FAULT="0:5:raise:once")
+    assert failed.returncode == 1
+    (told,) = PRINTED.findall(failed.stderr)
+    ((_, *again),) = through_bash([told])
+    done = run(*again[2:], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for _, *look in through_bash(PRINTED.findall(done.stdout)):
+        assert look[0] == "-m" or Path(tmp_path, look[1]).is_dir()
+
+
+def test_what_a_sweep_says_runs_its_failures_again(tmp_path: Path) -> None:
+    (tmp_path / "own_net.py").write_text(
+        OWN.replace("        super", "        if channels == 3: raise OSError\n        super")
+    )
+    (tmp_path / "conf/model").mkdir(parents=True)
+    (tmp_path / "conf/model/mine.yaml").write_text("_target_: own_net.Net\n")
+    grid = ["model=mine", "dataset=synthetic", "dataset.channels=1,3", "dataset.train_size=200", "dataset.test_size=64"]
+    words = ["-m", *grid, "epochs=1", "hydra.sweep.dir=a sweep, (mine)", "tensorboard.images=false"]
+    swept = run(*words, cwd=tmp_path)
+    assert swept.returncode == 1
+    told = PRINTED.findall(swept.stdout)
+    (again, look) = through_bash(told)
+    assert Path(tmp_path, look[2]).is_dir()
+    done = run(*again[3:], "--cfg", "job", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "channels: 3" in done.stdout
+
+
+def test_every_mend_of_a_mistake_is_a_word_for_bash() -> None:
+    """`use key=value` in messages, as they stand in the source."""
+    sources = itertools.chain(
+        *((ROOT / "expt" / name).rglob("*.py") for name in ("command", "config", "data", "models"))
+    )
+    for path in sources:
+        for mend in re.findall(r"(?:use|as in|try) ('?[a-z_.]+=[^ ;,\"{}]*)", path.read_text()):
+            if mend.count("'") % 2 == 0 and "..." not in mend:
+                assert len(shlex.split(mend)) == 1, (path, mend)
+                assert mend[0] == "'" or not re.search(r"[\[\]()*?]", mend), (path, mend)

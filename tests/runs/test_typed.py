@@ -1,0 +1,41 @@
+"""What a person is told to type comes back as it was, through a shell and Hydra's grammar."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from expt.runs.typed import quoted, setting, unquoted
+
+VALUES = [
+    "a/b.c",
+    "a b",
+    "it's",
+    "a,b=c",
+    "a\\'b",
+    "№ {7}",
+    "lr=0.1",
+    "[x]",
+    "1e3",
+    "null",
+    "Nan",
+    "ünï",
+    "end\\",
+    '"',
+    "~",
+]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_value_comes_back(value: str) -> None:
+    (word,) = shlex.split(setting("key", value))
+    assert OverridesParser.create().parse_override(word).value() == value
+    assert unquoted(quoted(value)) == value
+
+
+def test_what_needs_no_quotes_has_none() -> None:
+    assert setting("hydra.run.dir", "outputs/2026-11-21/10-00-00") == "hydra.run.dir=outputs/2026-11-21/10-00-00"
+    assert unquoted('"a b"') == "a b"
+    assert unquoted("a'b") == "a'b"
