@@ -47,7 +47,9 @@ class _Shown(Observer):
         self._display.waiting(devices)
 
     def tick(self, active: Sequence[Job]) -> None:
-        if active and self._on_start:
+        if not active:  # refused, or at its end
+            return
+        if self._on_start:
             self._on_start()
             self._on_start = None
         self._display.update()

@@ -35,8 +35,8 @@ def shown(folder: Path, width: int, step: int, *, terminal: bool = True) -> str:
         writer.write(step, 12, {"loss/test": 3.0, "accuracy/test": 0.125})
     writer.close()
     out = io.StringIO()
-    with RunDisplay(paths, Console(file=out, force_terminal=terminal, width=width), epochs=200):
-        pass
+    with RunDisplay(paths, Console(file=out, force_terminal=terminal, width=width), epochs=200) as display:
+        display.update()
     return out.getvalue()
 
 
@@ -120,7 +120,8 @@ def test_what_workers_print_is_told_with_the_rank(tmp_path: Path) -> None:
     for rank in (0, 1):
         paths.stdout(0, rank).parent.mkdir(parents=True)
         paths.stdout(0, rank).write_text("of an earlier attempt\n")
-    with RunDisplay(paths, Console(file=out), epochs=1), paths.stdout(0, 1).open("a") as log:
+    with RunDisplay(paths, Console(file=out), epochs=1) as display, paths.stdout(0, 1).open("a") as log:
+        display.update()
         log.write("here [bold] I am\nand \x1b[2Jno end")
     assert out.getvalue().splitlines() == ["[rank 1] here [bold] I am", "[rank 1] and \\x1b[2Jno end"]
 
@@ -187,8 +188,8 @@ def test_lines_are_printed_every_so_many_steps_however_late_one_looks(tmp_path: 
         writer.write(step, 1, {"running/loss": step / 10})
     writer.close()
     out = io.StringIO()
-    with RunDisplay(paths, Console(file=out), epochs=4, print_every=10):
-        pass
+    with RunDisplay(paths, Console(file=out), epochs=4, print_every=10) as display:
+        display.update()
     assert out.getvalue().splitlines() == [
         "epoch 1/4  step 10/40  loss 1.0000",
         "epoch 1/4  step 20/40  loss 2.0000",
@@ -231,3 +232,14 @@ def test_a_run_elsewhere_and_without_numbers_has_its_summary_too(tmp_path: Path)
     assert ["the", "slowest"] in lines
     assert any(line[:1] == ["trace"] for line in lines)
     assert not any(line[:1] == ["compare"] for line in lines), "the report would not find it by itself"
+
+
+def test_of_a_run_that_was_refused_nothing_is_told(tmp_path: Path) -> None:
+    paths, out = RunPaths(tmp_path), io.StringIO()
+    create_result(paths, total_steps=10)
+    writer = MetricsWriter(paths)
+    writer.write(10, 1, {**OF_EPOCH, "accuracy/val": 0.5, "best/accuracy/val": 0.5})
+    writer.close()
+    with RunDisplay(paths, Console(file=out), epochs=1):
+        pass
+    assert out.getvalue() == ""

@@ -116,7 +116,7 @@ class RunDisplay:
 
     def __init__(self, paths: RunPaths, console: Console, *, epochs: int, print_every: int | None = None) -> None:
         self._state, self._console, self._print_every = RunState(paths, epochs=epochs), console, print_every
-        self._printed = Printed(paths)
+        self._printed, self._began = Printed(paths), False
         self._next = self._line_at = time.monotonic()
         self._bar = _progress_bar(console) if console.is_terminal and not console.is_dumb_terminal else None
         self._task = self._bar.add_task("starting", total=None, text="") if self._bar else None
@@ -127,8 +127,9 @@ class RunDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._next = 0.0
-        self.update(last=True)
+        if self._began:  # else the run was refused: what is in its folder is of before
+            self._next = 0.0
+            self.update(last=True)
         if self._bar:
             # It stays where a run has stopped on its way; at the end the summary says the same.
             self._bar.live.transient = self._state.step in (0, self._state.total_steps)
@@ -143,7 +144,7 @@ class RunDisplay:
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + REFRESH_S
+        self._next, self._began = now + REFRESH_S, True
         for rank, line in self._printed.new(last=last):
             say(self._console, f"[rank {rank}] {line}")
         state = self._state
