@@ -141,8 +141,9 @@ def test_ctrl_c_stops_the_sweep_and_says_how_to_go_on(tmp_path: Path, faulty: tu
     children = descendants(process.pid)
     with pytest.raises(ConfigError, match=r"hydra\.sweep\.dir=.*my sweep: another command is at work there"):
         expt.sweep(*faulty, *words[:-1], f"hydra.sweep.dir='{tmp_path / 'my sweep'}'")
-    with pytest.raises(ConfigError, match=r"hydra\.run\.dir=.*seed=0: another command is at work there"):
-        expt.run("resume=auto", f"hydra.run.dir='{tmp_path / 'my sweep' / 'seed=0'}'")
+    second = run(*faulty[:2], "resume=auto", "hydra.run.dir='my sweep/seed=0'", cwd=tmp_path)
+    assert second.returncode == 2
+    assert second.stderr.endswith("my sweep/seed=0: another command is at work there; wait for it\n")
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130

@@ -42,7 +42,7 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
     assert done.returncode == 0, done.stderr
     assert "warning: versions: torch 2.9.9 then, " in done.stderr
     assert "warning: git commit: 0123456789ab then, none now" in done.stderr
-    assert "the same numbers in all 8 metrics" in done.stdout
+    assert "the same numbers in all 10 metrics" in done.stdout
     (again,) = (tmp_path / "outputs").glob("*/*")
     assert RunFolder(again).points == RunFolder(second.folder).points
     assert RunFolder(again).result["seed"] == 4

@@ -44,6 +44,6 @@ def test_a_request_travels_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_what_cannot_run_there_is_refused(tmp_path: Path) -> None:
     sent = request(tmp_path).to_send()
-    sent["settings"]["gpus"] = 4
+    sent["settings"] = {**sent["settings"], "gpus": 4}
     with pytest.raises(ConfigError, match="gpus"):
         received(sent, Machine(cpus=8), typed_at=3.0)
