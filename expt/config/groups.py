@@ -212,6 +212,13 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class TargetScheduler(Target):
+    """A person's own scheduler, stepped after each epoch or each optimiser step."""
+
+    interval: Literal["epoch", "step"] = "epoch"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class OneCycle:
     name: Literal["one_cycle"]
     rise_fraction: Annotated[float, Field(gt=0, lt=1)]
@@ -252,5 +259,11 @@ GROUPS: dict[str, dict[str, Any]] = {
         "_target_": TargetDataset,
     },
     "optimizer": {"sgd": SGD, "adam": Adam, "adamw": Adam, "_target_": Target},
-    "scheduler": {"constant": Constant, "cosine": Cosine, "step": Step, "one_cycle": OneCycle, "_target_": Target},
+    "scheduler": {
+        "constant": Constant,
+        "cosine": Cosine,
+        "step": Step,
+        "one_cycle": OneCycle,
+        "_target_": TargetScheduler,
+    },
 }

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from expt.config import rules, secrets
 from expt.config.auto import fill_auto, fill_auto_of_a_sweep
 from expt.config.groups import GROUPS
+from expt.config.older import brought_up_to_date
 from expt.config.problems import explain
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
@@ -52,7 +53,7 @@ def parse_elsewhere(hidden: Mapping[str, Any], machine: Machine) -> RunConfig:
 
 def parse_again(shown: Mapping[str, Any], machine: Machine) -> RunConfig:
     """The configuration that `identity.shown` gave for a run. Raises ConfigError where it can't run here now."""
-    node, read = _with_secrets(shown)
+    node, read = _with_secrets(brought_up_to_date(shown))
     return _checked({**node, "secrets": read}, machine)
 
 

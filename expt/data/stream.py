@@ -149,16 +149,22 @@ class _Checked(Dataset[_Sample]):
                 f"sample {index}: its image is {tuple(tensor.shape)}, expected {self._shape} (channels, height, width) "
                 "as in the first sample; resize the images to one size"
             )
-        try:
-            number = int(label)
-        except (TypeError, ValueError):
-            number = -1
-        if not 0 <= number < self._num_classes:
+        number = _integral(label)
+        if number is None or not 0 <= number < self._num_classes:
             raise DataError(
                 f"sample {index}: its label is {label!r}, expected 0 to {self._num_classes - 1}; "
                 "mend the label, or dataset.num_classes"
             )
         return tensor, number
+
+
+def _integral(label: Any) -> int | None:
+    """A label as an integer; None where it is none: 2.7 must not become class 2."""
+    try:
+        number = int(label)
+        return number if float(label) == number else None
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last by a tensor of several
+        return None
 
 
 @contextlib.contextmanager

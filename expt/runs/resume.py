@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from expt.config.identity import NOT_IN_RESULT, Content, flat, shown
+from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint
@@ -99,7 +100,7 @@ def _has_best(path: Path, state: Mapping[str, Any]) -> bool:
 
 
 def _refuse_another(config: RunConfig, saved: Mapping[str, Any], source: Path) -> None:
-    now, then = (_comparable(settings) for settings in (shown(config), saved))
+    now, then = (_comparable(settings) for settings in (shown(config), brought_up_to_date(saved)))
     differs = [key for key in sorted(now.keys() | then.keys()) if now.get(key) != then.get(key)]
     problems = [f"{key}={now.get(key)}: the checkpoint is of a run with {then.get(key)}" for key in differs]
     if problems:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -24,6 +25,8 @@ class Learner:
     scheduler: LRScheduler
     precision: Precision
     world_size: int
+    scheduler_interval: Literal["epoch", "step"] = "step"
+    """After what the schedule advances: after an epoch, that is when it has been evaluated."""
     compiled: bool = False
     label_smoothing: float = 0.0
     gradient_accumulation: int = 1

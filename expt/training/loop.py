@@ -47,7 +47,8 @@ def train_epoch(
         position.advance()
         trained += batch.global_size
         on_step()
-        learner.scheduler.step()
+        if learner.scheduler_interval == "step":
+            learner.scheduler.step()
         if position.step % log_every == 0:
             values = averages(sum_across_workers(sums.values - sums.logged))
             now = time.perf_counter()

@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 from torch import nn, optim
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from expt.config import groups, user_class
+from expt.errors import ConfigError
 from expt.training.patches.unguarded import optimizer as without_guards
 
 
@@ -55,15 +56,15 @@ def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], rati
 
 
 def build_scheduler(
-    config: groups.Constant | groups.Cosine | groups.Step | groups.OneCycle | groups.Target,
+    config: groups.Constant | groups.Cosine | groups.Step | groups.OneCycle | groups.TargetScheduler,
     optimizer: Optimizer,
     *,
     steps_per_epoch: int,
     total_steps: int,
 ) -> LRScheduler:
-    """The schedule to advance after each of `total_steps` optimiser steps."""
-    if isinstance(config, groups.Target):
-        return user_class.build(config.target, LRScheduler, optimizer, **config.kwargs)
+    """The schedule to advance after each of `total_steps` optimiser steps; a person's own after its `interval`."""
+    if isinstance(config, groups.TargetScheduler):
+        return _own_scheduler(config, optimizer, epochs=math.ceil(total_steps / steps_per_epoch))
     if isinstance(config, groups.OneCycle):
         return OneCycleLR(
             optimizer,
@@ -76,6 +77,31 @@ def build_scheduler(
         )
     peak_lr = optimizer.param_groups[0]["lr"]
     return LambdaLR(optimizer, lr_factor(config, peak_lr, steps_per_epoch=steps_per_epoch, total_steps=total_steps))
+
+
+def _own_scheduler(config: groups.TargetScheduler, optimizer: Optimizer, *, epochs: int) -> LRScheduler:
+    """Refused where its interval can't be what it was made for."""
+    scheduler = user_class.build(config.target, LRScheduler, optimizer, **config.kwargs)
+    where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
+    if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigError(f"{where} looks at what an epoch's evaluation gave; use interval: epoch")
+    if config.interval == "epoch" and isinstance(scheduler, OneCycleLR) and scheduler.total_steps != epochs:
+        raise ConfigError(
+            f"{where} has total_steps={scheduler.total_steps} and the run {epochs} epochs; "
+            "use interval: step where it counts optimiser steps"
+        )
+    return scheduler
+
+
+def advance_after_epoch(scheduler: LRScheduler, *, loss: float, accuracy: float) -> None:
+    """Advance a schedule that counts epochs, by what the epoch's evaluation gave.
+
+    ReduceLROnPlateau gets the loss, with mode=max the accuracy.
+    """
+    if isinstance(scheduler, ReduceLROnPlateau):
+        scheduler.step(accuracy if scheduler.mode == "max" else loss)
+    else:
+        scheduler.step()
 
 
 def lr_factor(

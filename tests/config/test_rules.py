@@ -116,6 +116,11 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     "a metric that is measured": (
         machine(0), {"objective": "loss/val"}, {"objective": "f1/val"}, "objective=f1/val: not one of loss/train, ",
     ),
+    "a warm-up within the run": (
+        machine(0), {"epochs": 5, "scheduler": {"warmup_epochs": 5.0}},
+        {"epochs": 5, "scheduler": {"warmup_epochs": 5.5}},
+        "scheduler.warmup_epochs=5.5: the run ends before, after epochs=5; use 5 or less",
+    ),
     "a split that is evaluated": (
         machine(0), {"eval_split": "test", "objective": "loss/test"}, {"eval_split": "test", "objective": "loss/val"},
         "objective=loss/val: eval_split=test has no val; use objective=loss/test",

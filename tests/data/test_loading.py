@@ -46,7 +46,7 @@ class InRam(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         self.read.append(index)
-        return self.convert(IMAGES[index]), int(self.labels[index])
+        return self.convert(IMAGES[index]), self.labels[index].item()
 
 
 FIVE = LoaderOptions(batch_size=5, device=CPU, shuffle=True)
@@ -242,8 +242,15 @@ def test_a_bad_sample_is_named(num_workers: int) -> None:
     raises("sample 7: its image is (2, 3, 3), expected (2, 4, 3)", odd)
     raises("sample 20: its label is 20, expected 0 to 19", InRam(), num_classes=20)
     raises("sample 0: its label is -1, expected 0 to 22", InRam(labels=LABELS - 1))
+    raises("sample 2: its label is 2.7, expected 0 to 22", InRam(labels=torch.tensor([0.0, 1.0, 2.7] * 9)))
+    raises("sample 1: its label is nan, expected 0 to 22", InRam(labels=torch.tensor([0.0, torch.nan] * 12)))
     raises("sample 0: expected an image of uint8 or float", InRam(lambda image: image.long()))
     raises("sample 0: expected an image of uint8 or float, CHW, found str", InRam(lambda _: "a.png"))
+
+
+def test_a_label_may_be_any_whole_number() -> None:
+    (batch,) = streamed(dataset=InRam(labels=LABELS.double())).evaluation()
+    assert torch.equal(batch.labels, LABELS)
 
 
 ORPHANS = """

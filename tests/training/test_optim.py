@@ -14,7 +14,7 @@ from torch import nn, optim
 
 from expt.config import groups as schema
 from expt.errors import ConfigError
-from expt.training.optim import build_optimizer, build_scheduler, scale_lr
+from expt.training.optim import advance_after_epoch, build_optimizer, build_scheduler, scale_lr
 from expt.training.patches import unguarded
 
 CASES: dict[str, tuple[Any, type[optim.Optimizer], dict[str, Any]]] = {
@@ -192,8 +192,39 @@ def test_a_persons_own_classes() -> None:
     optimizer = build_optimizer(schema.Target(target="torch.optim.RMSprop", kwargs=options), net().parameters())
     assert isinstance(optimizer, optim.RMSprop)
     assert optimizer.defaults["alpha"] == 0.5
-    own = schema.Target(target="torch.optim.lr_scheduler.ExponentialLR", kwargs={"gamma": 0.5})
+    own = scheduler("ExponentialLR", gamma=0.5)
     assert rates(own, optimizer=optimizer, total_steps=3) == pytest.approx([0.1, 0.05, 0.025])
+
+
+def scheduler(name: str, interval: Any = "epoch", **kwargs: Any) -> schema.TargetScheduler:
+    """A scheduler of torch's, as a person names one."""
+    return schema.TargetScheduler(target=f"torch.optim.lr_scheduler.{name}", interval=interval, kwargs=kwargs)
+
+
+@pytest.mark.parametrize(("mode", "value"), [("min", {"loss": 1.0}), ("max", {"accuracy": 0.5})])
+def test_a_plateau_is_of_the_number_that_is_watched(mode: str, value: dict[str, float]) -> None:
+    """The other number improves in each epoch, and must not count."""
+    optimizer = optim.SGD(net().parameters(), lr=PEAK)
+    config = scheduler("ReduceLROnPlateau", mode=mode, patience=1, factor=0.5)
+    watching = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL)
+    found = []
+    for epoch in range(1, 5):
+        seen = {"loss": 1 / epoch, "accuracy": epoch / 10, **value}
+        advance_after_epoch(watching, loss=seen["loss"], accuracy=seen["accuracy"])
+        found.append(optimizer.param_groups[0]["lr"])
+    assert found == [PEAK, PEAK, PEAK / 2, PEAK / 2]
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (scheduler("ReduceLROnPlateau", "step"), "interval=step: ReduceLROnPlateau looks at .*; use interval: epoch"),
+        (scheduler("OneCycleLR", max_lr=0.1, total_steps=50), "has total_steps=50 and the run 5 epochs; use interval"),
+    ],
+)
+def test_an_interval_that_cannot_be_meant_is_refused(config: schema.TargetScheduler, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        build_scheduler(config, optim.SGD(net().parameters(), lr=PEAK), steps_per_epoch=SPE, total_steps=TOTAL)
 
 
 def test_a_model_is_no_optimizer() -> None:

@@ -1,0 +1,26 @@
+"""A run that an older version has recorded is what it was then."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from expt.config.identity import identity, shown
+from expt.config.parse import parse_again
+from expt.machine import Machine
+from tests.config.test_identity import config
+
+
+def recorded(**changed: Any) -> dict[str, Any]:
+    """The settings in an older version's result.json."""
+    settings: dict[str, Any] = json.loads(json.dumps(shown(config())))
+    return {**settings, **changed}
+
+
+def test_an_own_scheduler_was_stepped_with_the_optimiser() -> None:
+    own = {"name": "_target_", "target": "torch.optim.lr_scheduler.StepLR", "kwargs": {"step_size": 3}}
+    then = parse_again(recorded(scheduler=own), Machine(cpus=8))
+    assert then.scheduler.interval == "step"
+    assert identity(then) == "c6d843e7c277", "by which it is found"
+    now = parse_again(recorded(scheduler={**own, "interval": "epoch"}), Machine(cpus=8))
+    assert identity(now) != identity(then)
