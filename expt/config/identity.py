@@ -20,6 +20,8 @@ NOT_IN_RESULT |= {"patches.unguarded", "patches.malloc"}
 # How the same sums are computed. They may be added up in another order, as on another processor: a loss can then differ
 # in its last digits (the tests allow 1e-5), which is not another experiment.
 NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory"}
+# What was done before there was a choice: not in the hash, so that a run of then is found.
+AT_FIRST: dict[str, object] = {"scheduler.interval": "step"}
 
 
 class Content(NamedTuple):
@@ -39,6 +41,9 @@ def identity(config: RunConfig, content: Content | None = None, *, but: Collecti
     """
     left_out = {*NOT_IN_RESULT, *but}
     settings = {key: value for key, value in flat(_settings(config)).items() if key not in left_out}
+    settings = {key: value for key, value in settings.items() if key not in AT_FIRST or value != AT_FIRST[key]}
+    if config.dataset.train_limit and config.dataset.name in ("image_folder", "_target_"):
+        settings["dataset.train_limit"] = f"{config.dataset.train_limit} of all classes"  # once the first ones
     if content is not None:
         settings |= {f"content.{part}": digits for part, digits in content._asdict().items() if digits}
         if config.resume not in (None, "auto"):  # where it starts

@@ -26,6 +26,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *_optimizer(config),
         *_batch(config),
         *_objective(config),
+        *_schedule(config),
     ]
 
 
@@ -130,7 +131,8 @@ def _batch(config: RunConfig) -> list[str]:
 
 def _objective(config: RunConfig) -> list[str]:
     problems = []
-    if config.eval_split == "val" and config.dataset.val_fraction == 0:
+    may_have_val = config.dataset.name == "image_folder"  # a folder of its own, which the workers look for
+    if config.eval_split == "val" and config.dataset.val_fraction == 0 and not may_have_val:
         problems.append("dataset.val_fraction=0.0: leaves nothing to evaluate on; use eval_split=test")
     metric, _, split = config.objective.partition("/")
     splits = ["train", "test"] if config.eval_split == "test" else ["train", "val", "test"]
@@ -141,6 +143,16 @@ def _objective(config: RunConfig) -> list[str]:
         hint = did_you_mean(config.objective, tags)
         problems.append(f"objective={config.objective}: not one of {', '.join(tags)}.{hint}")
     return problems
+
+
+def _schedule(config: RunConfig) -> list[str]:
+    warmup_epochs = getattr(config.scheduler, "warmup_epochs", 0.0)
+    if warmup_epochs <= config.epochs:
+        return []
+    return [
+        f"scheduler.warmup_epochs={warmup_epochs:g}: the run ends before, after epochs={config.epochs}; "
+        f"use {config.epochs} or less"
+    ]
 
 
 def _count(number: int, noun: str) -> str:

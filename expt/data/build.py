@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from expt.data.classes import CLASS_NAMES
 from expt.data.files import Arrays, DatasetConfig, load
 from expt.data.image_folder import FolderDataset
 from expt.data.image_folder_cache import decoded_folder
-from expt.data.image_folder_files import list_images
+from expt.data.image_folder_files import list_parts
 from expt.data.indexing import split
 from expt.data.loading import Loader, LoaderOptions, Shard
 from expt.data.memory import InMemoryLoader, place
@@ -50,29 +50,40 @@ class DataInfo:
 
 @dataclass(frozen=True)
 class Data:
-    """The loaders of a run, on one worker; there is no `val` when val_fraction is 0."""
+    """The loaders of a run, on one worker; `val` and `test` where there is such a set."""
 
     info: DataInfo
     train: Loader
     val: Loader | None
-    test: Loader
+    test: Loader | None
 
 
-class _Part(Protocol):
-    """The training or the test part of a dataset, before it is split and batched."""
-
+class _Load(Protocol):
     def __call__(self, indices: Tensor, options: LoaderOptions) -> Loader:
         """A loader of the samples at `indices`."""
+
+
+class _Part(NamedTuple):
+    """The training, validation or test part of a dataset, before it is split and batched."""
+
+    size: int
+    load: _Load
+
+    def whole(self, options: LoaderOptions) -> Loader:
+        """A loader of all its samples."""
+        return self.load(torch.arange(self.size), options)
 
 
 @dataclass(frozen=True)
 class _Source:
     shape: tuple[int, int, int]
     class_names: tuple[str, ...]
-    train_size: int
-    test_size: int
     train: _Part
-    test: _Part
+    test: _Part | None
+    val: _Part | None = None
+    """where it is a part of its own, and not held out of train"""
+    classes: Tensor | None = None
+    """of the training samples [N]; None where these come in random order as they are"""
 
 
 def build(
@@ -96,7 +107,8 @@ def build(
     source = _source(dataset, device, num_workers)
     _check_channels(dataset, source.shape[0])
     _check_augment(dataset.augment, source.shape[1:])
-    train_idx, val_idx = split(source.train_size, dataset.val_fraction, dataset.train_limit)
+    val_fraction = 0.0 if source.val else dataset.val_fraction
+    train_idx, val_idx = split(source.train.size, val_fraction, dataset.train_limit, source.classes)
     if drop_last and len(train_idx) < batch_size:
         fits = len(train_idx) // batch_parts * batch_parts
         smaller = f"batch_size={fits}, or " if fits else ""
@@ -119,6 +131,9 @@ def build(
         drop_last=drop_last,
         augment=Augmentation(**dataclasses.asdict(dataset.augment)),
     )
+    val, test = source.val and source.val.whole(in_order), source.test and source.test.whole(in_order)
+    if len(val_idx):
+        val = source.train.load(val_idx, in_order)
     return Data(
         info=DataInfo(
             channels=source.shape[0],
@@ -126,35 +141,40 @@ def build(
             num_classes=len(source.class_names),
             class_names=source.class_names,
             train_size=len(train_idx),
-            val_size=len(val_idx),
-            test_size=source.test_size,
+            val_size=val.size if val else 0,
+            test_size=test.size if test else 0,
         ),
-        train=source.train(train_idx, to_train),
-        val=source.train(val_idx, in_order) if len(val_idx) else None,
-        test=source.test(torch.arange(source.test_size), in_order),
+        train=source.train.load(train_idx, to_train),
+        val=val,
+        test=test,
     )
 
 
 def _source(dataset: DatasetConfig, device: torch.device, num_workers: int) -> _Source:
     if isinstance(dataset, groups.Synthetic):
         names = tuple(map(str, range(dataset.num_classes)))
-        return _in_memory(*synthetic(dataset), names, device)
+        train, test = synthetic(dataset)
+        return _Source(_shape_of(train), names, _in_memory(train, device), _in_memory(test, device))
     if isinstance(dataset, groups.ImageFolder):
         return _folder(dataset, device, num_workers)
     if isinstance(dataset, groups.TargetDataset):
         return _own(dataset, num_workers)
-    tensors = (_tensors(load(dataset, "train")), _tensors(load(dataset, "test")))
-    return _in_memory(*tensors, CLASS_NAMES[dataset.name], device)
+    train, test = _tensors(load(dataset, "train")), _tensors(load(dataset, "test"))
+    return _Source(_shape_of(train), CLASS_NAMES[dataset.name], _in_memory(train, device), _in_memory(test, device))
 
 
 def _folder(dataset: groups.ImageFolder, device: torch.device, num_workers: int) -> _Source:
     """From memory where the driver has put the images into the cache, else read one by one."""
-    train, test = list_images(dataset.root, "train"), list_images(dataset.root, "test")
-    decoded = decoded_folder(train, dataset), decoded_folder(test, dataset)
-    if decoded[0] is not None and decoded[1] is not None:
-        return _in_memory(_tensors(decoded[0]), _tensors(decoded[1]), train.classes, device)
-    parts = FolderDataset(train, dataset.image_size), FolderDataset(test, dataset.image_size)
-    return _streamed(*parts, (3, *dataset.image_size), train.classes, num_workers)
+    listings = list_parts(dataset.root)
+    decoded = {part: decoded_folder(listing, dataset) for part, listing in listings.items()}
+    shape, names = (3, *dataset.image_size), listings["train"].classes
+    if any(arrays is None for arrays in decoded.values()):
+        images = {part: FolderDataset(listing, dataset.image_size) for part, listing in listings.items()}
+        parts = {part: _streamed(images[part], shape, len(names), num_workers) for part in listings}
+    else:
+        parts = {part: _in_memory(_tensors(arrays), device) for part, arrays in decoded.items() if arrays is not None}
+    classes = torch.tensor(listings["train"].labels)
+    return _Source(shape, names, parts["train"], parts.get("test"), parts.get("val"), classes)
 
 
 def _tensors(arrays: Arrays) -> tuple[Tensor, Tensor]:
@@ -162,41 +182,21 @@ def _tensors(arrays: Arrays) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(images), torch.from_numpy(labels)
 
 
-def _in_memory(
-    train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], class_names: tuple[str, ...], device: torch.device
-) -> _Source:
-    channels, height, width = train[0].shape[1:]
-    return _Source(
-        shape=(channels, height, width),
-        class_names=class_names,
-        train_size=len(train[0]),
-        test_size=len(test[0]),
-        # Placed here, so that training and validation share one copy on the GPU.
-        train=functools.partial(InMemoryLoader, place(train[0], device), train[1]),
-        test=functools.partial(InMemoryLoader, place(test[0], device), test[1]),
-    )
+def _shape_of(samples: tuple[Tensor, Tensor]) -> tuple[int, int, int]:
+    channels, height, width = samples[0].shape[1:]
+    return channels, height, width
 
 
-def _streamed(
-    train: Dataset[Any],
-    test: Dataset[Any],
-    shape: tuple[int, int, int],
-    class_names: tuple[str, ...],
-    num_workers: int,
-) -> _Source:
-    def part(dataset: Dataset[Any]) -> _Part:
-        return lambda indices, options: StreamLoader(
-            dataset, indices, options, shape=shape, num_classes=len(class_names), num_workers=num_workers
-        )
+def _in_memory(samples: tuple[Tensor, Tensor], device: torch.device) -> _Part:
+    # Placed here, so that training and validation share one copy on the GPU.
+    return _Part(len(samples[0]), functools.partial(InMemoryLoader, place(samples[0], device), samples[1]))
 
-    return _Source(
-        shape=shape,
-        class_names=class_names,
-        train_size=len(cast(Sized, train)),
-        test_size=len(cast(Sized, test)),
-        train=part(train),
-        test=part(test),
-    )
+
+def _streamed(dataset: Dataset[Any], shape: tuple[int, int, int], num_classes: int, num_workers: int) -> _Part:
+    def load_part(indices: Tensor, options: LoaderOptions) -> Loader:
+        return StreamLoader(dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers)
+
+    return _Part(len(cast(Sized, dataset)), load_part)
 
 
 def _own(dataset: groups.TargetDataset, num_workers: int) -> _Source:
@@ -220,7 +220,19 @@ def _own(dataset: groups.TargetDataset, num_workers: int) -> _Source:
             f"dataset.num_classes={dataset.num_classes}: {dataset.target}.classes has {len(names)}; "
             f"use dataset.num_classes={len(names)}"
         )
-    return _streamed(train, test, (channels, height, width), names, num_workers)
+    shape = channels, height, width
+    parts = [_streamed(part, shape, len(names), num_workers) for part in (train, test)]
+    return _Source(shape, names, *parts, classes=_classes_of(train))
+
+
+def _classes_of(dataset: Dataset[Any]) -> Tensor:
+    """The class of each sample, by the attribute `targets` that torchvision's datasets have; else all are of one."""
+    size = len(cast(Sized, dataset))
+    try:
+        targets = torch.as_tensor(getattr(dataset, "targets", ()))
+    except (TypeError, ValueError, RuntimeError):  # boxes, texts, ...
+        targets = torch.empty(0)
+    return targets if targets.shape == (size,) else torch.zeros(size)
 
 
 def _construct(dataset: groups.TargetDataset, cls: type[Dataset[Any]], arguments: dict[str, Any]) -> Dataset[Any]:

@@ -1,4 +1,4 @@
-"""A person's folder of images, read image by image: root/train/CLASS/*.jpg and root/test/CLASS/*.jpg."""
+"""A person's folder of images, read image by image: root/train/CLASS/*.jpg, and so in val and test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from expt.data.image_folder_files import Listing, decode
 
 
 class FolderDataset(Dataset[tuple[Tensor, int]]):
-    """Images of one split as uint8 [3, height, width]: scaled to cover that size, then cropped at the centre.
+    """Images of one part as uint8 [3, height, width]: scaled to cover that size, then cropped at the centre.
 
     Raises DataError, when it is read, for a file that is no image.
     """

@@ -17,7 +17,7 @@ import numpy as np
 from expt.children import die_with_the_driver, without_main
 from expt.config import groups
 from expt.data import cache
-from expt.data.image_folder_files import Listing, decode, list_images
+from expt.data.image_folder_files import Listing, decode, list_parts
 from expt.errors import DataError
 from expt.machine import available_memory, usable_cpus
 
@@ -31,7 +31,7 @@ def prepare_folder(dataset: groups.ImageFolder) -> None:
 
     Raises DataError for an image that cannot be read, and where cache=true and the cache cannot be written.
     """
-    listings = [list_images(dataset.root, "train"), list_images(dataset.root, "test")]
+    listings = [*list_parts(dataset.root).values()]
     if dataset.cache is False:
         return
     missing = [listing for listing in listings if cache.read(_name(listing, dataset)) is None]

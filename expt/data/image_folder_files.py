@@ -11,7 +11,8 @@ import numpy as np
 
 from expt.errors import DataError
 
-Part: TypeAlias = Literal["train", "test"]
+Part: TypeAlias = Literal["train", "val", "test"]
+PARTS: tuple[Part, ...] = ("train", "val", "test")
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 
 
@@ -19,20 +20,26 @@ class Listing(NamedTuple):
     """The images of one split, class by class."""
 
     folder: Path
-    """root/train or root/test"""
+    """root/train, root/val or root/test"""
     files: list[str]
     labels: list[int]
     classes: tuple[str, ...]
 
 
-def list_images(root: str | Path, split: Part) -> Listing:
-    """The images of `split`, in the order of torchvision's ImageFolder.
+def list_parts(root: str | Path) -> dict[Part, Listing]:
+    """The images of each part that is there: train, val if there is one, test if there is one; see `list_images`."""
+    root = Path(root).expanduser()
+    return {part: list_images(root, part) for part in PARTS if part == "train" or (root / part).is_dir()}
+
+
+def list_images(root: str | Path, part: Part) -> Listing:
+    """The images of one part, in the order of torchvision's ImageFolder.
 
     Raises DataError for a folder that is missing, has no classes, or has an empty class.
     """
     root = Path(root).expanduser()
     classes = class_folders(root)
-    folder = split_folder(root, split)
+    folder = root / part
     files: list[str] = []
     labels: list[int] = []
     empty = []
@@ -47,28 +54,23 @@ def list_images(root: str | Path, split: Part) -> Listing:
     return Listing(folder, files, labels, classes)
 
 
-def split_folder(root: Path, split: Part) -> Path:
-    """root/train or root/test; root/val where there is no test."""
-    folder = root / split
-    return root / "val" if split == "test" and not folder.is_dir() and (root / "val").is_dir() else folder
-
-
 def class_folders(root: Path) -> tuple[str, ...]:
-    """The names of the classes, sorted: the same folders in the training and the test part.
+    """The names of the classes, sorted: the same folders in every part.
 
     Raises DataError.
     """
-    root = root.expanduser()
-    train, test = split_folder(root, "train"), split_folder(root, "test")
-    train_names, test_names = _subfolders(train), _subfolders(test)
-    if train_names != test_names:
-        only = [f"{train / name}" for name in train_names if name not in test_names]
-        only += [f"{test / name}" for name in test_names if name not in train_names]
-        raise DataError(
-            f"{train} and {test} have different classes: only one of them has {', '.join(only)}; "
-            "give both the same class folders"
-        )
-    return train_names
+    train, others = root / "train", [root / part for part in PARTS[1:] if (root / part).is_dir()]
+    names = _subfolders(train)
+    for other in others:
+        others_names = _subfolders(other)
+        only = [f"{train / name}" for name in names if name not in others_names]
+        only += [f"{other / name}" for name in others_names if name not in names]
+        if only:
+            raise DataError(
+                f"{train} and {other} have different classes: only one of them has {', '.join(only)}; "
+                "give both the same class folders"
+            )
+    return names
 
 
 def decode(path: str, image_size: tuple[int, int]) -> np.ndarray:
@@ -92,7 +94,7 @@ def decode(path: str, image_size: tuple[int, int]) -> np.ndarray:
 def images_of_all_splits(root: str | Path) -> list[str]:
     """Every image of the dataset, by its path below `root`, sorted."""
     root = Path(root).expanduser()
-    folders = [root / split for split in ("train", "val", "test")]
+    folders = [root / part for part in PARTS]
     return sorted(os.path.relpath(path, root) for folder in folders for path in _images_below(folder))
 
 
@@ -106,7 +108,7 @@ def _images_below(folder: Path) -> list[str]:
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
-    layout = f"expected {folder}/CLASS/IMAGE; dataset.root is the folder that holds train/ and test/"
+    layout = f"expected {folder}/CLASS/IMAGE; dataset.root is the folder that holds train/, val/ and test/"
     if not folder.is_dir():
         raise DataError(f"dataset.root={folder.parent}: no folder {folder}: {layout}")
     names = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))

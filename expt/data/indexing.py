@@ -35,16 +35,29 @@ def permutation(size: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(mix(seed, epoch)))
 
 
-def split(size: int, val_fraction: float, limit: int | None) -> tuple[Tensor, Tensor]:
+def split(size: int, val_fraction: float, limit: int | None, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Indices for training and for validation, each int64 and ascending; the run's seed has no part in them.
 
     Validation takes its fraction of all `size` samples (at least one if it is above 0, and never all of them);
-    training the first `limit` of the others.
+    training `limit` of the others: the first, or of each class its share where the samples' `classes` [size] are given.
     """
     num_val = min(max(1, round(size * val_fraction)), size - 1) if val_fraction > 0 else 0
     shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(_SPLIT_SEED))
     val, train = shuffled[:num_val].sort().values, shuffled[num_val:].sort().values
-    return train[:limit], val
+    if limit is None or classes is None:
+        return train[:limit], val
+    return train[_shares(classes[train])[:limit]].sort().values, val
+
+
+def _shares(classes: Tensor) -> Tensor:
+    """An order of samples of whose first N each class has its share, rounded; drawn alike for all runs."""
+    drawn = torch.randperm(len(classes), generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    members, counts = torch.unique(classes[drawn], return_inverse=True, return_counts=True)[1:]
+    by_class = members.argsort(stable=True)
+    place = torch.empty_like(drawn)  # of each sample in its class
+    place[by_class] = torch.arange(len(classes)) - (counts.cumsum(0) - counts)[members[by_class]]
+    # The n-th of a class that has m comes when (n + 1/2) / m of all have: Sainte-Lague's way of giving out seats.
+    return drawn[((place + 0.5) / counts[members]).argsort(stable=True)]
 
 
 def num_batches(size: int, batch_size: int, drop_last: bool) -> int:

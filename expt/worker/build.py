@@ -37,7 +37,7 @@ from expt.worker.steps import Steps
 def build_data(config: RunConfig, worker: Worker) -> Data:
     """The loaders of `worker`'s share of each batch."""
     num_workers: int | str = getattr(config.dataset, "num_workers", "auto")
-    return data_build.build(
+    data = data_build.build(
         config.dataset,
         batch_size=config.batch_size,
         shard=Shard(worker.rank, worker.world_size),
@@ -48,6 +48,23 @@ def build_data(config: RunConfig, worker: Worker) -> Data:
         num_workers=num_workers if isinstance(num_workers, int) else config.threads,
         batch_parts=config.world_size * config.gradient_accumulation,
     )
+    _refuse_missing_split(config, data)
+    return data
+
+
+def _refuse_missing_split(config: RunConfig, data: Data) -> None:
+    """A folder of images shows only here what it has."""
+    root = getattr(config.dataset, "root", None)
+    if data.val is None and config.eval_split == "val":
+        raise ConfigError(
+            f"dataset.val_fraction={config.dataset.val_fraction}: leaves nothing to evaluate on, for there is no "
+            f"{root}/val; hold some of train out, or use eval_split=test"
+        )
+    if data.test is None and "test" in (config.eval_split, config.objective.partition("/")[2]):
+        key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
+        raise ConfigError(
+            f"{key}: there is no test set, for there is no {root}/test; use eval_split=val objective=accuracy/val"
+        )
 
 
 def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
@@ -80,6 +97,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
             steps_per_epoch=len(data.train),
             total_steps=total_steps(config, data),
         ),
+        scheduler_interval=getattr(config.scheduler, "interval", "step"),
         precision=Precision(
             config.amp, worker.device, gradient_clip=config.gradient_clip, skip_non_finite=config.on_nan == "skip"
         ),

@@ -16,7 +16,7 @@ from expt.data.loading import Batch, TimedBatches
 from expt.errors import DataError
 from expt.runs import checkpoint, tags
 from expt.runs.paths import RunPaths
-from expt.training import collectives, metrics
+from expt.training import collectives, metrics, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.observer import Observer
@@ -65,7 +65,9 @@ class Run:
         self._begin(observe, resumed_at=None if source is None else self.position.step)
         while not self.position.is_run_done and not self.agreement.stopping:
             if self._train_epoch():
-                self._evaluate(self.config.eval_split)
+                values = self._evaluate(self.config.eval_split)
+                if self.learner.scheduler_interval == "epoch":
+                    optim.advance_after_epoch(self.learner.scheduler, loss=values.loss, accuracy=values.accuracy)
                 self.health.refuse_unequal()
                 self._save_after_epoch(is_best=self._note_best())
         self.steps.close()
@@ -145,7 +147,7 @@ class Run:
             points[tags.SKIPPED_STEPS] = self.learner.precision.skipped.item()
         self.record.log(points)
 
-    def _evaluate(self, split: str) -> None:
+    def _evaluate(self, split: str) -> metrics.Averages:
         loader = self.data.val if split == "val" else self.data.test
         assert loader is not None
         began = time.perf_counter()
@@ -155,6 +157,7 @@ class Run:
         self.history.eval_s += time.perf_counter() - began
         self.record.log({tags.loss(split): values.loss, tags.accuracy(split): values.accuracy})
         self.observer.end_evaluation(split)
+        return values
 
     def _note_best(self) -> bool:
         improved = self.history.note_best(self.position.epoch)
@@ -200,7 +203,7 @@ class Run:
 
     def _test(self) -> None:
         """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""
-        if self.config.eval_split == "test":
+        if self.config.eval_split == "test" or self.data.test is None:
             return
         if self.worker.rank == 0 and self.paths.best.exists():
             self.learner.module.load_state_dict(checkpoint.load(self.paths.best)["model"])

@@ -147,7 +147,9 @@ class ExptEpoch:
         )
 
     def _evaluate(self, observe: Callable[[Batch, torch.Tensor], None] | None) -> None:
-        evaluate(self._loop.learner, self._loop.data.test.evaluation(), self._worker.device, observe)
+        test = self._loop.data.test
+        assert test is not None
+        evaluate(self._loop.learner, test.evaluation(), self._worker.device, observe)
 
 
 class BareLoop:

@@ -156,6 +156,7 @@ def test_the_configuration_chooses_what_is_done_in_training_alone() -> None:
         options: dict[str, Any] = {"batch_size": 64, "shard": Shard(), "device": CPU, "seed": 0}
         data = build(digits(**augment), drop_last=True, channels_last=False, **options)
         assert data.val is not None
+        assert data.test is not None
         passes = (data.train.epoch(1), data.val.evaluation(), data.test.evaluation())
         return [torch.cat([batch.images for batch in each]) for each in passes]
 

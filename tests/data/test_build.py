@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from expt.data.build import Data, build
 from expt.data.files import prepare
 from expt.data.image_folder import FolderDataset
 from expt.data.image_folder_files import list_images
-from expt.data.loading import Shard
+from expt.data.loading import Loader, Shard
+from expt.data.memory import InMemoryLoader
+from expt.data.stream import StreamLoader
 from expt.errors import ConfigError, DataError
 
 
@@ -55,8 +58,33 @@ def test_an_image_is_covered_and_cropped_at_its_centre(tmp_path: Path) -> None:
     assert FolderDataset(list_images(root, "train"), (8, 10))[0][0].min() == 255
 
 
-def test_a_val_folder_stands_in_for_test(tmp_path: Path) -> None:
-    assert len(list_images(write_folder(tmp_path, test="val"), "test").files) == 6
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_val_folder_validates(tmp_path: Path, cache: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is held out of train then, and nothing is a test set but test/."""
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+    dataset = folder_config(write_folder(tmp_path / "images", test="val"), cache=cache)
+    prepare(dataset)
+    data = build_data(dataset)
+    assert (data.info.train_size, data.info.val_size, data.info.test_size) == (12, 6, 0)
+    assert data.test is None
+    assert data.val is not None
+    (batch,) = data.val.evaluation()
+    assert [round(value) for value in (255 * batch.images[:, 0].mean((1, 2))).tolist()] == [0, 0, 0, 100, 100, 100]
+    assert batch.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert isinstance(data.train, InMemoryLoader if cache else StreamLoader)
+
+
+def test_a_folder_with_train_alone_has_no_test(tmp_path: Path) -> None:
+    root = write_folder(tmp_path)
+    (root / "test").rename(root / "elsewhere")
+    data = build_data(folder_config(root))
+    assert (data.info.train_size, data.info.val_size, data.test) == (9, 3, None)
+
+
+def test_a_limit_takes_from_every_class(tmp_path: Path) -> None:
+    data = build_data(folder_config(write_folder(tmp_path), train_limit=4))
+    (batch,) = data.train.epoch(0)
+    assert sorted(batch.labels.tolist()) == [0, 0, 1, 1]
 
 
 def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:
@@ -66,6 +94,9 @@ def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert f"no folder {tmp_path}/none/train" in raised(tmp_path / "none")
+    write_folder(tmp_path / "val", test="val")
+    (tmp_path / "val/val/fox").mkdir()
+    assert f"have different classes: only one of them has {tmp_path}/val/val/fox" in raised(tmp_path / "val")
     (tmp_path / "bare/train").mkdir(parents=True)
     (tmp_path / "bare/test").mkdir()
     assert f"no class folders in {tmp_path}/bare/train" in raised(tmp_path / "bare")
@@ -95,6 +126,11 @@ def build_data(dataset: Any, **options: Any) -> Data:
     return build(dataset, **chosen)
 
 
+def of_test(data: Data) -> Loader:
+    assert data.test is not None
+    return data.test
+
+
 def digits(**options: Any) -> groups.Digits:
     chosen: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "mean": (0.3053,), "std": (0.376,), **options}
     return groups.Digits(name="digits", **chosen)
@@ -120,7 +156,7 @@ def test_digits_are_built() -> None:
     assert (info.channels, info.image_size, info.num_classes) == (1, (8, 8), 10)
     assert (info.train_size, info.val_size, info.test_size) == (1293, 144, 360)
     assert data.val is not None
-    assert (len(data.train), data.train.size, data.val.size, data.test.size) == (12, 1293, 144, 360)
+    assert (len(data.train), data.train.size, data.val.size, of_test(data).size) == (12, 1293, 144, 360)
     images = torch.cat([batch.images for batch in data.train.epoch(0)])
     assert abs(images.mean()) < 0.02
     assert abs(images.std() - 1) < 0.02
@@ -156,13 +192,13 @@ def test_mean_and_std_need_a_value_per_channel() -> None:
 
 def test_synthetic_images_show_their_class() -> None:
     data = build_data(synthetic(), batch_size=1500)
-    (train,), (test,) = data.train.epoch(0), data.test.evaluation()
+    (train,), (test,) = data.train.epoch(0), of_test(data).evaluation()
     assert data.info.class_names == tuple("0123456")
     means = torch.stack([train.images[train.labels == label].mean(0).flatten() for label in range(7)])
     assert (torch.cdist(test.images.flatten(1), means).argmin(1) == test.labels).float().mean() > 0.9
     (again,) = build_data(synthetic(), batch_size=1500).train.epoch(0)
     assert torch.equal(again.images, train.images)
-    (different,) = build_data(synthetic(seed=1)).test.evaluation()
+    (different,) = of_test(build_data(synthetic(seed=1))).evaluation()
     assert not torch.equal(different.images, test.images)
 
 
@@ -178,6 +214,17 @@ class Own(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         return np.full(self.shape, index, np.uint8), index % 3
+
+
+class Sorted(Own):
+    """With its labels in `targets`, class by class, as torchvision's datasets have them."""
+
+    def __init__(self, size: int, train: bool) -> None:
+        super().__init__(size, train)
+        self.targets = [3 * index // self.size for index in range(self.size)]
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.full(self.shape, index, np.uint8), self.targets[index]
 
 
 class Named(Own):
@@ -198,8 +245,17 @@ def test_a_person_s_own_dataset() -> None:
     assert (info.channels, info.image_size, info.class_names) == (1, (5, 4), ("0", "1", "2"))
     assert (info.train_size, info.val_size, info.test_size) == (36, 4, 6)
     assert len(list(data.train.epoch(0))) == len(data.train) == 4
-    assert [batch.labels.tolist() for batch in data.test.evaluation()] == [[0, 1, 2, 0, 1, 2]]
+    assert [batch.labels.tolist() for batch in of_test(data).evaluation()] == [[0, 1, 2, 0, 1, 2]]
     assert build_data(own("Named", num_classes=4)).info.class_names == ("a", "b", "c", "d")
+
+
+def test_a_limit_takes_from_all_of_an_own_dataset() -> None:
+    """By its classes where it tells them, else from anywhere in it."""
+    limited = dataclasses.replace(own("Sorted"), train_limit=9, val_fraction=0.0)
+    (batch,) = build_data(limited, batch_size=9).train.epoch(0)
+    assert batch.labels.bincount().tolist() == [3, 3, 3]
+    (batch,) = build_data(dataclasses.replace(limited, target=f"{__name__}.Own"), batch_size=9).train.epoch(0)
+    assert (255 * batch.images).max() > 20
 
 
 @pytest.mark.parametrize(

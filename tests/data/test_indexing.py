@@ -73,6 +73,32 @@ def test_a_split_is_disjoint_and_ordered(size: int, fraction: float, limit: int 
     assert (len(val) > 0) == (fraction > 0)
 
 
+@example(100, 3, [1, 50, 49])
+@given(st.integers(1, 200), st.integers(0, 1000), st.lists(st.integers(1, 60), min_size=1, max_size=6))
+def test_a_limit_takes_of_each_class_its_share(limit: int, shift: int, sizes: list[int]) -> None:
+    """Whatever the classes' order; a larger limit adds to a smaller."""
+    classes = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).roll(shift)
+    train, val = indexing.split(len(classes), 0.0, limit, classes)
+    assert len(val) == 0
+    assert torch.equal(train, train.unique())
+    assert len(train) == min(limit, len(classes))
+    found = classes[train].bincount(minlength=len(sizes)).tolist()
+    shares = [size * len(train) / len(classes) for size in sizes]
+    assert all(abs(count - share) <= 0.5 + len(sizes) / 2 for count, share in zip(found, shares, strict=True))
+    more, _ = indexing.split(len(classes), 0.0, limit + 7, classes)
+    assert set(train.tolist()) <= set(more.tolist())
+
+
+def test_a_limit_among_equal_classes_takes_equal_numbers_and_not_the_first() -> None:
+    classes = torch.arange(4).repeat_interleave(100)
+    train, val = indexing.split(400, 0.25, 120, classes)
+    assert not set(train.tolist()) & set(val.tolist())
+    assert sorted(classes[train].bincount().tolist())[0] >= 27
+    assert (train % 100).float().mean() == pytest.approx(49.5, abs=10)
+    again, _ = indexing.split(400, 0.25, 120, classes)
+    assert torch.equal(again, train)
+
+
 def test_the_split_is_the_same_for_every_run() -> None:
     before = torch.get_rng_state()
     _, val = indexing.split(1437, 0.1, None)

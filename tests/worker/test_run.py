@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from expt.errors import ConfigError
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.training.observer import Observer
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder
 from tests.conftest import Trained as TrainInWorkers
+from tests.data.test_build import write_folder
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 
 TURNING = ("objective=loss/val", "dataset.train_limit=320", "epochs=5", "batch_size=32", "optimizer.lr=0.2")
@@ -27,6 +30,7 @@ def measured(module: nn.Module, run: Any, split: str) -> tuple[float, float]:
     """Loss and accuracy of `module`, written out."""
     module = copy.deepcopy(module).eval()
     loader = run.data.val if split == "val" else run.data.test
+    assert loader is not None
     batches = list(loader.evaluation())
     images, labels = torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
     with torch.no_grad():
@@ -137,6 +141,63 @@ def test_skipped_steps_count_over_all_attempts(train_alone: TrainAlone) -> None:
     assert first.result["metrics"]["skipped_steps"] == 1
     again = train_alone(*words, "epochs=2", before=spoil, source=first.folder / "checkpoints" / "last.pt")
     assert again.result["metrics"]["skipped_steps"] == 2
+
+
+def test_a_folder_without_test_is_validated_and_not_tested(train_alone: TrainAlone, tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "images", test="val")
+    words = ("dataset=image_folder", f"dataset.root='{root}'", "dataset.image_size=[8,8]", "dataset.cache=false")
+    words = (*words, "dataset.num_workers=0", "batch_size=4", "epochs=1")
+    done = train_alone(*words, "dataset.val_fraction=0")
+    assert done.status == "completed"
+    assert done.curve("loss/val") == [(3, pytest.approx(measured(done.run.learner.module, done.run, "val")[0]))]
+    assert done.curve("loss/test") == []
+    for wrong in ("objective=accuracy/test", "eval_split=test"):
+        with pytest.raises(ConfigError, match=f"^{wrong}: there is no test set, for there is no {root}/test"):
+            train_alone(*words, wrong, "objective=accuracy/test", name="wrong")
+    (root / "val").rename(root / "test")
+    with pytest.raises(ConfigError, match=r"^dataset\.val_fraction=0\.0: leaves nothing to evaluate on"):
+        train_alone(*words, "dataset.val_fraction=0", name="wrong")
+
+
+OWN_SCHEDULE = (
+    "+scheduler._target_=torch.optim.lr_scheduler.StepLR",
+    "+scheduler.step_size=2",
+    "~scheduler.warmup_epochs",
+)
+
+
+def test_an_own_schedule_counts_epochs(train_alone: TrainAlone) -> None:
+    words = (*OWN_SCHEDULE, "dataset.train_limit=320")
+    done = train_alone(*words, "epochs=5")
+    assert done.curve("lr") == [
+        (5, 0.05),
+        (10, 0.05),
+        (15, pytest.approx(0.005)),
+        (20, pytest.approx(0.005)),
+        (25, pytest.approx(0.0005)),
+    ]
+    first = train_alone(*words, "epochs=2", name="first")
+    resumed = train_alone(*words, "epochs=5", name="first", source=first.folder / "checkpoints" / "last.pt")
+    assert values(resumed) == values(done)
+
+
+def test_or_optimiser_steps(train_alone: TrainAlone) -> None:
+    done = train_alone(*OWN_SCHEDULE, "+scheduler.interval=step", "max_steps=5", "log_every=1")
+    assert [lr for _, lr in done.curve("lr")] == pytest.approx([0.05, 0.05, 0.005, 0.005, 0.0005])
+
+
+def test_a_plateau_gets_the_evaluations_loss(train_alone: TrainAlone) -> None:
+    """One that no loss is good enough for comes to an end in each epoch."""
+    plateau = "+scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau"
+    never = (
+        "+scheduler.patience=0",
+        "+scheduler.threshold=100",
+        "+scheduler.threshold_mode=abs",
+        "~scheduler.warmup_epochs",
+    )
+    done = train_alone(plateau, *never, "epochs=3", "dataset.train_limit=320")
+    assert [lr for _, lr in done.curve("lr")] == pytest.approx([0.05, 0.05, 0.005])
+    assert done.run.learner.scheduler.state_dict()["best"] == dict(done.curve("loss/val"))[5]
 
 
 def test_two_workers_drop_other_units_and_evaluate_one_model(trained: TrainInWorkers, configured: Configured) -> None:
