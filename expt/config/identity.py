@@ -21,7 +21,7 @@ NOT_IN_RESULT |= {"patches.unguarded", "patches.malloc"}
 # in its last digits (the tests allow 1e-5), which is not another experiment.
 NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory"}
 # What was done before there was a choice: not in the hash, so that a run of then is found.
-AT_FIRST: dict[str, object] = {"scheduler.interval": "step"}
+AT_FIRST: dict[str, object] = {"scheduler.interval": "step", "batch_norm": "per_worker", "batch_norm_group": 32}
 
 
 class Content(NamedTuple):
@@ -42,6 +42,9 @@ def identity(config: RunConfig, content: Content | None = None, *, but: Collecti
     left_out = {*NOT_IN_RESULT, *but}
     settings = {key: value for key, value in flat(_settings(config)).items() if key not in left_out}
     settings = {key: value for key, value in settings.items() if key not in AT_FIRST or value != AT_FIRST[key]}
+    settings["ddp.sync_batchnorm"] = config.batch_norm == "sync"  # as this was once called
+    if config.batch_norm == "sync":
+        del settings["batch_norm"]
     if config.dataset.train_limit and config.dataset.name in ("image_folder", "_target_"):
         settings["dataset.train_limit"] = f"{config.dataset.train_limit} of all classes"  # once the first ones
     if content is not None:

@@ -8,7 +8,9 @@ from typing import Any
 
 def brought_up_to_date(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """A run's recorded settings, with each key that has come since at what was done before there was a choice."""
-    settings = dict(recorded)
+    ddp = dict(recorded["ddp"])
+    batch_norm = "sync" if ddp.pop("sync_batchnorm", False) else "per_worker"
+    settings = {"batch_norm": batch_norm, "batch_norm_group": 32, **recorded, "ddp": ddp}
     scheduler = settings["scheduler"]
     if scheduler["name"] == "_target_":
         settings["scheduler"] = {"interval": "step", **scheduler}

@@ -59,8 +59,6 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
         problems.append(f"world_size={workers}: debug=true runs one worker in this process; use world_size=1")
     if config.amp == "fp16" and not config.num_gpus and not machine.cpu_fp16:
         problems.append("amp=fp16: this CPU does not compute in float16; use amp=bf16 or a GPU")
-    if config.ddp.sync_batchnorm and not config.num_gpus:
-        problems.append("ddp.sync_batchnorm=true: works on GPUs only; use ddp.sync_batchnorm=false")
     if config.on_nan == "skip" and config.ddp.comm_hook == "powersgd":
         problems.append("on_nan=skip: powersgd would carry a nan into later steps; use another ddp.comm_hook")
     return problems
@@ -77,15 +75,20 @@ def _strategy(config: RunConfig) -> list[str]:
         problems.append(f"world_size={config.world_size}: strategy=dp has one process for all GPUs; {DDP}")
     if config.compile:
         problems.append(f"compile={config.compile}: the copies that strategy=dp makes can't be compiled; {DDP}")
-    if config.ddp.sync_batchnorm:
-        problems.append(f"ddp.sync_batchnorm=true: strategy=dp can't share batch statistics; {DDP}")
+    if config.batch_norm != "per_worker":
+        problems.append(f"batch_norm={config.batch_norm}: strategy=dp can't share batch statistics; {DDP}")
     return problems
 
 
 def _compile(config: RunConfig) -> list[str]:
-    if config.compile and config.onednn:
-        return ["onednn=true: torch.compile can't take these layers; use onednn=auto"]
-    return []
+    if not config.compile:
+        return []
+    problems = []
+    if config.onednn:
+        problems.append("onednn=true: torch.compile can't take these layers; use onednn=auto")
+    if config.batch_norm == "sync" and not config.num_gpus and config.world_size > 1:
+        problems.append("batch_norm=sync: torch.compile can't take these layers on a CPU; use batch_norm=groups")
+    return problems
 
 
 def _model(config: RunConfig) -> list[str]:
@@ -120,13 +123,27 @@ def _batch(config: RunConfig) -> list[str]:
             "use a multiple of it"
         )
     if config.batch_size % parts == 0:
-        return problems
+        return [*problems, *_groups(config, config.batch_size // parts)]
     below = config.batch_size // parts * parts
     near = f"{below} or {below + parts}" if below else f"{parts}"
     by = f"{config.world_size} workers"
     if config.gradient_accumulation > 1:
         by += f" x {config.gradient_accumulation} parts (gradient_accumulation)"
     return [*problems, f"batch_size={config.batch_size}: is the global batch and must divide by {by}; use {near}"]
+
+
+def _groups(config: RunConfig, share: int) -> list[str]:
+    """Of each part of a batch that is computed at once, `share` images."""
+    size = config.batch_norm_group
+    if config.batch_norm != "groups" or share % size == 0:
+        return []
+    smaller = next((number for number in range(min(size, share), 1, -1) if share % number == 0), None)
+    larger = config.batch_size // share * size * -(-share // size)
+    mends = [f"batch_norm_group={smaller}"] if smaller else []
+    return [
+        f"batch_norm_group={size}: each worker computes {_count(share, 'image')} at once, which must be whole groups; "
+        f"use {' or '.join([*mends, f'batch_size={larger}'])}"
+    ]
 
 
 def _objective(config: RunConfig) -> list[str]:

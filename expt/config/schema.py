@@ -17,7 +17,6 @@ class DDP:
     static_graph: bool
     gradient_as_bucket_view: bool
     bucket_cap_mb: Positive
-    sync_batchnorm: bool
     comm_hook: Literal["bf16", "fp16", "powersgd"] | None
     shared_memory: bool
 
@@ -67,6 +66,8 @@ class RunConfig:
     seed: Annotated[int, Field(ge=0, lt=2**32)]
     deterministic: bool
     drop_last: bool
+    batch_norm: Literal["per_worker", "sync", "groups"]
+    batch_norm_group: Annotated[int, Field(ge=2)]
     label_smoothing: Fraction
     gradient_clip: Positive | None
     gradient_accumulation: Count

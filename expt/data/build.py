@@ -221,8 +221,8 @@ def _own(dataset: groups.TargetDataset, num_workers: int) -> _Source:
             f"use dataset.num_classes={len(names)}"
         )
     shape = channels, height, width
-    parts = [_streamed(part, shape, len(names), num_workers) for part in (train, test)]
-    return _Source(shape, names, *parts, classes=_classes_of(train))
+    to_train, to_test = (_streamed(part, shape, len(names), num_workers) for part in (train, test))
+    return _Source(shape, names, to_train, to_test, classes=_classes_of(train))
 
 
 def _classes_of(dataset: Dataset[Any]) -> Tensor:

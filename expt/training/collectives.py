@@ -98,6 +98,15 @@ def gather_across_workers(value: T) -> list[T]:
     return cast("list[T]", gathered)
 
 
+def stack_across_workers(values: torch.Tensor) -> torch.Tensor:
+    """Every worker's `values` [N], by rank [world_size, N], on every worker."""
+    if not dist.is_initialized():
+        return values[None]
+    everyones = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, values)
+    return torch.stack(everyones)
+
+
 def broadcast_buffers(module: nn.Module) -> None:
     """Give every worker rank 0's buffers, in one collective for each data type."""
     _broadcast(module.buffers())

@@ -30,6 +30,8 @@ class Learner:
     compiled: bool = False
     label_smoothing: float = 0.0
     gradient_accumulation: int = 1
+    average_statistics: Callable[[], None] = lambda: None
+    """Ends a step where batch norms keep statistics that are to be alike on all workers; a collective."""
     all_reduce_s: Callable[[int], float] = lambda _: 0.0
     """Seconds that its first N steps have spent on averaging gradients, waiting for the others' included."""
 

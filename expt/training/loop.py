@@ -66,6 +66,7 @@ def _learn(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[]
         check_gradients(learner)
         on_gradients()
         learner.precision.update(learner.optimizer, learner.module.parameters())
+        learner.average_statistics()
     except torch.OutOfMemoryError as error:
         return str(error)
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from expt.data.loading import Batch
 from expt.training.learner import Learner
@@ -15,6 +16,8 @@ def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
     For a run that has failed: the model has taken some steps more afterwards. No collective.
     """
     if learner.compiled:  # it would compile for each size
+        return None
+    if any(isinstance(layer, nn.SyncBatchNorm) for layer in learner.module.modules()):  # would wait for the others
         return None
     count = len(batch.images) // learner.gradient_accumulation
     while count > 1:

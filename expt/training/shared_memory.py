@@ -1,4 +1,4 @@
-"""Gradients of the CPU workers of one machine, averaged through memory that they share.
+"""Gradients of the CPU workers of one machine, averaged through memory that they share; so may other numbers be.
 
 A gloo all-reduce of a small model takes about 2 ms on two cores, four fifths of a step, nearly all of it spent waking
 threads. Here each worker copies its gradients into a shared slot, says so by a counter, and adds up everyone's slots in
@@ -45,7 +45,7 @@ class SharedMemory:
         self._slots = flat.view(2, world_size, CHUNK)
         self._round = 0
         self.spent_s = 0.0
-        """In all averages so far."""
+        """In all exchanges so far."""
 
     def average(self, values: torch.Tensor) -> None:
         """Replace float32 `values` [N] by their mean over all workers, who must all call this in the same order.
@@ -54,12 +54,23 @@ class SharedMemory:
         """
         began = time.perf_counter()
         for chunk in values.split(CHUNK):
-            slots = self._slots[self._round % 2, :, : len(chunk)]
-            slots[self._rank].copy_(chunk)
-            self._wait_for_all()
-            torch.sum(slots, dim=0, out=chunk)
+            torch.sum(self._exchanged(chunk), dim=0, out=chunk)
         values.mul_(1 / self._world_size)
         self.spent_s += time.perf_counter() - began
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Every worker's float32 `values` [N], by rank [world_size, N]; see `average`."""
+        began = time.perf_counter()
+        everyones = torch.cat([self._exchanged(chunk).clone() for chunk in values.split(CHUNK)], dim=1)
+        self.spent_s += time.perf_counter() - began
+        return everyones
+
+    def _exchanged(self, chunk: torch.Tensor) -> torch.Tensor:
+        """Every worker's `chunk`, by rank; to be read before the next but one."""
+        slots = self._slots[self._round % 2, :, : len(chunk)]
+        slots[self._rank].copy_(chunk)
+        self._wait_for_all()
+        return slots
 
     def _wait_for_all(self) -> None:
         # A worker arrives here for the next round after it has read this one: two sets of slots suffice.

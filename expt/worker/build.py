@@ -22,7 +22,7 @@ from expt.runs.paths import RunPaths
 from expt.tensorboard.dashboard import Dashboard
 from expt.tensorboard.events import Writer, writer
 from expt.tensorboard.run_pictures import RunPictures
-from expt.training import optim, shared_memory
+from expt.training import batch_norm, collectives, optim, shared_memory
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
@@ -77,18 +77,19 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         _check_first_output(module, config.model.target, info.num_classes)
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
-    if config.ddp.sync_batchnorm:
-        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    memory = _shared_memory(config, module, worker)
+    module, average_statistics = _with_batch_norm(config, module, worker, memory)
     if config.onednn and worker.device.type == "cpu":
         onednn_linear.use_for_linear(module)
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
     optimizer = optim.build_optimizer(config.optimizer, module.parameters(), unguarded=config.patches.unguarded)
-    parallel, all_reduce_s = _parallelise(module, config, worker)
+    parallel, all_reduce_s = _parallelise(module, config, worker, memory)
     optim.scale_lr(optimizer, config.lr_scaling, config.batch_size / (config.base_batch_size or config.batch_size))
     return Learner(
         module=module,
         parallel=parallel,
+        average_statistics=average_statistics,
         all_reduce_s=all_reduce_s,
         optimizer=optimizer,
         scheduler=optim.build_scheduler(
@@ -196,7 +197,26 @@ def total_steps(config: RunConfig, data: Data) -> int:
     return min(steps, config.max_steps or steps)
 
 
-def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> tuple[nn.Module, Callable[[int], float]]:
+def _with_batch_norm(
+    config: RunConfig, module: nn.Module, worker: Worker, memory: SharedMemory | None
+) -> tuple[nn.Module, Callable[[], None]]:
+    """The model with the batch norms that are wanted, and what ends a step for them; see Learner."""
+    # A function, which copies of the model share: the memory itself can't be copied.
+    gather = (lambda values: memory.gather(values)) if memory else collectives.stack_across_workers
+    if config.batch_norm == "groups":
+        batch_norm.group(module, config.batch_norm_group)
+        if worker.world_size > 1:
+            return module, batch_norm.averaging_of_statistics(module, gather)
+    if config.batch_norm == "sync" and worker.device.type == "cuda":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(module), lambda: None
+    if config.batch_norm == "sync" and worker.world_size > 1:
+        batch_norm.synchronise(module, gather)
+    return module, lambda: None
+
+
+def _parallelise(
+    module: nn.Module, config: RunConfig, worker: Worker, memory: SharedMemory | None
+) -> tuple[nn.Module, Callable[[int], float]]:
     """The model that is trained, and what tells how long its gradients' averaging has taken; see Learner."""
     if config.strategy == "dp":
         if worker.world_size > 1:  # torchrun has started it, and says so
@@ -215,17 +235,20 @@ def _parallelise(module: nn.Module, config: RunConfig, worker: Worker) -> tuple[
     )
     if config.ddp.comm_hook:
         _compress(parallel, config.ddp.comm_hook)
-    elif config.ddp.shared_memory and _can_share_memory(module, worker):
-        memory = SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)
+    elif memory:
         parallel.register_comm_hook(memory, average_gradients)
         return parallel, lambda _: memory.spent_s
     return parallel, functools.partial(ddp_times.all_reduce_s, parallel)
 
 
-def _can_share_memory(module: nn.Module, worker: Worker) -> bool:
-    one_machine = worker.local_world_size == worker.world_size
+def _shared_memory(config: RunConfig, module: nn.Module, worker: Worker) -> SharedMemory | None:
+    """What the workers exchange gradients and statistics by, where they can and are to; a collective."""
+    one_machine = worker.local_world_size == worker.world_size > 1
     plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters() if p.requires_grad)
-    return one_machine and plain and shared_memory.is_supported()
+    wanted = config.ddp.shared_memory and not config.ddp.comm_hook
+    if not (wanted and one_machine and plain and shared_memory.is_supported()):
+        return None
+    return SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)
 
 
 def _compress(parallel: DistributedDataParallel, hook: str) -> None:

@@ -54,7 +54,7 @@ def test_three_examples_come_first() -> None:
 def test_a_key_is_shown_with_its_value_and_meaning() -> None:
     lines = [" ".join(line.split()) for line in help_text().splitlines()]
     assert "batch_size=64 images per optimiser step over all workers (global), or '32 per worker'" in lines
-    assert "ddp.sync_batchnorm=false batch statistics over all workers (GPUs only)" in lines
+    assert "ddp.bucket_cap_mb=25 size of a communication bucket [MiB]" in lines
     assert not any("hydra." in line for line in lines)
 
 

@@ -17,10 +17,10 @@ from expt.config.schema import RunConfig
 from expt.machine import Machine
 
 
-def config(*overrides: str) -> RunConfig:
+def config(*overrides: str, gpus: tuple[str, ...] = ()) -> RunConfig:
     register_resolvers()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return parse(plain(compose("config", overrides=list(overrides))), Machine(cpus=8))
+        return parse(plain(compose("config", overrides=list(overrides))), Machine(gpus=gpus, cpus=8))
 
 
 # As earlier versions wrote them into result.json: a half-finished sweep goes on by them.
@@ -41,6 +41,15 @@ PINNED = {
 @pytest.mark.parametrize(("words", "known"), PINNED.items(), ids=[words or "defaults" for words in PINNED])
 def test_an_identity_stays_what_it_was_in_earlier_versions(words: str, known: str) -> None:
     assert identity(config(*words.split())) == known
+
+
+def test_a_batch_norm_of_all_workers_is_what_it_was_under_its_former_name() -> None:
+    assert identity(config("batch_norm=sync", gpus=("a", "b"))) == "761878e9700a", "of ddp.sync_batchnorm=true"
+
+
+def test_a_limit_that_takes_other_images_than_it_did_is_another_run() -> None:
+    limited = config("dataset=image_folder", "dataset.root=photos", "dataset.train_limit=10")
+    assert identity(limited) != "20266ee061ab"
 
 
 EVERY_KEY = (

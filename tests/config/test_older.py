@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from expt.config.identity import identity, shown
 from expt.config.parse import parse_again
 from expt.machine import Machine
@@ -15,6 +17,17 @@ def recorded(**changed: Any) -> dict[str, Any]:
     """The settings in an older version's result.json."""
     settings: dict[str, Any] = json.loads(json.dumps(shown(config())))
     return {**settings, **changed}
+
+
+@pytest.mark.parametrize(("synced", "now"), [(True, "sync"), (False, "per_worker")])
+def test_batch_norm_had_a_key_of_ddp(synced: bool, now: str) -> None:
+    settings = recorded()
+    for key in ("batch_norm", "batch_norm_group"):
+        del settings[key]
+    settings["ddp"]["sync_batchnorm"] = synced
+    then = parse_again(settings, Machine(cpus=8))
+    assert then.batch_norm == now
+    assert identity(then) == identity(config(f"batch_norm={now}"))
 
 
 def test_an_own_scheduler_was_stepped_with_the_optimiser() -> None:

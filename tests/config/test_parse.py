@@ -218,9 +218,6 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "fp16 on a CPU without": (
         0, ["amp=fp16"], ["amp=fp16: this CPU does not compute in float16; use amp=bf16 or a GPU"],
     ),
-    "sync_batchnorm on a CPU": (0, ["ddp.sync_batchnorm=true"], [
-        "ddp.sync_batchnorm=true: works on GPUs only; use ddp.sync_batchnorm=false",
-    ]),
     "objective": (0, ["objective=acuracy/val"], [
         f"objective=acuracy/val: not one of {TAGS}. Did you mean 'accuracy/val'?",
     ]),
@@ -276,8 +273,9 @@ def test_a_processor_with_fp16_may_use_it(parsed: Parse) -> None:
 
 @pytest.mark.parametrize("group", ["model", "optimizer", "scheduler"])
 def test_a_class_of_ones_own(parsed: Parse, group: str) -> None:
-    config = parsed(**{group: {"_target_": "mine.Own", "lr": 3, "sizes": [1, 2], "name": "ignored"}})
-    assert getattr(config, group) == groups.Target(target="mine.Own", kwargs={"lr": 3, "sizes": [1, 2]})
+    own = getattr(parsed(**{group: {"_target_": "mine.Own", "lr": 3, "sizes": [1, 2], "name": "ignored"}}), group)
+    assert isinstance(own, groups.Target)
+    assert (own.name, own.target, own.kwargs) == ("_target_", "mine.Own", {"lr": 3, "sizes": [1, 2]})
 
 
 def test_a_dataset_of_ones_own(parsed: Parse) -> None:

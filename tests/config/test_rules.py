@@ -65,9 +65,20 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     "fp16 on this CPU": (
         machine(0), {"amp": "bf16"}, {"amp": "fp16"}, "amp=fp16: this CPU does not compute in float16; ",
     ),
-    "sync_batchnorm on a CPU": (
-        machine(1), {"ddp": {"sync_batchnorm": True}}, {"gpus": 0, "ddp": {"sync_batchnorm": True}},
-        "ddp.sync_batchnorm=true: works on GPUs only; ",
+    "shared statistics, compiled on a CPU": (
+        machine(1), {"batch_norm": "sync", "compile": True}, {"gpus": 0, "batch_norm": "sync", "compile": True},
+        "batch_norm=sync: torch.compile can't take these layers on a CPU; ",
+    ),
+    "whole groups": (
+        machine(0), {"batch_norm": "groups", "world_size": 2}, {"batch_norm": "groups", "world_size": 4},
+        "batch_norm_group=32: each worker computes 16 images at once, which must be whole groups; "
+        "use batch_norm_group=16 or batch_size=128",
+    ),
+    "whole groups in each part": (
+        machine(0), {"batch_norm_group": 8, "batch_norm": "groups", "batch_size": 48, "gradient_accumulation": 3},
+        {"batch_norm_group": 5, "batch_norm": "groups", "batch_size": 48, "gradient_accumulation": 3},
+        "batch_norm_group=5: each worker computes 8 images at once, which must be whole groups; "
+        "use batch_norm_group=4 or batch_size=60",
     ),
     "powersgd after a nan": (
         machine(0), {"on_nan": "stop", "ddp": {"comm_hook": "powersgd"}},
@@ -89,8 +100,8 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         "compile=max-autotune: the copies that strategy=dp makes can't be compiled; ",
     ),
     "data parallel with shared statistics": (
-        machine(2), {"strategy": "dp"}, {"strategy": "dp", "ddp": {"sync_batchnorm": True}},
-        "ddp.sync_batchnorm=true: strategy=dp can't share batch statistics; ",
+        machine(2), {"strategy": "dp"}, {"strategy": "dp", "batch_norm": "groups"},
+        "batch_norm=groups: strategy=dp can't share batch statistics; ",
     ),
     "oneDNN, compiled": (
         machine(0), {"onednn": True}, {"onednn": True, "compile": True}, "onednn=true: torch.compile can't take ",

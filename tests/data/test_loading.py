@@ -44,7 +44,7 @@ class InRam(Dataset[Any]):
     def __len__(self) -> int:
         return SIZE
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
         self.read.append(index)
         return self.convert(IMAGES[index]), self.labels[index].item()
 
@@ -242,7 +242,7 @@ def test_a_bad_sample_is_named(num_workers: int) -> None:
     raises("sample 7: its image is (2, 3, 3), expected (2, 4, 3)", odd)
     raises("sample 20: its label is 20, expected 0 to 19", InRam(), num_classes=20)
     raises("sample 0: its label is -1, expected 0 to 22", InRam(labels=LABELS - 1))
-    raises("sample 2: its label is 2.7, expected 0 to 22", InRam(labels=torch.tensor([0.0, 1.0, 2.7] * 9)))
+    raises("sample 2: its label is 2.5, expected 0 to 22", InRam(labels=torch.tensor([0.0, 1.0, 2.5] * 9)))
     raises("sample 1: its label is nan, expected 0 to 22", InRam(labels=torch.tensor([0.0, torch.nan] * 12)))
     raises("sample 0: expected an image of uint8 or float", InRam(lambda image: image.long()))
     raises("sample 0: expected an image of uint8 or float, CHW, found str", InRam(lambda _: "a.png"))

@@ -29,8 +29,8 @@ CASES = {
         *("dataset.augment.crop_padding=1", "dataset.augment.flip=true", "dataset.augment.cutout=2"),
     ),
     "accumulation, 2 workers": ("model=convnet", "gradient_accumulation=2", "epochs=4", "world_size=2"),
-    "convnet with augmentation, 2 workers": (
-        *("model=convnet", "epochs=4", "world_size=2"),
+    "convnet with augmentation and grouped batch norm, 2 workers": (
+        *("model=convnet", "epochs=4", "world_size=2", "batch_norm=groups"),
         *("dataset.augment.crop_padding=1", "dataset.augment.cutout=2"),
     ),
     "mlp, 1 worker": ("model.dropout=0.5", "scheduler=one_cycle", "epochs=5", "world_size=1"),

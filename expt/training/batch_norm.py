@@ -1,0 +1,169 @@
+"""Batch norms whose statistics do not hang on how many workers share a batch: over all of it, or over fixed groups.
+
+A batch norm of torch's normalises what a worker has of the batch. On GPUs nn.SyncBatchNorm looks at the whole; here is
+the same for CPUs, and ghost batch normalisation (Hoffer et al., 2017), for which no worker waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from expt.errors import ConfigError
+
+KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+Gather = Callable[[Tensor], Tensor]
+"""From a worker's float32 values [N] to those of all workers, by rank [world_size, N]; a collective."""
+
+
+def synchronise(module: nn.Module, gather: Gather) -> None:
+    """Have the batch norms inside `module` normalise by the statistics of all workers' images."""
+    for layer in _batch_norms(module):
+        layer.__class__ = SynchronisedBatchNorm
+        layer.gather = gather
+
+
+def group(module: nn.Module, size: int) -> None:
+    """Have the batch norms inside `module` normalise each `size` images by themselves."""
+    for layer in _batch_norms(module):
+        layer.__class__ = GroupedBatchNorm
+        layer.group_size = size
+
+
+def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], None]:
+    """What makes the running statistics inside `module` the mean of all workers'; to be called after each step."""
+    buffers = [buffer for layer in _batch_norms(module) for buffer in (layer.running_mean, layer.running_var)]
+    tracked: list[Tensor] = [buffer for buffer in buffers if buffer is not None]
+
+    def average() -> None:
+        means = gather(torch.cat(tracked)).mean(0)
+        for buffer, mean in zip(tracked, means.split([len(buffer) for buffer in tracked]), strict=True):
+            buffer.copy_(mean)
+
+    return average if tracked else lambda: None
+
+
+class GroupedBatchNorm(nn.BatchNorm2d):
+    """A batch norm, for inputs of any number of dimensions, whose batch is cut into groups of `group_size` images."""
+
+    group_size: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, C, ...] to the same; the last groups are smaller by an image where B is no multiple of the size."""
+        if not self.training:
+            return _evaluated(self, input)
+        parts = input.tensor_split(-(-len(input) // self.group_size))
+        like = torch.empty(0, device=input.device) if self.running_mean is None else self.running_mean
+        means, variances = like.new_zeros(2, len(parts), self.num_features)
+        outputs = [
+            # A momentum of 1 leaves the group's own statistics there.
+            functional.batch_norm(part, means[index], variances[index], self.weight, self.bias, True, 1.0, self.eps)
+            for index, part in enumerate(parts)
+        ]
+        _remember(self, means.mean(0), variances.mean(0))
+        return torch.cat(outputs)
+
+
+class SynchronisedBatchNorm(nn.BatchNorm2d):
+    """A batch norm, for inputs of any number of dimensions, over the images of all workers."""
+
+    gather: Gather
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, C, ...] to the same, where B may be another on each worker."""
+        if not self.training:
+            return _evaluated(self, input)
+        output: Tensor
+        output, mean, variance = _AcrossWorkers.apply(input, self.weight, self.bias, self.eps, self.gather)
+        _remember(self, mean, variance)
+        return output
+
+
+class _AcrossWorkers(torch.autograd.Function):
+    """Gives the output, the mean [C] and the unbiased variance [C]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, gather: Gather
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        pixels, dims, features = input.float(), _all_but_channels(input), input.shape[1]
+        variance, mean = torch.var_mean(pixels, dims, correction=0)
+        count = mean.new_tensor([input.numel() // features])
+        # float64: three numbers for each channel cost nothing, and each worker's rounding would show in all.
+        means, variances, counts = gather(torch.cat((mean, variance, count))).double().split((features, features, 1), 1)
+        total = counts.sum()
+        exact_mean = (counts * means).sum(0) / total
+        variance = (counts * (variances + (means - exact_mean).square())).sum(0) / total
+        mean, scale = exact_mean.float(), (variance + eps).rsqrt().float()
+        unbiased = (variance * total / (total - 1).clamp(min=1)).float()
+        ctx.save_for_backward(input, weight, mean, scale)
+        ctx.mark_non_differentiable(mean, unbiased)
+        ctx.total, ctx.gather = total.float(), gather
+        factor = scale if weight is None else scale * weight
+        shift = -mean * factor if bias is None else bias - mean * factor
+        by_channel = _shape_of_channels(input)
+        output = pixels * factor.view(by_channel) + shift.view(by_channel)
+        return output.to(input.dtype), mean, unbiased
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight, mean, scale = ctx.saved_tensors
+        dims, by_channel = _all_but_channels(input), _shape_of_channels(input)
+        gradient, centred = gradient.float(), input.float() - mean.view(by_channel)
+        sums = torch.stack((gradient.sum(dims), (gradient * centred).sum(dims)))
+        of_all = ctx.gather(sums.flatten()).sum(0).view(2, -1) / ctx.total
+        slope = (of_all[1] * scale.square()).view(by_channel)
+        factor = (scale if weight is None else scale * weight).view(by_channel)
+        of_input = (gradient - of_all[0].view(by_channel) - centred * slope) * factor
+        return (
+            of_input.to(input.dtype),
+            sums[1] * scale if ctx.needs_input_grad[1] else None,
+            sums[0] if ctx.needs_input_grad[2] else None,
+            None,
+            None,
+        )
+
+
+def _batch_norms(module: nn.Module) -> list[Any]:
+    """Raises ConfigError for one of a class of its own, which may compute anything."""
+    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, KINDS)]
+    for name, layer in layers:
+        if type(layer) not in (*KINDS, GroupedBatchNorm, SynchronisedBatchNorm):
+            raise ConfigError(
+                f"batch_norm: the model's layer {name} is a {type(layer).__name__}, which only batch_norm=per_worker "
+                "leaves as it is"
+            )
+    return [layer for _, layer in layers]
+
+
+def _evaluated(layer: nn.BatchNorm2d, input: Tensor) -> Tensor:
+    by_batch = layer.running_mean is None
+    return functional.batch_norm(
+        input, layer.running_mean, layer.running_var, layer.weight, layer.bias, by_batch, 0.0, layer.eps
+    )
+
+
+@torch.no_grad()
+def _remember(layer: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
+    """Let the running statistics follow those of a batch, as torch's own layer does."""
+    if layer.running_mean is None or layer.running_var is None or layer.num_batches_tracked is None:
+        return
+    layer.num_batches_tracked.add_(1)
+    momentum = 1 / int(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
+    layer.running_mean.lerp_(mean, momentum)
+    layer.running_var.lerp_(variance, momentum)
+
+
+def _all_but_channels(input: Tensor) -> list[int]:
+    return [0, *range(2, input.dim())]
+
+
+def _shape_of_channels(input: Tensor) -> list[int]:
+    return [1, -1, *[1] * (input.dim() - 2)]

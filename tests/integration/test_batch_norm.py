@@ -1,0 +1,62 @@
+"""What a run's numbers hang on: not on how many workers there are, where batch norm is told so."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from tests.conftest import RunFolder, Trained
+
+NET = (
+    "model=convnet",
+    "model.widths=[8,8]",
+    "model.kernels=[3,3]",
+    "model.strides=[1,2]",
+    "model.paddings=[same,same]",
+)
+WORDS = (
+    *NET,
+    "model.hidden=null",
+    "model.dropout=0",
+    "dataset.train_limit=320",
+    "epochs=3",
+    "log_every=1",
+    "threads=1",
+)
+
+Numbers = dict[str, list[tuple[int, float]]]
+
+
+@pytest.fixture
+def numbers(trained: Trained) -> Callable[..., Numbers]:
+    @functools.cache
+    def of(*words: str) -> Numbers:
+        done: RunFolder = trained(*WORDS, *words, name="-".join(words).replace("=", ""))
+        return {tag: done.curve(tag) for tag in ("running/loss", "loss/val", "loss/test")}
+
+    return of
+
+
+def assert_same(one: Numbers, other: Numbers) -> None:
+    for tag, curve in one.items():
+        assert len(curve) == {"running/loss": 15, "loss/val": 3, "loss/test": 1}[tag]
+        assert [step for step, _ in other[tag]] == [step for step, _ in curve]
+        assert [value for _, value in other[tag]] == pytest.approx([value for _, value in curve], abs=2e-4), tag
+
+
+def test_over_all_workers_any_number_of_them_is_one(numbers: Callable[..., Numbers]) -> None:
+    alone = numbers("batch_norm=sync", "world_size=1")
+    assert_same(alone, numbers("batch_norm=sync", "world_size=2"))
+    assert_same(alone, numbers("batch_norm=sync", "world_size=4"))
+    assert_same(alone, numbers("batch_norm=sync", "world_size=2", "ddp.shared_memory=false"))
+    with pytest.raises(AssertionError):  # else this tests nothing
+        assert_same(alone, numbers("batch_norm=per_worker", "world_size=2"))
+
+
+def test_in_groups_any_number_of_workers_is_one(numbers: Callable[..., Numbers]) -> None:
+    groups = ("batch_norm=groups", "batch_norm_group=16")
+    alone = numbers(*groups, "world_size=1")
+    assert_same(alone, numbers(*groups, "world_size=2"))
+    assert_same(alone, numbers(*groups, "world_size=4"))
