@@ -102,7 +102,7 @@ def _test(tree: Path, tests: Sequence[str]) -> int:
         "addopts=",
         "-p",
         "no:cacheprovider",
-        f"--basetemp={tree / 'tmp'}",
+        f"--basetemp={tree.with_name(f'tmp-{tree.name}')}",
     )
     code = int(pytest.main([*options, *tests]))
     import expt
