@@ -111,7 +111,7 @@ class Multirun:
 
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, where a new sweep's folder holds nothing but refused runs."""
-        refused = [job for job in jobs if job.refused]
+        refused = [job for job in jobs if job.refused and not job.paths.logs(0).exists()]
         if len(refused) < len(jobs) or {path.folder for path, _ in results(self.folder)} != {
             job.paths.folder for job in refused
         }:

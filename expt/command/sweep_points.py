@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from expt.command.hydra_adapter import PointComposer, fail, use_config
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import about_run, folder_names, swept_keys
 from expt.config import user_code
-from expt.config.identity import Content, identity
+from expt.config.identity import Content, identity, shown
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
@@ -100,7 +101,7 @@ class Grid:
         # A point that was refused before, and can run now, takes the place of its refusal.
         known = self._known.get(key) or self._known.get(_asked(overrides))
         if known is None and config is not None:
-            known = self._known.get(OF_SETTINGS + identity(config))
+            known = self._of_older_version(config, content) or self._without_data(config, content)
         paths = known or RunPaths(self.folder / self._unused(name, key))
         _set_folder(composed, paths)
         request = None
@@ -118,11 +119,30 @@ class Grid:
         status = QUEUED
         if read_result(paths).get("status") == COMPLETED:
             if paths.metrics.exists():
-                status = COMPLETED
+                status, error = COMPLETED, None
             else:
                 warn(f"{paths.folder}: its {paths.metrics.name} is gone; the run is made anew")
         self._jobs[key] = job = Job(paths, request, status, error)
         return job
+
+    def _of_older_version(self, config: RunConfig, content: Content | None) -> RunPaths | None:
+        """A run known by its settings alone, if no other point has claimed it, and it can have been this one."""
+        paths = self._known.get(OF_SETTINGS + identity(config))
+        if paths is None or content is None:
+            return None
+        then = read_result(paths).get("config", {})
+        of_other_data = content.data and then.get("dataset", {}).get("root") != getattr(config.dataset, "root", None)
+        starts = [None if source == "auto" else source for source in (then.get("resume"), config.resume)]
+        if of_other_data or starts[0] != starts[1]:
+            return None
+        return self._known.pop(OF_SETTINGS + identity(config))
+
+    def _without_data(self, config: RunConfig, content: Content | None) -> RunPaths | None:
+        """The run of these very settings, where the data cannot be looked at now."""
+        if content is not None:
+            return None
+        settings = json.loads(json.dumps(shown(config), default=str))
+        return next((path for path in self._known.values() if read_result(path).get("config") == settings), None)
 
     def _content_of(self, config: RunConfig) -> Content:
         """Looked at once for all points that have the same data and classes: a folder may hold many images."""

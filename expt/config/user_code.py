@@ -1,4 +1,7 @@
-"""Which code a person's own classes are: their source, and that of what they import. Nothing is run. Free of torch."""
+"""Which code a person's own classes are: their source, and that of what they import. Nothing is run. Free of torch.
+
+What they reach otherwise is not seen: importlib.import_module, a file that they read.
+"""
 
 from __future__ import annotations
 
@@ -66,16 +69,21 @@ def _spec(name: str, search: Sequence[str] | None) -> importlib.machinery.Module
 
 
 def _is_installed(path: Path) -> bool:
-    stdlib, own = sysconfig.get_path("stdlib"), Path(__file__).parents[1]
-    installed = {"site-packages", "dist-packages"} & {*path.parts}
-    return bool(installed) or path.is_relative_to(stdlib) or path.is_relative_to(own)
+    of_packages = [folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
+    folders = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), *of_packages)
+    return any(path.is_relative_to(folder) for folder in folders)
 
 
 def _imports(path: Path, module: str) -> Iterator[str]:
     """The dotted names that a file may import; of `from a import b` both a and a.b."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # an extension module, or what the worker will complain of
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # an extension module, or what the worker will complain of
         return
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(tree):

@@ -13,6 +13,7 @@ import json
 import os
 import random
 import tarfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -22,8 +23,8 @@ from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data import files
 from expt.data.cache import cache_dir, digest
-from expt.data.image_folder_files import images_of_all_splits
-from expt.errors import DataError, warn
+from expt.data.image_folder_files import class_folders, images_of_all_splits
+from expt.errors import DataError, RunFailed, warn
 
 SAMPLED = 20_000
 """Images of a folder that are read; of a larger one these many, the names and sizes of all."""
@@ -57,9 +58,17 @@ ORIGINAL = {
 def content_of(config: RunConfig) -> Content:
     """What the run is made of beside its settings; reads files that it has not read before.
 
-    Raises DataError where the files are another known dataset's, and as the reading of the dataset does.
+    Raises DataError where the files cannot be read, or are another known dataset's.
     """
     return Content(of_data(config.dataset), user_code.fingerprint(user_code.targets(config)))
+
+
+def refuse_changed(config: RunConfig, content: Content) -> None:
+    """Raise RunFailed where files have changed since `content` was taken: the run would not be what it is known as."""
+    now = content_of(config)
+    for what, before, after in (("dataset's files", content.data, now.data), ("own source", content.code, now.code)):
+        if before != after:
+            raise RunFailed(f"the {what} changed after the command was typed; type it again, for another run")
 
 
 def of_data(dataset: files.DatasetConfig) -> str | None:
@@ -71,6 +80,7 @@ def of_data(dataset: files.DatasetConfig) -> str | None:
         return _of_folder(dataset)
     if not isinstance(dataset, groups.Downloaded) or (found := files.sources(dataset)) is None:
         return None
+    files.prepare(dataset)  # damaged ones are an error, and not another set
     sums = _sums(found, tuple(ORIGINAL[dataset.name]))
     known = next((name for name, original in ORIGINAL.items() if [*original.values()] == sums), None)
     if known not in (None, dataset.name):
@@ -79,7 +89,6 @@ def of_data(dataset: files.DatasetConfig) -> str | None:
             f"use dataset={known}, or another dataset.root"
         )
     if known is None:
-        files.prepare(dataset)  # damaged ones are an error, and not another set
         warn(f"dataset={dataset.name}: the files in {found[0].parent} are not the published ones")
     return None if known else digest(sums)
 
@@ -94,7 +103,10 @@ def _sums(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
 
 def _of_folder(dataset: groups.ImageFolder) -> str:
     root = Path(dataset.root).expanduser()
+    class_folders(root)  # raises where there are none
     names = images_of_all_splits(root)
+    if wrong := [name for name in names if not (root / name).is_file()]:
+        raise DataError(f"dataset.root={dataset.root}: {root / wrong[0]} is no file, or leads nowhere; remove it")
     # Drawn by names alone: the same files on every machine.
     chosen = names if len(names) <= SAMPLED else random.Random(digest(names)).sample(names, SAMPLED)
     with _Remembered(f"folder-{digest([str(root.resolve())])}") as remembered:
@@ -147,11 +159,16 @@ class _Remembered:
 
     def _once(self, path: Path, what: str, read: Callable[[], str]) -> str:
         stat, key = path.stat(), f"{path.resolve()} {what}"
+        # The last is set by the system alone: a copy that keeps the times of its source has another.
+        state = [stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_ctime_ns]
         kept = self._known.get(key)
-        if kept and kept[:2] == [stat.st_size, stat.st_mtime_ns]:
-            return str(kept[2])
-        found = read()
-        self._known[key], self._changed = [stat.st_size, stat.st_mtime_ns, found], True
+        if isinstance(kept, list) and kept[:-1] == state:
+            return str(kept[-1])
+        try:
+            found = read()
+        except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+            raise DataError(f"{path} cannot be read ({error}); mend or replace it") from error
+        self._known[key], self._changed = [*state, found], True
         return found
 
 

@@ -9,6 +9,7 @@ from multiprocessing.connection import wait
 
 from expt import signals
 from expt.data.files import prepare
+from expt.data.fingerprint import refuse_changed
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost, warn
 from expt.launch import workers
 from expt.launch.gpu_locks import GpuLocks
@@ -156,10 +157,12 @@ class Pool:
 
     def _start(self, number: int, devices: tuple[str, ...]) -> None:
         job, request = self._jobs[number], request_of(self._jobs[number])
-        job.devices, job.started_at, job.status = devices, self._clock(), RUNNING
-        self._next_start = job.started_at + self._options.stagger_s
-        self._active[number] = job
+        job.devices, self._active[number] = devices, job
         try:
+            if not job.retries:
+                refuse_changed(request.config, request.content)
+            job.started_at, job.status = self._clock(), RUNNING
+            self._next_start = job.started_at + self._options.stagger_s
             lock = self._folders[number] = FolderLock(job.paths)
             if request.may_have_run and read_result(job.paths).get("status") == COMPLETED:
                 self._end(number, None)  # another command has completed it meanwhile

@@ -18,12 +18,13 @@ from expt.config import groups
 from expt.config.identity import identity
 from expt.config.parse import parse_again
 from expt.data import fingerprint
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, ExptError
 from expt.machine import detect
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, write_atomically
-from tests.conftest import Trained
+from tests.conftest import Trained, run, start
 from tests.data.test_files import write_idx_set
+from tests.faults.running import wait_until
 
 QUICK = ("epochs=1", "dataset.train_limit=64", "world_size=1", "max_steps=1", "tensorboard.images=false")
 
@@ -125,16 +126,22 @@ def test_a_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert digits_of(folder(root)) != digits_of(folder(tmp_path / "copy"))
 
 
-def test_a_file_is_read_once(tmp_path: Path) -> None:
+def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = images(tmp_path / "one")
     first = digits_of(folder(root))
+    (remembered,) = (tmp_path / "cache").rglob("*.json")
+    text = remembered.read_text()
+    for content in (text.replace('"', "'"), "[]", "{}", json.dumps(dict.fromkeys(json.loads(text), 5))):
+        remembered.write_text(content)
+        assert digits_of(folder(root)) == first
+    monkeypatch.setattr(fingerprint, "_md5", None)  # nothing is read
+    assert digits_of(folder(root)) == first
+    monkeypatch.undo()
     image = root / "train/cat/3.png"
     stat = image.stat()
     image.write_bytes(bytes(stat.st_size))
-    os.utime(image, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert digits_of(folder(root)) == first  # the same size and time: it was not looked at again
-    for path in (tmp_path / "cache").rglob("*.json"):
-        path.write_text("{damaged")
+    os.utime(image, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as copies that keep times do
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
     assert digits_of(folder(root)) != first
 
 
@@ -185,16 +192,21 @@ def test_an_edited_class_is_another_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert not before & {result.folder for result in expt.sweep(*sweep)}
 
 
+def _as_an_older_version(result: expt.Result) -> None:
+    """Make the record what a version that knew runs by their settings would have written."""
+    record = dict(read_result(RunPaths(result.folder)))
+    record["identity"] = identity(parse_again(result.record["config"], detect()))
+    del record["content"]
+    write_atomically(RunPaths(result.folder).result, json.dumps(record))
+
+
 def test_a_run_of_an_older_version_is_known_by_its_settings(tmp_path: Path) -> None:
     root = images(tmp_path / "a")
     words = ("dataset=image_folder", "dataset.image_size=[8,8]", f"dataset.root='{root}'", *QUICK, "seed=0,1")
     sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     results = expt.sweep(*sweep)
-    for result in results:  # as that version wrote it
-        record = dict(read_result(RunPaths(result.folder)))
-        record["identity"] = identity(parse_again(result.record["config"], detect()))
-        del record["content"]
-        write_atomically(RunPaths(result.folder).result, json.dumps(record))
+    for result in results:
+        _as_an_older_version(result)
     assert [found.record for found in expt.sweep(*sweep)] == [
         read_result(RunPaths(result.folder)) for result in results
     ]
@@ -206,3 +218,72 @@ def test_where_a_run_starts_belongs_to_it(trained: Trained, tmp_path: Path) -> N
     results = expt.sweep(f"resume=null,'{first.folder}'", *words)
     assert len({result.folder for result in results}) == 2
     assert sorted(bool(result.record.get("resumed_from")) for result in results) == [False, True]
+
+
+def test_source_edited_in_mid_sweep_is_not_taken_for_that_of_before(tmp_path: Path) -> None:
+    (tmp_path / "own_net.py").write_text(NET + f"from pathlib import Path\nPath({str(tmp_path)!r}, 'began').touch()\n")
+    (tmp_path / "conf/model").mkdir(parents=True)
+    (tmp_path / "conf/model/own.yaml").write_text("_target_: own_net.Net\n")
+    words = ("-m", "--config-dir", "conf", "model=own", "seed=0,1", "epochs=1", "world_size=1", "hydra.sweep.dir=sweep")
+    process = start(*words, "hydra.launcher.max_concurrent=1", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    wait_until((tmp_path / "began").exists, process)
+    (tmp_path / "own_net.py").write_text(NET)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, out
+    assert "own source changed after the command was typed; type it again" in out
+    assert err == "error: 1 of 2 runs failed\n"
+    done = run(*words, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list((tmp_path / "sweep").glob("*/metrics.jsonl"))) == 3
+
+
+def test_a_completed_sweep_needs_its_data_no_more(tmp_path: Path) -> None:
+    root = images(tmp_path / "a")
+    words = ("dataset=image_folder", "dataset.image_size=[8,8]", f"dataset.root='{root}'", *QUICK, "seed=0,1")
+    sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    before = {result.folder for result in expt.sweep(*sweep)}
+    root.rename(tmp_path / "away")
+    assert {result.folder for result in expt.sweep(*sweep)} == before
+    assert {path.parent for path in (tmp_path / "sweep").glob("*/result.json")} == before
+
+
+def test_what_a_run_has_come_to_outlives_the_absence_of_its_data(tmp_path: Path, fashion_mnist: str) -> None:
+    (tmp_path / "data").symlink_to(fashion_mnist)
+    data = ("dataset=fashion_mnist", f"dataset.root='{tmp_path / 'data'}'", "dataset.download=false")
+    sweep = (*data, *QUICK, "seed=0,1", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    for result in expt.sweep(*sweep):  # as if stopped on its way
+        record = dict(read_result(RunPaths(result.folder)), status="interrupted")
+        write_atomically(RunPaths(result.folder).result, json.dumps(record))
+    kept = {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("*.jsonl")}
+    (tmp_path / "data").rename(tmp_path / "away")
+    with pytest.raises(ExptError):
+        expt.sweep(*sweep)
+    assert {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("*.jsonl")} == kept
+    assert {read_result(RunPaths(path.parent))["status"] for path in kept} == {"interrupted"}
+
+
+def test_an_old_record_answers_for_one_folder_of_images(tmp_path: Path) -> None:
+    roots = [images(tmp_path / name, seed=seed) for seed, name in enumerate("ab")]
+    words = ("dataset=image_folder", "dataset.image_size=[8,8]", *QUICK, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    (first,) = expt.sweep(f"dataset.root='{roots[0]}'", *words, "seed=0")
+    _as_an_older_version(first)
+    both = expt.sweep(f"dataset.root='{roots[0]}','{roots[1]}'", *words)
+    assert len({result.folder for result in both}) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut short", "not gzip", "flipped"])
+def test_a_damaged_file_is_named(tmp_path: Path, fashion_mnist: str, damage: str) -> None:
+    shutil.copytree(fashion_mnist, tmp_path / "set")
+    path = tmp_path / "set/train-labels-idx1-ubyte.gz"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes({"cut short": bytes(content[:999]), "not gzip": b"hello"}.get(damage, bytes(content)))
+    with pytest.raises(DataError, match=path.name):
+        digits_of(known("fashion_mnist", tmp_path / "set"))
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    root = images(tmp_path / "one")
+    (root / "train/cat/x.png").symlink_to("nothing")
+    with pytest.raises(DataError, match=r"x\.png is no file, or leads nowhere"):
+        digits_of(folder(root))
