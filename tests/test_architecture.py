@@ -19,7 +19,7 @@ import expt
 # From top to bottom: a package imports from those below it, and from itself.
 PACKAGES = ("command", "launch", "worker", "tensorboard", "training", "data", "models", "runs", "config")
 DOORS = ("__init__", "__main__", "api", "report", "rerun")  # above all packages
-GROUND = ("children", "errors", "machine", "signals")  # below them
+GROUND = ("errors", "machine", "signals")  # below them
 LEVEL = {
     name: level for level, names in enumerate((GROUND, *((name,) for name in PACKAGES[::-1]), DOORS)) for name in names
 }

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from expt.children import die_with_the_driver, without_main
 from expt.config import groups
 from expt.data import cache
 from expt.data.image_folder_files import Listing, decode, list_parts
 from expt.errors import DataError
 from expt.machine import available_memory, usable_cpus
+from expt.signals import die_with_the_driver, without_main
 
 CHUNK = 64
 """images that a process decodes at a time"""

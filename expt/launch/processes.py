@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from expt import machine
-from expt.children import without_main
 from expt.errors import RunFailed
 from expt.launch import forkserver
+from expt.signals import without_main
 
 UNKNOWN = 255
 """The exit code of a worker that has ended, or whose forkserver has, which alone could tell the code."""

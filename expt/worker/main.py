@@ -16,12 +16,12 @@ import torch
 from torch.distributed import Store
 
 from expt import signals
-from expt.children import die_with_the_driver
 from expt.config import secrets
 from expt.config.schema import RunConfig
 from expt.errors import TimedOut
 from expt.runs.paths import RunPaths
 from expt.runs.worker_error import write_error
+from expt.signals import die_with_the_driver
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.patches import malloc

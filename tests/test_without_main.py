@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from expt.children import without_main
+from expt.signals import without_main
 
 
 @pytest.fixture(params=["spawn", None])
