@@ -109,13 +109,8 @@ def build(
     _check_augment(dataset.augment, source.shape[1:])
     val_fraction = 0.0 if source.val else dataset.val_fraction
     train_idx, val_idx = split(source.train.size, val_fraction, dataset.train_limit, source.classes)
-    if drop_last and len(train_idx) < batch_size:
-        fits = len(train_idx) // batch_parts * batch_parts
-        smaller = f"batch_size={fits}, or " if fits else ""
-        raise DataError(
-            f"the training set has {len(train_idx)} images, fewer than batch_size={batch_size}; "
-            f"use {smaller}drop_last=false"
-        )
+    if drop_last:
+        _check_batch(len(train_idx), batch_size, batch_parts)
     in_order = LoaderOptions(
         batch_size=batch_size,
         shard=shard,
@@ -243,6 +238,15 @@ def _construct(dataset: groups.TargetDataset, cls: type[Dataset[Any]], arguments
         raise ConfigError(
             f"dataset._target_={dataset.target}: cannot be built as {cls.__name__}({given}): {error}"
         ) from error
+
+
+def _check_batch(num_images: int, batch_size: int, parts: int) -> None:
+    if num_images < batch_size:
+        fits = num_images // parts * parts
+        smaller = f"batch_size={fits}, or " if fits else ""
+        raise DataError(
+            f"the training set has {num_images} images, fewer than batch_size={batch_size}; use {smaller}drop_last=false"
+        )
 
 
 def _check_channels(dataset: DatasetConfig, channels: int) -> None:
