@@ -245,7 +245,8 @@ def _check_batch(num_images: int, batch_size: int, parts: int) -> None:
         fits = num_images // parts * parts
         smaller = f"batch_size={fits}, or " if fits else ""
         raise DataError(
-            f"the training set has {num_images} images, fewer than batch_size={batch_size}; use {smaller}drop_last=false"
+            f"the training set has {num_images} images, fewer than batch_size={batch_size}; "
+            f"use {smaller}drop_last=false"
         )
 
 

@@ -7,6 +7,7 @@ images in a folder are overwritten. A file is read once: what it held is remembe
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import hashlib
 import json
@@ -89,8 +90,13 @@ def of_data(dataset: files.DatasetConfig) -> str | None:
             f"use dataset={known}, or another dataset.root"
         )
     if known is None:
-        warn(f"dataset={dataset.name}: the files in {found[0].parent} are not the published ones")
+        _warn_once(f"dataset={dataset.name}: the files in {found[0].parent} are not the published ones")
     return None if known else digest(sums)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:  # not for each run of a sweep
+    warn(text)
 
 
 def _sums(paths: Sequence[Path], names: Sequence[str]) -> list[str]:

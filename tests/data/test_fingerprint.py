@@ -107,8 +107,9 @@ def test_a_folder_that_changes_is_another(tmp_path: Path, change: str) -> None:
     elif change == "removed":
         image.unlink()
     elif change == "in val":
-        (root / "val/cat").mkdir(parents=True)
-        shutil.copy(image, root / "val/cat/x.png")
+        for name in ("cat", "dog"):
+            (root / "val" / name).mkdir(parents=True)
+            shutil.copy(image, root / "val" / name / "x.png")
     else:  # as many bytes
         shutil.copy(image.with_name("4.png"), image)
     assert digits_of(folder(root)) != before
