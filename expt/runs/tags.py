@@ -57,7 +57,7 @@ def layout(eval_split: str, world_size: int) -> dict[str, dict[str, list[str]]]:
         "Is it learning?": {
             "loss": [f"^loss/train$|^loss/{eval_split}$"],
             "accuracy": [f"^accuracy/train$|^accuracy/{eval_split}$"],
-            "loss since the last log point": [f"^{RUNNING_LOSS}$"],
+            "loss since the last log point": [f"^{RUNNING_LOSS}$|^loss/train$"],  # not empty in a short run
             "learning rate": ["^lr$"],
         },
         "Is the hardware busy?": {
