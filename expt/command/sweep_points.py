@@ -127,7 +127,8 @@ class Grid:
 
     def _of_older_version(self, config: RunConfig, content: Content | None) -> RunPaths | None:
         """A run known by its settings alone, if no other point has claimed it, and it can have been this one."""
-        paths = self._known.get(OF_SETTINGS + identity(config))
+        key = OF_SETTINGS + identity(config)
+        paths = self._known.get(key)
         if paths is None or content is None:
             return None
         then = read_result(paths).get("config", {})
@@ -135,7 +136,7 @@ class Grid:
         starts = [None if source == "auto" else source for source in (then.get("resume"), config.resume)]
         if of_other_data or starts[0] != starts[1]:
             return None
-        return self._known.pop(OF_SETTINGS + identity(config))
+        return self._known.pop(key)
 
     def _without_data(self, config: RunConfig, content: Content | None) -> RunPaths | None:
         """The run of these very settings, where the data cannot be looked at now."""

@@ -119,10 +119,7 @@ def folder_of(dataset: groups.Downloaded) -> Path | None:
 
 
 def sources(dataset: groups.Downloaded) -> tuple[Path, ...] | None:
-    """The dataset's files, those of training first, or the one archive of both; None if they are yet to be downloaded.
-
-    Raises DataError for files that are missing and not to be downloaded.
-    """
+    """The dataset's files, those of training first, or the one archive of both; None where they are not found."""
     found = _search(dataset)
     if isinstance(found, _Missing):
         return None
