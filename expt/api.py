@@ -11,6 +11,7 @@ from expt.command.main import command
 from expt.command.rerun import rerun as rerun_of
 from expt.errors import ConfigError
 from expt.launch import forkserver
+from expt.runs.paths import RunPaths
 from expt.runs.result import Record, read_result
 
 _SHOWN = ("loss/", "accuracy/")
@@ -21,7 +22,13 @@ class Result:
     """A completed run: its folder, and what result.json says of it."""
 
     folder: Path
+    """Absolute."""
     record: Record
+
+    @classmethod
+    def of(cls, paths: RunPaths) -> Result:
+        """That of the run in this folder."""
+        return cls(paths.folder.absolute(), read_result(paths))
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{tag} {value:.4f}" for tag, value in self.metrics.items() if tag.startswith(_SHOWN))
@@ -74,9 +81,9 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     """
     forkserver.warm()
     paths = rerun_of(Path(folder), None if into is None else Path(into), typed_at=time.monotonic())
-    return Result(paths.folder, read_result(paths))
+    return Result.of(paths)
 
 
 def _results(arguments: Sequence[str], *, may_sweep: bool = True) -> list[Result]:
     completed = command(arguments, typed_at=time.monotonic(), may_sweep=may_sweep)
-    return [Result(paths.folder, read_result(paths)) for paths in completed]
+    return [Result.of(paths) for paths in completed]

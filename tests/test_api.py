@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from expt.api import Result
+from expt.runs.paths import RunPaths
 
 
 def test_a_result_is_shown_in_five_lines() -> None:
@@ -23,3 +26,10 @@ def test_a_result_is_shown_in_five_lines() -> None:
         "  best     accuracy/val 0.9000 in epoch 3",
         "  trained  3.5 s; more in .record",
     ]
+
+
+def test_a_result_says_where_its_folder_is_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/result.json").write_text('{"status": "completed"}')
+    monkeypatch.chdir(tmp_path)
+    assert Result.of(RunPaths(Path("run"))).folder == tmp_path / "run"

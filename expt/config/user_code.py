@@ -29,6 +29,27 @@ def fingerprint(names: Sequence[str]) -> str | None:
 
     That is their modules, and what these import of the person's own, however deep; comments count too.
     """
+    found = _own_modules(names)
+    if not found:
+        return None
+    total = hashlib.sha256()
+    for part in sorted(found):
+        total.update(f"{part}\0{hashlib.sha256(found[part].read_bytes()).hexdigest()}\0".encode())
+    return total.hexdigest()[:12]
+
+
+def import_anew(names: Sequence[str]) -> None:
+    """Let the next import of the classes `names` read the source that `fingerprint` has read.
+
+    What this process has imported before may be older. Objects made before keep the classes that they have.
+    """
+    for module in _own_modules(names):
+        sys.modules.pop(module, None)
+    importlib.invalidate_caches()
+
+
+def _own_modules(names: Sequence[str]) -> dict[str, Path]:
+    """The person's own modules that the classes `names` come from, by name, and their files."""
     found: dict[str, Path] = {}
     todo = [name.rpartition(".")[0] for name in names]
     while todo:
@@ -37,12 +58,7 @@ def fingerprint(names: Sequence[str]) -> str | None:
             if part not in found:
                 found[part] = path
                 todo += _imports(path, part)
-    if not found:
-        return None
-    total = hashlib.sha256()
-    for part in sorted(found):
-        total.update(f"{part}\0{hashlib.sha256(found[part].read_bytes()).hexdigest()}\0".encode())
-    return total.hexdigest()[:12]
+    return found
 
 
 def _files_of(module: str) -> Iterator[tuple[str, Path]]:

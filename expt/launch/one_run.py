@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from expt import machine
+from expt.config import user_code
 from expt.data.files import prepare
 from expt.errors import Diverged, Interrupted, RunFailed
 from expt.launch.job import Job, Observer, Options
@@ -15,7 +16,7 @@ from expt.launch.pool import Pool
 from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work
 from expt.runs.request import RunRequest
-from expt.runs.view.progress import RunDisplay, resume_command
+from expt.runs.view.progress import RunDisplay, resume_command, watched
 from expt.runs.view.summary import print_summary
 
 ABOUT_DP = (
@@ -31,7 +32,7 @@ def run(request: RunRequest, on_start: Callable[[], None] | None = None) -> None
         console.print(ABOUT_DP, highlight=False, soft_wrap=True)
     if request.config.debug:
         with at_work(request.paths):
-            _run_in_process(request, on_start)
+            _run_in_process(request, on_start, console)
     else:
         _run_workers(request, on_start, console)
     print_summary(console, request.paths)
@@ -71,15 +72,19 @@ def _run_workers(request: RunRequest, on_start: Callable[[], None] | None, conso
         raise job.error
 
 
-def _run_in_process(request: RunRequest, on_start: Callable[[], None] | None) -> None:
+def _run_in_process(request: RunRequest, on_start: Callable[[], None] | None, console: Console) -> None:
     """The single worker of `debug=true`: here, where pdb works."""
     from expt.training import collectives  # late: it imports torch
     from expt.worker.main import run_as
 
-    prepare(request.config.dataset)
+    config, paths = request.config, request.paths
+    prepare(config.dataset)
+    user_code.import_anew(user_code.targets(config))  # it may have been edited since the run before this, in a notebook
     alone = collectives.worker_from(
-        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=request.config.gpu_indices
+        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=config.gpu_indices
     )
     attempt = Attempt(request=request, started_at=time.monotonic())
     with attempt.recorded(on_start) as source:
-        run_as(alone, request.config, request.paths, attempt.waited_since, source)
+        display = RunDisplay(paths, console, epochs=config.epochs, print_every=config.print_every, live=False)
+        with watched(display):
+            run_as(alone, config, paths, attempt.waited_since, source)

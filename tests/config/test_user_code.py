@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
-from expt.config.user_code import fingerprint
+from expt.config.user_code import fingerprint, import_anew
 
 
 @pytest.fixture
@@ -81,3 +82,13 @@ def test_a_source_that_does_not_parse_counts_all_the_same(own: Path) -> None:
     before = fingerprint(["my_net.Net"])
     (own / "my_net.py").write_text("def broken((:\n")
     assert before != fingerprint(["my_net.Net"])
+
+
+def test_what_was_imported_before_is_imported_anew(own: Path) -> None:
+    name = "my_package.parts"
+    (own / "my_package/__init__.py").write_text("")
+    (own / "my_package/parts.py").write_text("from my_layers import WIDTH\n")
+    assert importlib.import_module(name).WIDTH == 3
+    (own / "my_layers.py").write_text("WIDTH = 12345\n")  # a file of another size, whose time may be the same
+    import_anew([f"{name}.Part"])
+    assert importlib.import_module(name).WIDTH == 12345

@@ -149,6 +149,7 @@ def test_debug_trains_in_this_process(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert f"pid {process.pid}" in out
+    assert "\nepoch 1/1  step 20/20  loss " in out
 
 
 def test_gradients_that_never_came_are_named(tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:

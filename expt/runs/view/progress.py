@@ -111,14 +111,18 @@ class RunState:
 class RunDisplay:
     """Shows a run that is under way; `update` is cheap and may be called at any rate.
 
-    A line for each epoch that has ended, and for what workers print; in a terminal the progress below.
+    A line for each epoch that has ended, and for what workers print; in a terminal the progress below, if `live`:
+    a debugger's prompt would be drawn over.
     """
 
-    def __init__(self, paths: RunPaths, console: Console, *, epochs: int, print_every: int | None = None) -> None:
+    def __init__(
+        self, paths: RunPaths, console: Console, *, epochs: int, print_every: int | None = None, live: bool = True
+    ) -> None:
         self._state, self._console, self._print_every = RunState(paths, epochs=epochs), console, print_every
         self._printed, self._began = Printed(paths), False
         self._next = self._line_at = time.monotonic()
-        self._bar = _progress_bar(console) if console.is_terminal and not console.is_dumb_terminal else None
+        live = live and console.is_terminal and not console.is_dumb_terminal
+        self._bar = _progress_bar(console) if live else None
         self._task = self._bar.add_task("starting", total=None, text="") if self._bar else None
 
     def __enter__(self) -> RunDisplay:

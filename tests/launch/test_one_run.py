@@ -1,0 +1,47 @@
+"""A run in this process, as `debug=true` has it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from expt.config.groups import Target
+from expt.launch import one_run
+from tests.requests import request
+
+OWN = """
+import torch
+
+class Net(torch.nn.Sequential):
+    def __init__(self, *, channels, image_size, num_classes):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
+        print("{word}")
+"""
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_debug_trains_what_the_source_says_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = []
+    for word in ("first", "second time"):
+        (tmp_path / "own_net.py").write_text(OWN.format(word=word))
+        (tmp_path / word).mkdir()
+        asked = request(tmp_path / word, debug=True, epochs=2, model=Target(target="own_net.Net", kwargs={}))
+        patches = dataclasses.replace(asked.config.patches, malloc=False)  # of the whole process
+        one_run.run(dataclasses.replace(asked, config=dataclasses.replace(asked.config, patches=patches)))
+        said.append([line for line in capsys.readouterr().out.splitlines() if line[:5] in ("first", "secon", "epoch")])
+    assert [lines[0] for lines in said] == ["first", "second time"]
+    assert [line.partition("  loss")[0] for line in said[1][1:]] == ["epoch 1/2  step 20/40", "epoch 2/2  step 40/40"]
