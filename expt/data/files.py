@@ -5,6 +5,7 @@ Free of torch; torchvision is imported only to download.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -205,17 +206,23 @@ def _file(folder: Path, name: str) -> Path | None:
 
 
 def _obtain(dataset: groups.Downloaded, missing: _Missing) -> None:
-    """Download under a lock, unless another run has done so meanwhile."""
+    """Download under a lock, unless another run has done so meanwhile; leaves nothing else behind."""
     if not dataset.download:
         raise _missing_error(dataset, missing, ", and dataset.download is false")
     root = _root(dataset)
+    lock, new = root / ".download.lock", [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / ".download.lock"):
+        with FileLock(lock):
             if isinstance(_search(dataset), _Missing):
                 fetch(dataset.name, root)
     except (DataError, OSError) as error:
         raise _missing_error(dataset, missing, f", and the download failed ({error})") from error
+    finally:
+        with contextlib.suppress(OSError):  # up to the first that holds something
+            lock.unlink()
+            for folder in new:
+                folder.rmdir()
 
 
 def _missing_error(dataset: groups.Downloaded, missing: _Missing, why: str) -> DataError:
