@@ -18,6 +18,17 @@ from expt.errors import ConfigError, did_you_mean
 
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
 """What may be raised while a configuration is composed."""
+ELSEWHERE = {
+    **dict.fromkeys(("learning_rate", "base_lr"), "optimizer.lr"),
+    **dict.fromkeys(("wd", "decay", "l2"), "optimizer.weight_decay"),
+    **dict.fromkeys(("bs", "batch", "bsz"), "batch_size"),
+    **dict.fromkeys(("device", "devices", "cuda", "num_gpus", "accelerator"), "gpus"),
+    **dict.fromkeys(("workers", "nproc", "nproc_per_node", "num_processes"), "world_size"),
+    **dict.fromkeys(("precision", "dtype", "fp16", "bf16", "mixed_precision"), "amp"),
+    **dict.fromkeys(("data_dir", "data_root", "data_path"), "dataset.root"),
+    **dict.fromkeys(("steps", "num_steps"), "max_steps"),
+}
+"""What others call a key, which its spelling would not lead to."""
 PRIMARY = "see --config-dir, --config-name and --config-path"
 
 
@@ -57,6 +68,8 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
 
 def _meant(key: str, known: Collection[str]) -> str:
     """A hint to the keys that end alike, `lr` to `optimizer.lr`; else to the nearest of as many parts."""
+    if (elsewhere := ELSEWHERE.get(_last(key))) in known:
+        return f" Did you mean '{elsewhere}'?"
     full = {last: [name for name in sorted(known) if name.rpartition(".")[2] == last] for last in map(_last, known)}
     if alike := full.get(_last(key)):
         return f" Did you mean {' or '.join(map(repr, alike[:3]))}?"
@@ -111,7 +124,11 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
         lambda _, key, typed: _unknown_key(key, typed),
     ),
     (
-        *(Exception, r"Could not (?:override|load) '?([\w/]+)'?\.? ?No match in the defaults list"),
+        *(Exception, r"Could not delete from config\. '([^']+)' does not exist"),
+        lambda _, key, __: f"~{key}: there is no key '{key}'.{_meant(key, set(keys()))}",
+    ),
+    (
+        *(Exception, r"Could not (?:override|load|delete) '?([\w/]+)'?\.? ?No match in the defaults list"),
         lambda _, group, __: f"{group}: there is no such group.{did_you_mean(group, groups())}",
     ),
     (

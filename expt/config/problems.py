@@ -27,6 +27,9 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
             line = f"{key}={value!r}: input should be longer"
         elif rule in ("missing", "missing_argument"):
             line = f"{key}: has no value; give one, as in {key}=..."
+        elif rule.startswith("union_tag") and value is None:
+            names = [name for name in GROUPS[path[0]] if name != "_target_"]
+            line = f"{key}: is empty; choose one, as in {key}={names[0]}, of {', '.join(names)} and your own"
         elif rule.startswith("union_tag") and kind(value) is None:
             own = "_target_" in GROUPS[path[0]]
             line = f"{key}: its YAML names none; add a line to it, as in " + (

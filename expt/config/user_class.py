@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 from expt.errors import ConfigError, did_you_mean
@@ -38,8 +39,18 @@ def build(path: str, base: type[T], *args: Any, **kwargs: Any) -> T:
     Raises ConfigError as `resolve` does, and if its constructor does not take the arguments.
     """
     cls = resolve(path, base)
+    signature = inspect.signature(cls)
     try:
-        inspect.signature(cls).bind(*args, **kwargs)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise ConfigError(f"_target_={path}: {error}; it was given {', '.join(kwargs)}") from error
+        hint = _nearest(kwargs, signature)
+        raise ConfigError(f"_target_={path}: {error}; it was given {', '.join(kwargs)}{hint}") from error
     return cls(*args, **kwargs)
+
+
+def _nearest(given: Collection[str], signature: inspect.Signature) -> str:
+    """A hint to what the first argument that is not taken may be meant for."""
+    free = [name for name in signature.parameters if name not in given]
+    unknown = [name for name in given if name not in signature.parameters]
+    hint = did_you_mean(unknown[0], free) if unknown else ""
+    return f".{hint}" if hint else ""

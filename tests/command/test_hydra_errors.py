@@ -34,6 +34,12 @@ MISTAKES = {
     "world_size=3": "batch_size=64: is the global batch and must divide by 3 workers; use 63 or 66",
     "lr=0.1": "lr=0.1: there is no key 'lr'. Did you mean 'optimizer.lr'?",
     "lrr=0.1": "lrr=0.1: there is no key 'lrr'. Did you mean 'optimizer.lr'?",
+    "learning_rate=0.1": "learning_rate=0.1: there is no key 'learning_rate'. Did you mean 'optimizer.lr'?",
+    "optimizer.learning_rate=1": (
+        "optimizer.learning_rate=1: there is no key 'optimizer.learning_rate'. Did you mean 'optimizer.lr'?"
+    ),
+    "~model": "model: is empty; choose one, as in model=mlp, of mlp, convnet, paddle_convnet, resnet18 and your own",
+    "~model.hiden": "~model.hiden: there is no key 'model.hiden'. Did you mean 'model.hidden'?",
     "metrics=f1": "metrics=f1: there is no key 'metrics'.",
     "seed=range(3)": ("seed=range(3): several values make a sweep; add -m, as in python -m expt -m 'seed=range(3)'"),
     "eval_split=test objective=accuracy/val": (

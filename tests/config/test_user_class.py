@@ -50,4 +50,6 @@ def test_arguments_that_do_not_fit_are_told_before_it_is_built() -> None:
     before = Own.built
     with pytest.raises(ConfigError, match=r"missing a required argument: 'size'; it was given width"):
         build(f"{__name__}.Own", dict, width=3)
+    with pytest.raises(ConfigError, match=r"it was given siz\. Did you mean 'size'\?"):
+        build(f"{__name__}.Own", dict, siz=3)
     assert Own.built == before
