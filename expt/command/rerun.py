@@ -23,7 +23,7 @@ from expt.launch.launcher import launcher
 from expt.runs import paths, provenance
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, Record, read_result, result_of_any
+from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, result_of_any
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
 """Tags that tell of the machine."""
@@ -55,6 +55,8 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     if not how.starts_workers:
         raise ConfigError("a rerun cannot run inside torchrun; start it alone")
     then = result_of_any(RunPaths(folder))
+    if then.get("status") == DAMAGED:
+        raise ConfigError(f"{RunPaths(folder).result}: is damaged, and no longer says what to train")
     if not {"config", "identity", "arguments"} <= then.keys():
         raise ConfigError(f"{folder}: holds no run that could be repeated; name a folder with a {_result_name()}")
     config = settings_of(then, RunPaths(folder))

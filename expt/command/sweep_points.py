@@ -24,7 +24,7 @@ from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, Record, read_result, results
+from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, results
 
 ASKED, OF_SETTINGS = "asked:", "settings:"
 """Before the keys of runs that had no configuration, and of an older version's, which knew runs by their settings."""
@@ -61,7 +61,9 @@ class Grid:
         # A run that could not be made into a configuration is known by what was asked of it.
         there = list(results(folder))
         self._known = {key: path for path, found in there if (key := _known_as(found))}
-        self._names = {path.folder.name for path, _ in there}
+        self._names = set[str]()
+        for path in (path for path, found in there if found["status"] == DAMAGED):
+            warn(f"{path.result}: is damaged; what is there is left alone, and a run of its settings gets a new folder")
         self._jobs: dict[str, Job] = {}
         self._contents: dict[str, Content] = {}
 
@@ -153,7 +155,8 @@ class Grid:
         return self._contents[key]
 
     def _unused(self, name: str, key: str) -> str:
-        name = name if name not in self._names else f"{name},{key.removeprefix(ASKED)}"
+        if name in self._names or RunPaths(self.folder / name).result.exists():
+            name = f"{name},{key.removeprefix(ASKED)}"
         self._names.add(name)
         return name
 

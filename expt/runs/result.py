@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import TypedDict
 
 from expt.config.secrets import hidden
+from expt.errors import warn
 from expt.runs import plain_json
 from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths
@@ -117,13 +119,29 @@ class FoundRecord(Record, total=False):
 
 
 def read_result(paths: RunPaths) -> Record:
-    """The content of result.json, empty if there is none yet."""
+    """The content of result.json, empty if there is none yet; only that it is damaged where no run can have written it.
+
+    Whoever writes there then sets it aside first, see `set_aside_damaged`.
+    """
     try:
-        text = paths.result.read_text(encoding="utf-8")
+        content: Record = _with_nan(json.loads(paths.result.read_text(encoding="utf-8")))
+        _as_written().validate_python(content, strict=True)
     except FileNotFoundError:
         return {}
-    content: Record = json.loads(text)
-    return _with_nan(content) if isinstance(content, dict) else content
+    except (ValueError, AttributeError, RecursionError):  # no JSON, no object, other types
+        return {"status": DAMAGED}
+    return content
+
+
+def set_aside_damaged(paths: RunPaths) -> bool:
+    """Give a damaged result.json another name, with a warning, so that nothing is lost; returns whether it was so."""
+    if read_result(paths).get("status") != DAMAGED:
+        return False
+    names = (paths.result.with_name(f"{paths.result.name}.damaged{number or ''}") for number in itertools.count())
+    aside = next(name for name in names if not name.exists())
+    paths.result.rename(aside)
+    warn(f"{paths.result}: is damaged, and set aside as {aside.name}")
+    return True
 
 
 def _with_nan(content: Record) -> Record:
@@ -174,18 +192,13 @@ def result_of_any(paths: RunPaths) -> Record:
     """The content of result.json, or that it is damaged, or its run lost; empty where there is none of expt's."""
     try:
         content = read_result(paths)
-        if isinstance(content, dict) and _is_lost(paths, content):
+        if _is_lost(paths, content):
             content["status"] = LOST
-    except (OSError, ValueError):
+        written = json.loads(paths.result.read_bytes()) if content.get("status") == DAMAGED else content
+    except (OSError, ValueError, RecursionError):
         return {"status": DAMAGED} if paths.result.is_file() else {}
-    known = isinstance(content, dict) and content.get("status") in (RUNNING, LOST, COMPLETED, FAILED, INTERRUPTED)
-    if not known:
-        return {}
-    try:
-        _as_written().validate_python(content, strict=True)
-    except ValueError:
-        return {"status": DAMAGED}
-    return content
+    known = (RUNNING, LOST, COMPLETED, FAILED, INTERRUPTED)
+    return content if isinstance(written, dict) and written.get("status") in known else {}
 
 
 @functools.cache
@@ -208,13 +221,16 @@ def create_result(paths: RunPaths, *, may_exist: bool = False, **fields: Unpack[
     Raises FileExistsError where another run has done so; this very run may have, if it `may_exist`.
     """
     paths.folder.mkdir(parents=True, exist_ok=True)
+    if may_exist:
+        set_aside_damaged(paths)
     text = plain_json.dumps(hidden({"status": RUNNING, **fields}), indent=2) + "\n"
     write_atomically(paths.result, text, may_exist=may_exist)
 
 
 def update_result(paths: RunPaths, **fields: Unpack[Record]) -> None:
     """Replace the given top-level fields of result.json, and keep the others."""
-    content = {**read_result(paths), **hidden(fields)}
+    before = {} if set_aside_damaged(paths) else read_result(paths)
+    content = {**before, **hidden(fields)}
     write_atomically(paths.result, plain_json.dumps(content, indent=2) + "\n")
 
 

@@ -79,13 +79,17 @@ def test_what_is_complete_is_known_whatever_it_was_called(tmp_path: Path, compos
     assert (returned.status, returned.return_value) == (JobStatus.COMPLETED, 0.75)
 
 
-def test_a_folder_of_another_run_is_left_to_it(tmp_path: Path, composed: Composed) -> None:
+def test_a_folder_of_another_run_is_left_to_it(
+    tmp_path: Path, composed: Composed, capsys: pytest.CaptureFixture[str]
+) -> None:
     create_result(RunPaths(tmp_path / "seed=0"), identity="of an older sweep", arguments=["seed=0", "epochs=3"])
     (run,) = composed([["seed=0"]], "seed=0,1")
     assert run.job.paths.folder == tmp_path / f"seed=0,{identity(request_of(run.job).config)}"
-    (tmp_path / "seed=0" / "result.json").write_text("{")
-    (run,) = composed([["seed=0"]], "seed=0,1")
-    assert run.job.paths.folder.name.startswith("seed=0,"), "also where its record is damaged"
+    for text in ("{", "[1]"):
+        (tmp_path / "seed=0" / "result.json").write_text(text)
+        (run,) = composed([["seed=0"]], "seed=0,1")
+        assert run.job.paths.folder.name.startswith("seed=0,"), "also where its record is damaged"
+    assert capsys.readouterr().err.startswith(f"warning: {tmp_path}/seed=0/result.json: is damaged; what is there is")
 
 
 def test_a_point_that_cannot_run_is_a_job_with_its_error(tmp_path: Path, composed: Composed) -> None:

@@ -75,6 +75,24 @@ def test_an_update_keeps_the_other_fields(paths: RunPaths) -> None:
     assert os.listdir(paths.folder) == [paths.result.name]
 
 
+@pytest.mark.parametrize("text", ['{"status": "comp', "[1]", "7", '{"status": 7}', '{"metrics": "high"}', "\udcff", ""])
+def test_a_damaged_record_is_named_and_set_aside_by_whoever_writes(
+    text: str, paths: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = text.encode(errors="surrogateescape")
+    paths.result.write_bytes(damaged)
+    assert read_result(paths) == {"status": "damaged"}
+    update_result(paths, status=COMPLETED)
+    assert read_result(paths) == {"status": COMPLETED}
+    paths.result.write_bytes(damaged)
+    create_result(paths, may_exist=True, world_size=2)
+    assert read_result(paths) == {"status": "running", "world_size": 2}
+    asides = [paths.folder / name for name in ("result.json.damaged", "result.json.damaged1")]
+    assert [path.read_bytes() for path in asides] == [damaged] * 2, "nothing is lost"
+    told = "".join(f"warning: {paths.result}: is damaged, and set aside as {path.name}\n" for path in asides)
+    assert capsys.readouterr().err == told
+
+
 def test_a_result_that_is_not_there_yet_is_empty(paths: RunPaths) -> None:
     assert read_result(paths) == {}
 
