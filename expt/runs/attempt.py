@@ -16,7 +16,7 @@ from expt.runs import provenance
 from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import FAILED, INTERRUPTED, Record, create_result, update_result
+from expt.runs.result import FAILED, INTERRUPTED, Record, create_result, read_result, so_far, update_result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +108,12 @@ class Attempt:
 
 
 def record_end(paths: RunPaths, error: BaseException) -> None:
-    """Say in result.json that the run has failed, or was interrupted."""
+    """Say in result.json that the run has failed, or was interrupted, and what it has come to until then."""
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
-        update_result(paths, status=status, error=str(error) or "interrupted by a person")
+        reached = so_far(paths, read_result(paths))
+        reached["status"], reached["error"] = status, str(error) or "interrupted by a person"
+        update_result(paths, **reached)
     except OSError as problem:  # a full disk, maybe: what ended the run is still to be told
         warn(f"{paths.result}: could not be written ({problem})")
 

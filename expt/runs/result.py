@@ -9,7 +9,7 @@ import json
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,9 @@ from typing_extensions import TypedDict
 
 from expt.config.secrets import hidden
 from expt.errors import warn
-from expt.runs import plain_json
+from expt.runs import plain_json, tags
 from expt.runs.folder_lock import is_held
+from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.provenance import Provenance
 
@@ -194,6 +195,8 @@ def result_of_any(paths: RunPaths) -> Record:
         content = read_result(paths)
         if _is_lost(paths, content):
             content["status"] = LOST
+        if content.get("status") in (RUNNING, LOST):
+            content = {**content, **so_far(paths, content)}
         written = json.loads(paths.result.read_bytes()) if content.get("status") == DAMAGED else content
     except (OSError, ValueError, RecursionError):
         return {"status": DAMAGED} if paths.result.is_file() else {}
@@ -213,6 +216,23 @@ def _is_lost(paths: RunPaths, content: Record) -> bool:
     if content.get("status") != RUNNING or content.get("node") != socket.gethostname() or is_held(paths):
         return False
     return read_result(paths).get("status") == RUNNING  # else it has ended between the two looks
+
+
+def so_far(paths: RunPaths, record: Record) -> Record:
+    """What a run has come to that has not completed, by its metrics.jsonl; empty where it has measured nothing."""
+    config: Mapping[str, Any] = record.get("config") or {}
+    points, name = MetricsReader(paths).read(), str(config.get("objective"))
+    if not points or "objective" not in config:
+        return {}
+    last = {point.tag: point.value for point in points}
+    bests = [point for point in points if point.tag == tags.best(name)]
+    first = next((point for point in bests if point.value == bests[-1].value), None)  # it is logged after each epoch
+    return {
+        "metrics": last,
+        "best": {"metric": name, "value": first.value, "epoch": first.epoch} if first else None,
+        "objective": {"name": name, "value": first.value if first else last.get(name)},
+        "epoch_s": [point.value for point in points if point.tag == tags.EPOCH_S],
+    }
 
 
 def create_result(paths: RunPaths, *, may_exist: bool = False, **fields: Unpack[Record]) -> None:

@@ -50,7 +50,9 @@ class Record:
     def interrupt(self) -> str:
         """Close the files, then say in result.json that the run was interrupted and can be resumed."""
         self._close(complete=False)
-        self.result(status=INTERRUPTED, resumable=True, metrics=self._history.last)
+        history = self._history
+        reached = {"metrics": history.last, "best": history.best, "objective": history.objective}
+        self.result(status=INTERRUPTED, resumable=True, epoch_s=history.epoch_s, **reached)
         return INTERRUPTED
 
     def _close(self, *, complete: bool) -> None:

@@ -15,7 +15,7 @@ from expt.runs.attempt import Attempt, record_end, record_refusal
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import EVENT_FILES, RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import create_result, read_result, update_result
+from expt.runs.result import create_result, read_result, result_of_any, update_result
 from tests.requests import request
 
 
@@ -115,6 +115,29 @@ def test_what_ends_it_is_recorded_and_goes_on_up(tmp_path: Path, error: BaseExce
         raise error
     found = read_result(asked.paths)
     assert (found["status"], found["error"]) == (status, text)
+
+
+def test_what_it_came_to_before_its_end_is_kept(tmp_path: Path) -> None:
+    asked = request(tmp_path)
+    attempt(asked).begin()
+    writer = MetricsWriter(asked.paths)
+    for epoch, (reached, best) in enumerate([(0.5, 0.5), (0.7, 0.7), (0.6, 0.7)], start=1):
+        tested = {"accuracy/val": reached, "best/accuracy/val": best}
+        writer.write(8 * epoch, epoch, {"speed/epoch_s": 2.0 * epoch, **tested})
+    writer.write(25, 4, {"running/loss": 0.25})
+    writer.close()
+    expected = {
+        "metrics": {"speed/epoch_s": 6.0, "accuracy/val": 0.6, "best/accuracy/val": 0.7, "running/loss": 0.25},
+        "best": {"metric": "accuracy/val", "value": 0.7, "epoch": 2},
+        "objective": {"name": "accuracy/val", "value": 0.7},
+        "epoch_s": [2.0, 4.0, 6.0],
+    }
+    under_way = result_of_any(asked.paths)
+    record_end(asked.paths, RunFailed("no"))
+    failed = result_of_any(asked.paths)
+    for found in (under_way, failed):
+        assert {key: value for key, value in found.items() if key in expected} == expected
+    assert (under_way["status"], failed["status"]) == ("lost", "failed")
 
 
 def test_a_run_that_is_refused_never_starts(tmp_path: Path) -> None:

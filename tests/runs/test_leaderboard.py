@@ -46,10 +46,12 @@ def test_the_best_comes_first_whichever_way_the_objective_goes(tmp_path: Path, o
         leave_run(tmp_path, name, value, objective=objective)
     leave_run(tmp_path, "lr=4", status=FAILED, error="rank 0 raised\n\nTraceback\nValueError: bad\n\nlog: x")
     leave_run(tmp_path, "lr=5", float("nan"), objective=objective)
+    leave_run(tmp_path, "lr=6", 0.99 if best == "lr=3" else 0.01, objective=objective)
+    update_result(RunPaths(tmp_path / "lr=6"), status=FAILED)  # after its best epoch
     found = names(tmp_path)
     assert found[0] == [best]
     assert found[1] == ["lr=2"]
-    assert sorted(found[3:]) == [["lr=4"], ["lr=5"]], "what has no value comes last"
+    assert sorted(found[3:]) == [["lr=4"], ["lr=5"], ["lr=6"]], "what has no value, or has failed, comes last"
 
 
 def test_seeds_are_joined_as_mean_and_standard_deviation(tmp_path: Path) -> None:

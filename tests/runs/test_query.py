@@ -53,6 +53,14 @@ def test_filters_compare_numbers_as_numbers_and_text_with_wildcards(filters: lis
     assert names(chosen(RUNS, filters)) == left
 
 
+@pytest.mark.parametrize(("overrides", "name"), [({"model": "mine"}, "mine"), ({}, "Net"), ({"model": {}}, "Net")])
+def test_a_model_of_ones_own_is_found_by_its_name(overrides: dict[str, Any], name: str) -> None:
+    own = run("o", model={"name": "_target_", "target": "my.nets.Net", "kwargs": {"width": 8}})
+    own.result["overrides"] = overrides
+    assert chosen([own, run("e", model={"name": "mlp"})], [f"model={name}"]) == [own]
+    assert chosen([own], ["model.target=my.nets.*", "model.kwargs.width=8"]) == [own]
+
+
 @pytest.mark.parametrize(
     ("key", "reverse", "order"),
     [

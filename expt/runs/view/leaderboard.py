@@ -22,7 +22,7 @@ from expt.errors import printable
 from expt.runs.result import COMPLETED, FoundRecord, results, write_atomically
 from expt.runs.view.cells import cells, in_csv, setting
 from expt.runs.view.progress import elapsed
-from expt.runs.view.query import ListedRun, falls, ordered
+from expt.runs.view.query import ListedRun, falls, ordered, settings_of
 from expt.runs.view.stale import WORD
 from expt.runs.worker_error import in_one_line
 
@@ -40,7 +40,7 @@ class Row:
     @property
     def values(self) -> list[float]:
         """The objective of each completed run that has measured it; nan where it was nan."""
-        found = [run["objective"]["value"] for run in self.runs if run.get("objective")]
+        found = [run["objective"]["value"] for run in self.runs if run["status"] == COMPLETED and run.get("objective")]
         return [value for value in found if value is not None]
 
     def values_of(self, tag: str) -> list[float]:
@@ -195,7 +195,7 @@ def _settings(run: FoundRecord) -> dict[str, Any]:
     content: Any = run.get("content") or {}
     typed = {key: value for key, value in run.get("overrides", {}).items() if "${" not in str(value)}
     told = {part: content[part] for part in ("data", "code") if content.get(part)}
-    return {**hyperparameters(run.get("config") or {}), **typed, **told, "experiment without seed": _without_seed(run)}
+    return {**settings_of(run), **typed, **told, "experiment without seed": _without_seed(run)}
 
 
 def _columns(settings: Sequence[dict[str, Any]], typed: Sequence[Sequence[str]]) -> list[str]:

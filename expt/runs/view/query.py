@@ -45,7 +45,7 @@ class ListedRun:
             "workers": result.get("world_size"),
             "best": best["value"] if best else metrics.get(f"best/{self.objective}", metrics.get(self.objective)),
             "time": sum(result.get("epoch_s") or [0.0]),
-            **hyperparameters(result.get("config") or {}),
+            **settings_of(result),
             **metrics,
         }
 
@@ -55,6 +55,15 @@ class ListedRun:
         config: Mapping[str, Any] = self.result.get("config") or {}
         objective = self.result.get("objective")
         return str(objective["name"] if objective else config.get("objective", ""))
+
+
+def settings_of(record: Record) -> dict[str, Any]:
+    """All settings of a run, flat; a person's own class has the name by which it was chosen, or else the class's."""
+    found: dict[str, Any] = {**hyperparameters(record.get("config") or {})}
+    for group in [key for key, value in found.items() if value == "_target_" and f"{key}.target" in found]:
+        chosen_as = record.get("overrides", {}).get(group)
+        found[group] = chosen_as if isinstance(chosen_as, str) else found[f"{group}.target"].rpartition(".")[2]
+    return found
 
 
 def runs_below(folder: Path) -> list[ListedRun]:
