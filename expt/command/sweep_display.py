@@ -20,12 +20,16 @@ from expt.runs import tags
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, read_result
 from expt.runs.view import leaderboard
 from expt.runs.view.cells import cells, say
+from expt.runs.view.printed import Printed
 from expt.runs.view.progress import REFRESH_S, RunState, duration, waiting_for
 from expt.runs.worker_error import in_one_line
 
+PRINTED_S = 1.0
+"""How often the logs of all running workers are looked at."""
+
 
 class SweepDisplay:
-    """Shows a sweep that is under way; without a terminal, plain lines."""
+    """Shows a sweep that is under way; without a terminal, plain lines. What workers print, with run and rank."""
 
     def __init__(self, console: Console, *, total: int, folder: Path) -> None:
         self._console, self._total, self._folder = console, total, folder
@@ -35,10 +39,11 @@ class SweepDisplay:
             else None
         )
         self._states: dict[Job, RunState] = {}
+        self._printed: dict[Job, Printed] = {}
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
         self._skipped = 0
         self._busy_s = 0.0
-        self._next = 0.0
+        self._next = self._next_printed = 0.0
 
     def __enter__(self) -> SweepDisplay:
         say(self._console, f"sweep of {self._total} runs in {self._folder}")
@@ -60,9 +65,13 @@ class SweepDisplay:
         self._skipped += 1
         self._line("named twice", job, "")
 
+    def starting(self, job: Job) -> None:
+        """A run's workers are about to start: what its logs hold was printed before."""
+        self._printed[job] = Printed(job.paths)
+
     def ended(self, job: Job) -> None:
         """A run has completed, failed, or was interrupted."""
-        self._states.pop(job, None)
+        self._forget(job)
         self._counts[job.status] += 1
         self._busy_s += job.ended_at - job.started_at if job.started_at else 0.0
         if job.error:
@@ -79,12 +88,16 @@ class SweepDisplay:
 
     def retrying(self, job: Job, error: ExptError) -> None:
         """A run has failed, and will be started again."""
-        self._states.pop(job, None)
+        self._forget(job)
         self._line("retrying", job, in_one_line(str(error), with_log=False), style="yellow")
 
     def update(self, active: Sequence[Job]) -> None:
         """Read what the running ones have written, and show it."""
         now = time.monotonic()
+        if now >= self._next_printed:
+            self._next_printed = now + PRINTED_S
+            for job in active:
+                self._show_printed(job)
         if self._live is None or now < self._next:
             return
         self._next = now + REFRESH_S
@@ -93,6 +106,16 @@ class SweepDisplay:
                 self._states[job] = RunState(job.paths, epochs=request_of(job).config.epochs)
             self._states[job].read()
         self._live.update(self._table(active))
+
+    def _forget(self, job: Job) -> None:
+        self._show_printed(job, last=True)
+        self._printed.pop(job, None)
+        self._states.pop(job, None)
+
+    def _show_printed(self, job: Job, *, last: bool = False) -> None:
+        if printed := self._printed.get(job):
+            for rank, line in printed.new(last=last):
+                say(self._console, f"[{job.name}, rank {rank}] {line}")
 
     def _line(self, what: str, job: Job, text: str, style: str = "dim") -> None:
         ended = sum(self._counts.values()) + self._skipped

@@ -42,6 +42,7 @@ class SweepObserver(Observer):
         run = self._runs[job][0]
         use_config(run.hydra_config)
         save(run.job.paths, run.returned.cfg, run.returned.overrides or (), run.returned.hydra_cfg)
+        self._display.starting(job)
         if job.retries:
             return  # for Hydra, the attempts of a run are one job
         with env_override(dict(request_of(job).env)):

@@ -103,3 +103,22 @@ def test_the_value_shown_is_that_of_the_split_there_is(tmp_path: Path, split: st
         screen.write(job, 5, 1, **{f"accuracy_{split}": 0.625})
         display.update([job])
     assert "0.6250" in screen.text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_workers_print_is_told_with_run_and_rank(tmp_path: Path, *, terminal: bool) -> None:
+    screen = Screen(tmp_path, total=1, terminal=terminal)
+    job = screen.job("lr=0.1")
+    for rank in (0, 1):
+        job.paths.stdout(0, rank).parent.mkdir(parents=True)
+        job.paths.stdout(0, rank).write_text("of an earlier attempt\n")
+    with screen.display as display, job.paths.stdout(0, 1).open("a", buffering=1) as log:
+        display.starting(job)
+        log.write("at once\n")
+        display.update([job])
+        log.write("soon\nat the [end]")
+        display.update([job])  # too soon to look again
+        screen.complete(job, 0.5, 1.0)
+    lines = [line.rstrip() for line in screen.text.splitlines() if "rank" in line or "done " in line]
+    assert lines[:3] == [f"[lr=0.1, rank 1] {text}" for text in ("at once", "soon", "at the [end]")]
+    assert lines[3].startswith("[1/1] done")

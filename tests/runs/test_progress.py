@@ -13,6 +13,7 @@ from rich.console import Console
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
+from expt.runs.view.printed import MAX_LAST_BYTES, Printed
 from expt.runs.view.progress import RunDisplay, RunState, duration, elapsed, shown_path
 from expt.runs.view.summary import print_summary
 
@@ -124,6 +125,14 @@ def test_what_workers_print_is_told_with_the_rank(tmp_path: Path) -> None:
         display.update()
         log.write("here [bold] I am\nand \x1b[2Jno end")
     assert out.getvalue().splitlines() == ["[rank 1] here [bold] I am", "[rank 1] and \\x1b[2Jno end"]
+
+
+def test_who_prints_without_end_is_cut_short_at_the_end(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.stdout(0, 1).parent.mkdir(parents=True)
+    printed = Printed(paths)
+    paths.stdout(0, 1).write_text("x" * (MAX_LAST_BYTES + 1))
+    assert list(printed.new(last=True))[1:] == [(1, f"... more in {paths.stdout(0, 1)}")]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from expt.runs.paths import RunPaths
 
-MAX_BYTES = 64 * 1024
-"""Of a worker's log that are read at a time: who prints without end must not hold up the rest."""
+MAX_BYTES, MAX_LAST_BYTES = 64 * 1024, 1024 * 1024
+"""Of a worker's log that are read at a time, and at the end: who prints without end must not hold up the rest."""
 
 
 class Printed:
@@ -24,10 +24,19 @@ class Printed:
     def new(self, *, last: bool = False) -> Iterator[tuple[int, str]]:
         """Rank and line of each; one that is still being written is left for later, unless this is the `last` look."""
         for log in self._logs():
-            with log.open("rb") as file:
-                file.seek(self._read.get(log, 0))
-                text = file.read(-1 if last else MAX_BYTES)
+            read = self._read.get(log, 0)
+            try:
+                if (size := log.stat().st_size) <= read:
+                    continue
+                with log.open("rb") as file:
+                    file.seek(read)
+                    text = file.read(MAX_LAST_BYTES if last else MAX_BYTES)
+            except OSError:  # removed meanwhile
+                continue
             whole = text if last or len(text) == MAX_BYTES else text[: text.rfind(b"\n") + 1]
-            self._read[log] = self._read.get(log, 0) + len(whole)
+            self._read[log] = read + len(whole)
+            rank = int(log.parent.name)
             for line in whole.decode(errors="replace").splitlines():
-                yield int(log.parent.name), line
+                yield rank, line
+            if last and read + len(whole) < size:
+                yield rank, f"... more in {log}"
