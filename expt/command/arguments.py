@@ -17,8 +17,8 @@ from expt.command.overrides import is_readable
 from expt.command.words import WORDS
 from expt.config.groups import OWN_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, warn
-from expt.runs.paths import RunPaths
-from expt.runs.result import latest_sweep
+from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.result import COMPLETED, DAMAGED, latest_sweep, read_result, results_below
 from expt.runs.typed import quoted, unquoted
 
 WITH_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"}
@@ -78,29 +78,36 @@ def refuse_used_folder(arguments: Sequence[str]) -> None:
     for argument in arguments:
         key, _, value = argument.partition("=")
         folder = Path(unquoted(value))
-        used = key == "hydra.run.dir" and RunPaths(folder).result.exists() and "resume=auto" not in arguments
-        if used:
-            raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder")
+        if key != "hydra.run.dir" or not RunPaths(folder).result.exists() or "resume=auto" in arguments:
+            continue
+        ended = read_result(RunPaths(folder)).get("status") in (COMPLETED, DAMAGED)
+        mend = "" if ended else ", or resume that run with resume=auto beside what has changed"
+        raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder{mend}")
 
 
 def refuse_mistyped_folder(arguments: Sequence[str]) -> None:
-    """Raise ConfigError where `resume=auto` and a folder are all that is typed, and there is no such folder.
+    """Raise ConfigError where `resume=auto` and a folder are all that is typed, and no run is there.
 
     With settings beside them a new run may be meant, which the same command resumes later: of that a warning tells.
     """
-    folders = [word for word in arguments if word.startswith("hydra.run.dir=")]
+    sweeps = bool({"-m", "--multirun"} & {*arguments})
+    key, what = ("hydra.sweep.dir", "sweep") if sweeps else ("hydra.run.dir", "run")
+    folders = [word for word in arguments if word.startswith(f"{key}=")]
     if "resume=auto" not in arguments or not folders:
         return
     folder = Path(unquoted(folders[-1].partition("=")[2]))
-    if folder.exists() or "$" in str(folder):
+    paths = RunPaths(folder)
+    there = is_sweep(folder) if sweeps else any(map(Path.exists, (paths.result, paths.overrides, paths.checkpoints)))
+    if there or "$" in str(folder) or str(folder) == "latest" or (folder.exists() and not folder.is_dir()):
         return
-    if len(arguments) > 2:
-        warn(f"hydra.run.dir={folder}: there is no such folder; a new run begins there")
+    missing = f"it holds no {what}" if folder.exists() else "there is no such folder"
+    if sweeps or len(arguments) > 2:
+        warn(f"{key}={folder}: {missing}; a new {what} begins there")
         return
+    inside = [paths.folder for paths, _ in results_below(folder)] if folder.is_dir() else []
     beside = [str(path) for path in folder.parent.glob("*") if path.is_dir()] if folder.parent.is_dir() else []
-    raise ConfigError(
-        f"hydra.run.dir={folder}: there is no such folder, so no run to resume.{did_you_mean(str(folder), beside)}"
-    )
+    hint = f" {inside[-1]} is one." if inside else did_you_mean(str(folder), {*beside} - {str(folder)})
+    raise ConfigError(f"{key}={folder}: {missing}, so no run to resume.{hint}")
 
 
 def with_earlier(arguments: Sequence[str]) -> list[str]:

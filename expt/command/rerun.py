@@ -11,6 +11,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from expt import machine
+from expt.command.hydra_folder import leave_no_trace
 from expt.command.overrides import about_run
 from expt.command.words import Parser
 from expt.config.identity import Content, identity
@@ -75,7 +76,11 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
 
     about: Record = {**about_run(run_paths.folder.name, then["arguments"]), "rerun_of": str(folder)}
     request = RunRequest(config=config, content=content, paths=run_paths, typed_at=typed_at, about=about)
-    how.carry_out(request, on_start)
+    try:
+        how.carry_out(request, on_start)
+    except ConfigError:
+        leave_no_trace(run_paths)
+        raise
     compare(then, read_result(run_paths))
     return run_paths
 

@@ -10,12 +10,13 @@ from rich.console import Console
 from expt import machine
 from expt.config import user_code
 from expt.data.files import prepare
-from expt.errors import Diverged, Interrupted, RunFailed
+from expt.errors import ConfigError, Diverged, FolderInUse, Interrupted, RunFailed
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
 from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work
 from expt.runs.request import RunRequest
+from expt.runs.result import read_result
 from expt.runs.view.progress import RunDisplay, resume_command, watched
 from expt.runs.view.summary import print_summary
 
@@ -26,15 +27,23 @@ ABOUT_DP = (
 
 
 def run(request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
-    """Train what is asked for, in its folder. Raises ConfigError, RunFailed or Interrupted."""
-    console = Console()
+    """Train what is asked for, in its folder. Raises ConfigError, RunFailed or Interrupted.
+
+    Where its workers refuse to begin, nothing of it is left in a new folder: the mended command may name it again.
+    """
+    console, is_new = Console(), not request.paths.result.exists()
     if request.config.strategy == "dp":
         console.print(ABOUT_DP, highlight=False, soft_wrap=True)
-    if request.config.debug:
-        with at_work(request.paths):
-            _run_in_process(request, on_start, console)
-    else:
-        _run_workers(request, on_start, console)
+    try:
+        if request.config.debug:
+            with at_work(request.paths):
+                _run_in_process(request, on_start, console)
+        else:
+            _run_workers(request, on_start, console)
+    except ConfigError as error:
+        if is_new and not isinstance(error, FolderInUse) and "total_steps" not in read_result(request.paths):
+            request.paths.remove_refused()
+        raise
     print_summary(console, request.paths)
 
 

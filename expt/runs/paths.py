@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +105,11 @@ class RunPaths:
         """Remove what earlier attempts recorded, but their logs, for one that starts from the beginning."""
         for path in (self.metrics, *self.event_files()):
             path.unlink(missing_ok=True)
+
+    def remove_refused(self) -> None:
+        """Remove what a run has left that was refused before its first step: its record and its logs."""
+        shutil.rmtree(self.logs(0).parent, ignore_errors=True)
+        self.result.unlink(missing_ok=True)
 
     def logs(self, attempt: int) -> Path:
         """The folder of one attempt's logs, one folder a rank in it."""

@@ -104,6 +104,9 @@ def test_a_folder_that_holds_a_run_is_taken_by_that_run_alone(tmp_path: Path) ->
     run = leave(tmp_path / "run")
     with pytest.raises(ConfigError, match="holds a run already; choose another folder"):
         refuse_used_folder(["epochs=1", f"hydra.run.dir='{run}'"])
+    update_result(RunPaths(run), status="failed")
+    with pytest.raises(ConfigError, match="choose another folder, or resume that run with resume=auto beside what has"):
+        refuse_used_folder(["epochs=1", f"hydra.run.dir={run}"])
     refuse_used_folder([f"hydra.run.dir={run}", "resume=auto"])
     refuse_used_folder([f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={run}"])
 
@@ -137,10 +140,16 @@ def test_to_resume_in_a_folder_that_is_not_there_is_a_slip(tmp_path: Path, capsy
     assert capsys.readouterr().err == ""
     refuse_mistyped_folder(["epochs=3", mistyped, "resume=auto"])
     assert "there is no such folder; a new run begins there" in capsys.readouterr().err
+    create_result(RunPaths(tmp_path / "my_run"))
+    with pytest.raises(ConfigError, match=rf"={tmp_path}: it holds no run, so no run to resume. .*my_run is one\."):
+        refuse_mistyped_folder([f"hydra.run.dir={tmp_path}", "resume=auto"])
     refuse_mistyped_folder([f"hydra.run.dir={tmp_path / 'my_run'}", "resume=auto"])
     refuse_mistyped_folder([mistyped])
     refuse_mistyped_folder(["-m", "resume=auto"])
     assert capsys.readouterr().err == ""
+    for folder, told in (("swep", "there is no such folder"), ("my_run", "it holds no sweep")):
+        refuse_mistyped_folder(["-m", "resume=auto", f"hydra.sweep.dir={tmp_path / folder}", "seed=1,2"])
+        assert f"{folder}: {told}; a new sweep begins there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ def test_a_target_that_is_no_model_is_refused_and_not_called(tmp_path: Path) -> 
     assert "os.system: refused, it is not a subclass of torch.nn" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "called").exists()
+    assert not [*tmp_path.glob("outputs/*/*")], "the mended command may name its folder again"
 
 
 def test_debug_trains_in_this_process(tmp_path: Path) -> None:
