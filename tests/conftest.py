@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import os
 import subprocess
@@ -21,6 +23,7 @@ from expt.command.overrides import register_resolvers
 from expt.command.rerun import NOT_REPEATED
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
+from expt.launch import forkserver
 from expt.machine import Machine
 from tests import warm
 from tests.faults.cases import TESTS
@@ -43,6 +46,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") != "gpu":  # before torch is imported: it looks once
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """All tests, or a folder of them, are shared out to processes; files named by hand, and those of a GPU, are not."""
+    alone = config.getoption("markexpr") == "gpu" or any(".py" in Path(word).name for word in config.args)
+    return 0 if alone else max(2, min(len(os.sched_getaffinity(0)), 4))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -120,8 +129,13 @@ class RunFolder:
 Trained = Callable[..., RunFolder]
 
 
+@pytest.fixture(scope="session")
+def _forkserver() -> None:
+    forkserver.warm(forkserver.SWEEP_MODULES)  # of expt.run; else each worker would import TensorBoard
+
+
 @pytest.fixture
-def trained(tmp_path: Path) -> Trained:
+def trained(tmp_path: Path, _forkserver: None) -> Trained:
     """`trained("model=mlp", name="a")` runs to completion in tmp_path/a, and gives its folder.
 
     Through expt.run, whose warm forkserver the whole session shares.
@@ -142,11 +156,13 @@ def configured() -> Configured:
     """`configured("epochs=2")`: what the command line would give, for one worker on a CPU."""
     register_resolvers()
 
-    def configure(*overrides: str) -> RunConfig:
+    @functools.cache  # Hydra takes 0.1 s
+    def composed(*overrides: str) -> Any:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            composed = compose("config", overrides=["world_size=1", *overrides])
-        settings: Any = OmegaConf.to_container(composed, resolve=True)
-        return parse(settings, Machine(gpus=(), cpus=2))
+            return OmegaConf.to_container(compose("config", overrides=["world_size=1", *overrides]), resolve=True)
+
+    def configure(*overrides: str) -> RunConfig:
+        return parse(copy.deepcopy(composed(*overrides)), Machine(gpus=(), cpus=2))
 
     return configure
 

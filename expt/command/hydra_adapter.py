@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
+from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from expt.command.conf_files import conf_dir
@@ -35,7 +37,7 @@ def call(task: TaskFunction, arguments: Sequence[str]) -> None:
     sys.argv = [argv[0], *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        with _without_echo():
+        with _without_echo(), _composed_once(), _read_once():
             hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
     finally:
         sys.argv = argv
@@ -62,6 +64,93 @@ def _without_echo() -> Iterator[None]:
     real = sys.stderr
     with contextlib.redirect_stderr(cast(TextIO, Filter())):
         yield
+
+
+@contextlib.contextmanager
+def _composed_once() -> Iterator[None]:
+    """Spare Hydra from composing a single run twice, the first time only to read `hydra.mode`.
+
+    It takes 0.1 s off a command's start.
+    """
+    try:
+        from hydra._internal.hydra import Hydra
+
+        real = Hydra.get_mode
+    except (ImportError, AttributeError):
+        _changed("this version of Hydra reads hydra.mode in another way; a run may start a moment later")
+        yield
+        return
+
+    def get_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+        try:
+            composed = self.config_loader.load_configuration(config_name, overrides, RunMode.RUN)
+        except Exception:  # a sweep, or a mistake that Hydra will come to
+            return real(self, config_name, overrides)
+        mode = composed.hydra.mode
+        if mode is None:  # then Hydra asks for a run
+            composed.hydra.mode = RunMode.RUN
+            composed.hydra.overrides.hydra.append(_AS_RUN)
+            overrides = [*overrides, _AS_RUN]
+        self.config_loader = cast(ConfigLoader, _Composed(self.config_loader, config_name, overrides, composed))
+        return mode
+
+    Hydra.get_mode = get_mode  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = real  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _read_once() -> Iterator[None]:
+    """Let Hydra read each YAML file once in a command, so that one edited in mid-sweep does not change later points.
+
+    It also takes a quarter off the 0.1 s in which Hydra composes a point.
+    """
+    try:
+        from hydra._internal.core_plugins.file_config_source import FileConfigSource
+
+        real = FileConfigSource.load_config
+    except (ImportError, AttributeError):
+        _changed("this version of Hydra reads files in another way; edit none while a sweep is under way")
+        yield
+        return
+    read: dict[tuple[str, str], ConfigResult] = {}
+
+    def load_config(self: FileConfigSource, config_path: str) -> ConfigResult:
+        key = (self.path, config_path)
+        if key not in read:
+            read[key] = real(self, config_path)
+        return copy.deepcopy(read[key])  # whoever asks takes parts out of it
+
+    FileConfigSource.load_config = load_config  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FileConfigSource.load_config = real  # type: ignore[method-assign]
+
+
+_AS_RUN = "hydra.mode=RUN"
+"""What Hydra adds to a command that leaves it open."""
+
+
+class _Composed:
+    """A config loader that has composed one run before it is asked to."""
+
+    def __init__(self, loader: ConfigLoader, name: str | None, overrides: Sequence[str], composed: DictConfig) -> None:
+        self._loader, self._asked, self._composed = loader, (name, [*overrides], RunMode.RUN), composed
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+    def load_configuration(
+        self, config_name: str | None, overrides: list[str], run_mode: RunMode, **more: bool
+    ) -> DictConfig:
+        """What is there already, where that is asked for; the next time it is composed anew."""
+        if (config_name, overrides, run_mode) != self._asked:
+            return self._loader.load_configuration(config_name, overrides, run_mode, **more)
+        self._asked = (None, [], run_mode)
+        return self._composed
 
 
 def prefer_own_launchers(arguments: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -79,6 +82,66 @@ def test_a_sweeper_that_may_look_at_what_is_composed_is_given_hydras_own(loader:
     composer = PointComposer(context, master)
     assert context.config_loader is loader
     assert composer.compose(master, ["seed=3"]).seed == 3
+
+
+def composed_by(*words: str) -> list[RunMode]:
+    """The modes for which Hydra composed the command's configuration, which is refused at its end."""
+    found = []
+    real = ConfigLoaderImpl.load_configuration
+
+    def load(self: ConfigLoaderImpl, name: str, overrides: list[str], run_mode: RunMode, **more: bool) -> DictConfig:
+        found.append(run_mode)
+        return real(self, name, overrides, run_mode, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigLoaderImpl, "load_configuration", load)
+        with pytest.raises(ConfigError, match="epochs=0"):
+            expt.run("epochs=0", *words)
+    return found
+
+
+def test_a_run_is_composed_once(tmp_path: Path) -> None:
+    folder = f"hydra.run.dir='{tmp_path / 'run'}'"
+    assert composed_by(folder) == [RunMode.RUN]
+    assert composed_by(folder, "hydra.mode=RUN") == [RunMode.RUN]
+
+
+def test_what_is_composed_once_is_what_hydra_composes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def settings(name: str) -> str:
+        run = expt.run("max_steps=1", "tensorboard.images=false", f"hydra.run.dir='{tmp_path / 'run'}'")
+        return (run.folder.rename(tmp_path / name) / ".hydra/hydra.yaml").read_text()
+
+    once = settings("once")
+    monkeypatch.setattr(hydra_adapter, "_composed_once", contextlib.nullcontext)
+    assert once == settings("twice")
+    assert "hydra.mode=RUN" in once
+
+
+def test_a_run_goes_on_where_hydra_has_another_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Hydra, "choose", Hydra.get_mode, raising=False)
+    monkeypatch.delattr(Hydra, "get_mode")
+    with pytest.raises(AttributeError, match="get_mode"):  # what this Hydra itself says then
+        expt.run("epochs=0", f"hydra.run.dir='{tmp_path / 'run'}'")
+    assert "reads hydra.mode in another way" in capsys.readouterr().err
+
+
+def test_a_file_is_read_once_in_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    mine = tmp_path / "model/mine.yaml"
+    mine.write_text("defaults: [mlp]\nhidden: [7]\n")
+    real = ConfigLoaderImpl.load_sweep_config
+
+    def load(self: ConfigLoaderImpl, master: DictConfig, point: list[str]) -> DictConfig:
+        composed = real(self, master, point)
+        mine.write_text("defaults: [mlp]\nhidden: [8]\n")
+        return composed
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", load)
+    own = ("--config-dir", str(tmp_path), "model=mine", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    runs = expt.sweep("seed=0,1,2", "max_steps=1", "world_size=1", "tensorboard.images=false", *own)
+    assert [run.record["config"]["model"]["hidden"] for run in runs] == [[7], [7], [7]]
 
 
 DRY = ("seed=0,1", "hydra.launcher.dry_run=true")
