@@ -149,6 +149,18 @@ def test_the_hparams_tab_equals_the_records_of_a_sweep_with_a_failure(sweep_of_t
             assert values[tag] == pytest.approx(value, rel=1e-6), (name, tag)
 
 
+def test_the_hparams_tab_has_metrics_of_a_run_only_in_the_folder_around_it(sweep_of_twelve: Path) -> None:
+    """As TensorBoard names a run that is the logdir itself; once it has them, `expt` may suggest that folder again."""
+    name = next(
+        path.parent.name
+        for path in sweep_of_twelve.glob("*/result.json")
+        if '"status": "completed"' in path.read_text()
+    )
+    assert hparams_tab(sweep_of_twelve)[1][name].metric_values
+    (row,) = hparams_tab(sweep_of_twelve / name)[1].values()
+    assert not row.metric_values
+
+
 def test_curves_end_at_the_records_of_a_sweep_with_a_failure(sweep_of_twelve: Path) -> None:
     for path in sweep_of_twelve.glob("*/result.json"):
         result, events = json.loads(path.read_text()), EventAccumulator(str(path.parent)).Reload()

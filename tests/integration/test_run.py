@@ -34,7 +34,7 @@ def test_digits_train_on_two_workers_out_of_the_box(tmp_path: Path) -> None:
     assert 0 < result["first_step_s"] < 60
     assert len(result["epoch_s"]) == 10
     assert {"last.pt", "last-1.pt", "best.pt"} == {path.name for path in (folder / "checkpoints").glob("*.pt")}
-    assert f"tensorboard --logdir {folder.relative_to(tmp_path)}" in done.stdout
+    assert f"tensorboard --logdir {folder.parent.relative_to(tmp_path)}\n" in done.stdout
     assert (folder / ".hydra" / "config.yaml").exists()
 
 

@@ -214,7 +214,7 @@ def summary(paths: RunPaths) -> list[list[str]]:
 def test_the_summary_tells_the_numbers_and_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["/bin/expt"])
-    paths = RunPaths(tmp_path / "outputs" / "my run")
+    paths = RunPaths(tmp_path / "outputs" / "my day" / "run")
     create_result(paths, world_size=2, devices=[])
     metrics = {"loss/train": 0.5, "accuracy/train": 0.75, "loss/test": 0.25, "accuracy/test": 1.0}
     best: Any = {"metric": "accuracy/val", "value": 0.875, "epoch": 1}
@@ -225,11 +225,13 @@ def test_the_summary_tells_the_numbers_and_what_to_do_next(tmp_path: Path, monke
         ["test", "0.2500", "1.0000", "1,", "the", "best"],
         ["trained", *["3.5", "s", "by", "2", "workers", "on", "the", "CPU,", "1,234", "images/s"]],
         ["best", "accuracy/val", "0.8750", "in", "epoch", "1"],
-        ["run", "folder", "outputs/my", "run"],
-        ["look", "at", "it", "tensorboard", "--logdir", "'outputs/my", "run'"],
+        ["run", "folder", "outputs/my", "day/run"],
+        ["look", "at", "it", "tensorboard", "--logdir", "'outputs/my", "day'"],
         ["compare", "expt", "report"],
     ]
     assert shown_path(Path("/elsewhere")) == "/elsewhere"
+    (tmp_path / "outputs" / "my day" / "photos").mkdir()
+    assert summary(paths)[-2][-1] == "day/run'", "not where other things lie"
 
 
 def test_a_run_elsewhere_and_without_numbers_has_its_summary_too(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -34,9 +35,19 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         operators, trace = paths.operators.read_text(encoding="utf-8"), shown_path(paths.trace)
         say(console, f"\n{operators}")
         say(console, f"trace        {trace}, to open at https://ui.perfetto.dev")
-    say(console, f"look at it   tensorboard --logdir {shlex.quote(shown_path(paths.folder))}")
+    say(console, f"look at it   tensorboard --logdir {shlex.quote(shown_path(_logdir(paths.folder)))}")
     if shown_path(paths.folder).startswith("outputs/"):  # where the report looks by itself
         say(console, f"compare      {provenance.program()} report")
+
+
+def _logdir(folder: Path) -> Path:
+    """The folder around the run's, where nothing but runs is.
+
+    TensorBoard calls a run that is its own logdir `.`, and then finds no metrics of it for HPARAMS.
+    """
+    around = folder.parent
+    only_runs = all(RunPaths(path).result.exists() for path in around.iterdir() if path.is_dir())
+    return around if only_runs else folder
 
 
 def _epoch_of(split: str, result: Record) -> str:
