@@ -9,7 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from expt.runs.folder_lock import is_held
-from expt.runs.paths import RunPaths
+from expt.runs.paths import RunPaths, remove_empty
 
 SETTINGS = "config.yaml"
 
@@ -22,9 +22,9 @@ def leave_no_trace(run_paths: RunPaths) -> None:
         own = (run_paths.hydra / SETTINGS, run_paths.hydra_settings, run_paths.overrides, run_paths.lock)
         for path in own:
             path.unlink(missing_ok=True)
-        for folder in (run_paths.hydra, run_paths.folder):
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
+        if run_paths.hydra.is_dir() and not any(run_paths.hydra.iterdir()):
+            run_paths.hydra.rmdir()
+        remove_empty(run_paths.folder)
 
 
 def save(run_paths: RunPaths, settings: object, words: Sequence[str], hydra: object = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from expt import machine
-from expt.command.hydra_folder import leave_no_trace
 from expt.command.overrides import about_run
 from expt.command.words import Parser
 from expt.config.identity import Content, identity
@@ -24,7 +24,7 @@ from expt.launch.launcher import launcher
 from expt.runs import paths, provenance
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, result_of_any
+from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, result_of_any, results
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
 """Tags that tell of the machine."""
@@ -58,6 +58,9 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     then = result_of_any(RunPaths(folder))
     if then.get("status") == DAMAGED:
         raise ConfigError(f"{RunPaths(folder).result}: is damaged, and no longer says what to train")
+    if not then and (found := [paths.folder for paths, _ in results(folder)]):
+        example = shlex.join([*provenance.program().split(), "rerun", str(found[0])])
+        raise ConfigError(f"{folder}: holds {len(found)} runs; name one of them, as in {example}")
     if not {"config", "identity", "arguments"} <= then.keys():
         raise ConfigError(f"{folder}: holds no run that could be repeated; name a folder with a {_result_name()}")
     config = settings_of(then, RunPaths(folder))
@@ -79,6 +82,8 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
     try:
         how.carry_out(request, on_start)
     except ConfigError:
+        from expt.command.hydra_folder import leave_no_trace  # late: Hydra
+
         leave_no_trace(run_paths)
         raise
     compare(then, read_result(run_paths))

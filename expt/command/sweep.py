@@ -76,7 +76,7 @@ class Multirun:
         assert self._grid is not None
         composed = self._grid.compose(self._composer, self._config, points, first_number)
         if self._dry_run:
-            returned = show_dry_run(list(composed))
+            returned = show_dry_run(composed, len(points))
             self._grid = None
             return returned
         runs: dict[Job, list[ComposedRun]] = {}
@@ -142,7 +142,7 @@ class Multirun:
                 self._lock.acquire()
                 for path in own:
                     path.unlink(missing_ok=True)
-                self.folder.rmdir()
+                paths.remove_empty(self.folder)
         self._lock.release(force=True)
 
     def _source(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from hydra.core.utils import JobReturn
@@ -26,6 +26,10 @@ from expt.runs.worker_error import in_one_line
 
 PRINTED_S = 1.0
 """How often the logs of all running workers are looked at."""
+
+
+TELL_S = 2.0
+"""How often a dry run says that it still composes."""
 
 
 class SweepDisplay:
@@ -150,8 +154,16 @@ class SweepDisplay:
         return text
 
 
-def show_dry_run(runs: Sequence[ComposedRun]) -> list[JobReturn]:
-    """The dry run: what would be started, and what it would need."""
+def show_dry_run(
+    composed: Iterable[ComposedRun], total: int, clock: Callable[[], float] = time.monotonic
+) -> list[JobReturn]:
+    """The dry run: what would be started, and what it would need; meanwhile how many of the `total` are composed."""
+    runs, told_at, console = list[ComposedRun](), clock(), Console(stderr=True)
+    for run in composed:
+        runs.append(run)
+        if clock() - told_at >= TELL_S and len(runs) < total:
+            told_at = clock()
+            say(console, f"{len(runs)} of {total} points composed, the last is {run.job.name}")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("#", "run", "identity", "needs", "would"):
         table.add_column(column)

@@ -17,10 +17,19 @@ def make_unused_folder(name: str) -> str:
     for number in itertools.count(1):
         folder = Path(name if number == 1 else f"{name}_{number}")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError, FileNotFoundError):  # or `remove_empty` has come between
             folder.mkdir()
             return str(folder)
     raise AssertionError
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove an empty folder, and the empty ones around it up to `outputs`. Raises OSError where one is not empty."""
+    folder.rmdir()
+    outputs = Path("outputs").absolute()
+    for around in folder.absolute().parents:
+        if around.is_relative_to(outputs):
+            around.rmdir()
 
 
 SWEEP_RECORD = "multirun.yaml"

@@ -45,6 +45,8 @@ def test_what_holds_no_settings_is_refused_at_once(tmp_path: Path, monkeypatch: 
     for folder in (tmp_path / "refused", tmp_path / "nowhere"):
         with pytest.raises(ConfigError, match=r"holds no run that could be .* with a result\.json"):
             rerun(folder, None, typed_at=0.0)
+    with pytest.raises(ConfigError, match=rf"{tmp_path}: holds 1 runs; name one of them, as in .* {tmp_path}/refused$"):
+        rerun(tmp_path, None, typed_at=0.0)
     RunPaths(tmp_path / "refused").result.write_text("{")
     with pytest.raises(ConfigError, match=r"refused/result\.json: is damaged"):
         rerun(tmp_path / "refused", None, typed_at=0.0)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from expt.command.sweep_display import SweepDisplay
+from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.errors import Interrupted, RunFailed
 from expt.launch.job import Job
 from expt.runs.metrics_file import MetricsWriter
@@ -122,3 +124,13 @@ def test_what_workers_print_is_told_with_run_and_rank(tmp_path: Path, *, termina
     lines = [line.rstrip() for line in screen.text.splitlines() if "rank" in line or "done " in line]
     assert lines[:3] == [f"[lr=0.1, rank 1] {text}" for text in ("at once", "soon", "at the [end]")]
     assert lines[3].startswith("[1/1] done")
+
+
+def test_a_dry_run_says_how_far_it_has_composed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [Job(request(tmp_path / f"seed={seed}").paths, request(tmp_path / f"seed={seed}")) for seed in range(6)]
+    runs: Any = [SimpleNamespace(job=job, finish=lambda: None) for job in jobs]
+    seconds = iter(range(100))
+    show_dry_run(iter(runs), 6, clock=lambda: float(next(seconds)))
+    out, err = capsys.readouterr()
+    assert err.splitlines()[0] == "2 of 6 points composed, the last is seed=1"
+    assert [line.split()[1] for line in out.splitlines()] == ["run", *(f"seed={seed}" for seed in range(6))]

@@ -177,15 +177,17 @@ def test_how_many_runs_share_the_machine(
     assert max(most_at_once(spans(tmp_path / "sweep"), str(gpu)) for gpu in range(2)) == of_one_gpu
 
 
-def test_a_dry_run_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = tmp_path / "sweep"
-    words = ("seed=0,1", "batch_size=64,63", "hydra.launcher.dry_run=true", f"hydra.sweep.dir='{sweep}'")
+def test_a_dry_run_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("seed=0,1", "batch_size=64,63", "hydra.launcher.dry_run=true")
     assert expt.sweep(*words) == []
     shown = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()[1:]]
     assert [words[1] for words in shown[:2]] == ["batch_size=64,seed=0", "batch_size=64,seed=1"]
     assert all(len(words[2]) == 12 and words[3].split()[-1] == "start" for words in shown[:2])
     assert [words[1] for words in shown[2:4]] == ["batch_size=63,seed=0", "batch_size=63,seed=1"]
-    assert not sweep.exists()
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_named_grid_needs_no_option(tmp_path: Path) -> None:

@@ -118,3 +118,5 @@ def test_a_key_that_no_run_has_is_refused() -> None:
     check_key("epochs", RUNS)
     with pytest.raises(ConfigError, match="Did you mean 'loss/val'"):
         check_key("loss/vall", RUNS)
+    with pytest.raises(ConfigError, match="`report --csv -` has all of them"):
+        check_key("nosuch", RUNS)

@@ -108,7 +108,8 @@ def check_key(key: str, runs: Sequence[ListedRun]) -> None:
     """Raise ConfigError where no run has `key`."""
     known = {key for run in runs for key in run.values}
     if key not in known:
-        raise ConfigError(f"{key}: no run has such a column, setting or metric.{did_you_mean(key, known)}")
+        hint = did_you_mean(key, known) or " `report --csv -` has all of them in its first line."
+        raise ConfigError(f"{key}: no run has such a column, setting or metric.{hint}")
 
 
 def _test(text: str, runs: Sequence[ListedRun]) -> Callable[[Mapping[str, Any]], bool]:
