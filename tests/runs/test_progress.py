@@ -191,17 +191,20 @@ def test_what_is_left_goes_as_fast_as_the_steps_so_far(tmp_path: Path, monkeypat
 
 def test_lines_are_printed_every_so_many_steps_however_late_one_looks(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    create_result(paths, total_steps=40)
+    create_result(paths, total_steps=90, steps_per_epoch=30)
     writer = MetricsWriter(paths)
-    for step in (5, 10, 15, 20):
+    for step in (5, 10, 15, 20, 30):
         writer.write(step, 1, {"running/loss": step / 10})
+    writer.write(30, 1, {**OF_EPOCH, "loss/train": 0.75})
+    writer.write(30, 1, {"best/accuracy/val": 0.25})
     writer.close()
     out = io.StringIO()
     with RunDisplay(paths, Console(file=out), epochs=4, print_every=10) as display:
         display.update()
     assert out.getvalue().splitlines() == [
-        "epoch 1/4  step 10/40  loss 1.0000",
-        "epoch 1/4  step 20/40  loss 2.0000",
+        "epoch 1/3  step 10/90  loss 1.0000",
+        "epoch 1/3  step 20/90  loss 2.0000",
+        "epoch 1/3  step 30/90  loss 0.7500  acc 0.5000  img/s 12,345",
     ]
 
 

@@ -55,7 +55,7 @@ class RunState:
         """The newest of each tag, of the epoch under way alone."""
         self._ended: list[EpochEnd] = []
         self._told, self._best = 0, math.nan
-        self.step = self.epoch = self.total_steps = 0
+        self.step = self.epoch = self.total_steps = self._per_epoch = 0
 
     def read(self) -> list[Point]:
         """Take in what is new; returns it, but for what was there before the run was resumed."""
@@ -78,8 +78,13 @@ class RunState:
         result = read_result(self._paths)
         self._resumed_at = result["resumed_from"]["step"] if "resumed_from" in result else 0
         self.total_steps = result.get("total_steps", 0)
-        if per_epoch := result.get("steps_per_epoch"):
-            self.epochs = -(-self.total_steps // per_epoch)
+        self._per_epoch = result.get("steps_per_epoch", 0)
+        if self._per_epoch:
+            self.epochs = -(-self.total_steps // self._per_epoch)
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether it is an epoch's last, whose numbers come with those of the epoch."""
+        return bool(self._per_epoch and step % self._per_epoch == 0)
 
     def _end_epoch(self) -> None:
         """The epoch's numbers are all there; nothing is new of one that was told before, or before a resume."""
@@ -166,15 +171,15 @@ class RunDisplay:
             taken = len(label) + 2 * len(str(state.total_steps)) + 3 + (BAR + 1) * (self._console.width >= WIDE)
             text = self._fitted({**_in_words(state.of_epoch), **self._left()}, self._console.width - taken)
             self._bar.update(self._task, description=label, total=state.total_steps, completed=state.step, text=text)
-        elif not ended and tags.EPOCH_S not in state.of_epoch and now - self._line_at > PLAIN_LINE_S:
+        elif not ended and not state.ends_epoch(state.step) and now - self._line_at > PLAIN_LINE_S:
             self._line_at = now
             self._print(state.epoch, state.step, "  ".join({**_in_words(state.of_epoch), **self._left()}.values()))
 
     def _print_steps(self, points: list[Point], every: int) -> None:
-        """A line for each step that is due, however many were logged since the last look."""
+        """A line for each step that is due, however many were logged since the last look; an epoch's end has its own."""
         for (epoch, step), group in itertools.groupby(points, key=lambda point: (point.epoch, point.step)):
             values = {point.tag: point.value for point in group}
-            if step % every == 0 and tags.RUNNING_LOSS in values:
+            if step % every == 0 and tags.RUNNING_LOSS in values and not self._state.ends_epoch(step):
                 running = {tag: values[tag] for tag in RUNNING if tag in values}
                 self._print(epoch, step, "  ".join(_in_words(running).values()))
 
