@@ -27,6 +27,8 @@ from expt.runs.result import Host
 
 ARRIVE_S = 300.0
 """How long workers wait for each other to say hello; torch's own default."""
+QUIET_S = 5.0
+"""How long rank 0 waits before it says for whom."""
 ROUND, EARLIER = "expt/round", "expt/earlier"
 
 
@@ -57,14 +59,21 @@ class Rendezvous:
     def gather(self) -> list[Arrival]:
         """Rank 0: every worker, by rank, once all have arrived. Raises RunFailed, naming those that have not."""
         others = {rank: self._key(f"hello/{rank}") for rank in range(1, self._world_size)}
-        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
-            self._store.wait(list(others.values()), timedelta(seconds=self._arrive_s))
-        missing = [rank for rank, key in others.items() if not self._store.check([key])]
-        if missing:
-            who = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-            raise RunFailed(f"rank {who} of {self._world_size} did not arrive within {self._arrive_s:g} s")
+        quiet_s = min(QUIET_S, self._arrive_s)
+        if missing := self._missing(others, quiet_s):
+            print(f"waiting for {missing}, for {self._arrive_s:g} s at most", flush=True)
+            if missing := self._missing(others, max(self._arrive_s - quiet_s, 0.001)):  # 0 would be for ever
+                raise RunFailed(f"{missing} did not arrive within {self._arrive_s:g} s")
         hellos = [Arrival(**json.loads(self._store.get(key))) for key in others.values()]
         return [_arrival(0, ""), *hellos]
+
+    def _missing(self, others: Mapping[int, str], within_s: float) -> str:
+        """Who has not said hello, each by its key, `within_s` from now; empty where all have."""
+        with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
+            self._store.wait(list(others.values()), timedelta(seconds=within_s))
+        missing = [rank for rank, key in others.items() if not self._store.check([key])]
+        who = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        return f"rank {who} of {self._world_size}" if missing else ""
 
     def tell(self, arrivals: list[Arrival], content: Mapping[str, Any]) -> None:
         """Rank 0: let the workers that have arrived hear `content`, which is JSON; `listen` returns it."""

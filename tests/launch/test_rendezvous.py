@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from expt.errors import RunFailed
+from expt.launch import rendezvous
 from expt.launch.rendezvous import ROUND, Arrival, Rendezvous, hosts, interface_towards
 
 
@@ -42,9 +44,28 @@ def test_all_hear_what_rank_0_tells(store: dist.HashStore, threads: ThreadPoolEx
     ] * 2
 
 
-def test_who_does_not_arrive_is_named(store: dist.HashStore) -> None:
+def test_who_does_not_arrive_is_named(store: dist.HashStore, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunFailed, match=r"rank 1, 2, 3, 4, 5, 6, 7, 8, \.\.\. of 12 did not arrive within 0.01 s"):
         Rendezvous(store, rank=0, world_size=12, arrive_s=0.01).gather()
+    assert capsys.readouterr().out.startswith("waiting for rank 1, 2, 3, ")
+
+
+def test_who_comes_late_is_awaited_aloud(
+    store: dist.HashStore,
+    threads: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(rendezvous, "QUIET_S", 0.05)
+    first = Rendezvous(store, rank=0, world_size=2, arrive_s=20)
+    gathered = threads.submit(first.gather)
+    end = time.monotonic() + 20
+    while not (said := capsys.readouterr().out) and time.monotonic() < end:
+        time.sleep(0.005)
+    assert said == "waiting for rank 1 of 2, for 20 s at most\n"
+    other = listening(threads, store, 1)
+    first.tell(gathered.result(20), {})
+    other.result(20)
 
 
 def test_a_rank_0_that_does_not_arrive_is_named(store: dist.HashStore) -> None:
