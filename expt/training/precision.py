@@ -60,9 +60,15 @@ class Precision:
     def _step_if_finite(self, optimizer: Optimizer) -> None:
         """All workers decide alike: they have the same gradients."""
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        bad = ~torch.isfinite(nn.utils.get_total_norm(gradients, torch.inf, foreach=True))
+        bad = ~is_finite(gradients)
         self.skipped += bad
         step_unless(bad, optimizer)
+
+
+def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Whether all values are finite, as a bool [] on their device: nothing is waited for."""
+    with_values = [tensor for tensor in tensors if tensor.numel()]  # torch knows no largest of none
+    return torch.isfinite(nn.utils.get_total_norm(with_values, torch.inf, foreach=True))
 
 
 def _autocast_dtype(amp: bool | Literal["bf16", "fp16"], device: torch.device) -> torch.dtype | None:

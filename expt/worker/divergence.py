@@ -15,6 +15,7 @@ from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.training.metrics import Sums
+from expt.training.precision import is_finite
 
 SHOWN_INDICES = 3
 MEND = "try a lower optimizer.lr or gradient_clip=1.0; on_nan=skip leaves such a step out"
@@ -51,8 +52,7 @@ def all_finite(workers_sums: Iterable[Sequence[float]]) -> bool:
 @torch.no_grad()
 def refuse_weights(module: nn.Module, position: Position) -> None:
     """Raise Diverged if a parameter is not finite. Waits for the device; alike on all workers."""
-    parameters = [p for p in module.parameters() if p.is_floating_point()]
-    if parameters and not torch.isfinite(nn.utils.get_total_norm(parameters, torch.inf, foreach=True)):
+    if not is_finite(p for p in module.parameters() if p.is_floating_point() or p.is_complex()):
         raise Diverged(f"the weights are not finite after step {position.step} (epoch {position.epoch}); {MEND}")
 
 

@@ -74,6 +74,18 @@ def test_weights_that_are_not_finite_are_not_saved(value: float) -> None:
         divergence.refuse_weights(module, position)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64])
+def test_weights_of_any_kind_are_looked_at(dtype: torch.dtype) -> None:
+    module, position = nn.Module(), Position(10, 30, epoch=1, step=4)
+    divergence.refuse_weights(module, position)
+    module.none, module.plain = nn.Parameter(torch.ones(0, 3)), nn.Parameter(torch.ones(3))
+    module.other = nn.Parameter(torch.full((3,), 3e38).to(dtype))
+    divergence.refuse_weights(module, position)
+    module.other = nn.Parameter(torch.full((3,), math.nan).to(dtype))
+    with pytest.raises(Diverged, match="the weights are not finite"):
+        divergence.refuse_weights(module, position)
+
+
 def test_everyones_sums_are_looked_at() -> None:
     assert divergence.all_finite([[1.0, 2.0], [0.0]])
     assert not divergence.all_finite([[1.0, 2.0], [math.nan]])

@@ -176,7 +176,7 @@ class RunDisplay:
             self._print(state.epoch, state.step, "  ".join({**_in_words(state.of_epoch), **self._left()}.values()))
 
     def _print_steps(self, points: list[Point], every: int) -> None:
-        """A line for each step that is due, however many were logged since the last look; an epoch's end has its own."""
+        """A line for each step that is due, however many were logged since the last look; epochs' ends have theirs."""
         for (epoch, step), group in itertools.groupby(points, key=lambda point: (point.epoch, point.step)):
             values = {point.tag: point.value for point in group}
             if step % every == 0 and tags.RUNNING_LOSS in values and not self._state.ends_epoch(step):
