@@ -14,6 +14,7 @@ from typing import Any, TextIO, cast
 import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.sweeper import Sweeper
@@ -83,9 +84,11 @@ def _composed_once() -> Iterator[None]:
 
     def get_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
         try:
+            if any(word.is_sweep_override() for word in OverridesParser.create().parse_overrides(overrides)):
+                return real(self, config_name, overrides)
             composed = self.config_loader.load_configuration(config_name, overrides, RunMode.RUN)
-        except Exception:  # a sweep, or a mistake that Hydra will come to
-            return real(self, config_name, overrides)
+        except Exception:  # a mistake, which Hydra will come to
+            return None
         mode = composed.hydra.mode
         if mode is None:  # then Hydra asks for a run
             composed.hydra.mode = RunMode.RUN
