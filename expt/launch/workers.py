@@ -111,10 +111,12 @@ class Workers:
 def start(attempt: Attempt) -> Workers:
     """Start the workers of this attempt at a run, and return at once.
 
-    Raises ConfigError where the folder or the checkpoint is another run's, RunFailed where no port is free.
+    Raises ConfigError where the folder or the checkpoint is another run's, RunFailed where they could not meet.
     """
     config, paths = attempt.request.config, attempt.paths
     together = config.world_size > 1
+    if together:
+        check_loopback()
     # The port is ours from here on, and out of reach for other machines.
     with _held_port() as listener:
         port = listener.getsockname()[1]
@@ -129,6 +131,16 @@ def start(attempt: Attempt) -> Workers:
             workers.stop()
             raise
     return workers
+
+
+def check_loopback() -> None:
+    """Raise RunFailed where this machine cannot reach itself, as in a container whose network is off."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((LOOPBACK, 9))  # no packet leaves
+    except OSError as error:
+        mend = "bring it up, as by `ip link set lo up`, or use world_size=1"
+        raise RunFailed(f"{LOOPBACK}: {error.strerror}; the workers meet at the loopback interface: {mend}") from error
 
 
 def _held_port() -> socket.socket:

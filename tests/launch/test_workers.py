@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from expt.errors import Interrupted, RunFailed
 from expt.launch.processes import FINISHED
-from expt.launch.workers import Workers
+from expt.launch.workers import Workers, check_loopback
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 
@@ -49,3 +51,24 @@ def test_an_end_with_another_code_is_a_failure_whatever_the_record_says(tmp_path
     create_result(RunPaths(tmp_path), status="completed")
     with pytest.raises(RunFailed, match=f"rank 1 of 2 exited with code {code}"):
         workers(tmp_path, FINISHED, code).poll()
+
+
+CLONE_NEWNET = 0x40000000
+"""A network of its own, in which nothing is up."""
+
+
+def test_workers_that_cannot_meet_are_not_started() -> None:
+    check_loopback()
+
+    def told_without_network() -> str:
+        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):  # of this thread alone
+            return ""
+        with pytest.raises(RunFailed) as raised:
+            check_loopback()
+        return str(raised.value)
+
+    with ThreadPoolExecutor(1) as thread:
+        told = thread.submit(told_without_network).result()
+    if not told:
+        pytest.skip("may not take the network away, as root may")
+    assert told.startswith("127.0.0.1: Network is unreachable; the workers meet at the loopback interface: bring it up")
