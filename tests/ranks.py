@@ -1,0 +1,44 @@
+"""Ranks of a real process group, forked from the test: they meet in a file, and talk by gloo over loopback."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from expt.training.collectives import Worker, process_group
+
+TIMEOUT_S = 20.0
+
+
+def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:
+    """What each of `size` ranks returns, plain containers alone, from `each`; `folder` must be new."""
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    store = folder / "store"
+    ranks = [context.Process(target=_rank, args=(rank, size, store, pipes[rank][1], each)) for rank in range(size)]
+    for rank in ranks:
+        rank.start()
+    for _, theirs in pipes:
+        theirs.close()
+    try:
+        return [mine.recv() for mine, _ in pipes]
+    finally:
+        for rank in ranks:
+            rank.join(TIMEOUT_S)
+            rank.kill()
+
+
+def _rank(rank: int, size: int, store: Path, answer: Connection, each: Callable[[Worker], Any]) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    worker = Worker(rank=rank, world_size=size, local_rank=rank, local_world_size=size, device=torch.device("cpu"))
+    meeting = dist.FileStore(str(store), size)
+    with process_group(worker, backend="gloo", timeout_s=TIMEOUT_S, store=meeting):
+        answer.send(each(worker))

@@ -1,0 +1,92 @@
+"""What ranks tell one another, by a real process group; and a single worker, which has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from expt.training import collectives
+from expt.training.collectives import Worker
+from tests.ranks import together
+
+CPU = torch.device("cpu")
+ENVIRONMENT = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+
+
+class Net(nn.Module):
+    """Parameters of two data types, and buffers of two, each full of one number."""
+
+    mean: torch.Tensor
+    count: torch.Tensor
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.low = nn.Parameter(torch.full((2, 2), float(number), dtype=torch.bfloat16))
+        self.single = nn.Parameter(torch.full((3,), float(number)))
+        self.register_buffer("mean", torch.full((2,), float(number)))
+        self.register_buffer("count", torch.tensor(number))
+
+    @property
+    def numbers(self) -> list[Any]:
+        return [tensor.flatten().tolist() for tensor in (self.low, self.single, self.mean, self.count)]
+
+
+def all_of_them(rank: int) -> dict[str, Any]:
+    """Each collective once, and what became of what was given."""
+    mine, buffers, everything = torch.tensor([rank + 1.0, 10.0]), Net(rank + 7), Net(rank + 7)
+    collectives.broadcast_buffers(buffers)
+    collectives.broadcast_parameters(everything)
+    told: dict[str, Any] = collectives.from_rank_0({"x": torch.tensor([2.5]), "y": "text"} if rank == 0 else None, CPU)
+    return {
+        "sum": collectives.sum_across_workers(mine).tolist(),
+        "max": collectives.max_across_workers([float(rank), -float(rank)], CPU),
+        "told": (told["x"].tolist(), told["y"]),
+        "gathered": collectives.gather_across_workers(f"rank {rank}"),
+        "stacked": collectives.stack_across_workers(mine).tolist(),
+        "buffers": buffers.numbers,
+        "everything": everything.numbers,
+        "mine": mine.tolist(),
+    }
+
+
+def test_every_rank_comes_to_the_same(tmp_path: Path) -> None:
+    for rank, found in enumerate(together(tmp_path, 3, lambda worker: all_of_them(worker.rank))):
+        own = rank + 7
+        assert found == {
+            "sum": [6.0, 30.0],
+            "max": [2.0, 0.0],
+            "told": ([2.5], "text"),
+            "gathered": ["rank 0", "rank 1", "rank 2"],
+            "stacked": [[1.0, 10.0], [2.0, 10.0], [3.0, 10.0]],
+            "buffers": [[own] * 4, [own] * 3, [7] * 2, [7]],
+            "everything": [[7] * 4, [7] * 3, [7] * 2, [7]],
+            "mine": [rank + 1.0, 10.0],
+        }
+
+
+def test_a_single_worker_talks_to_itself() -> None:
+    alone = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=CPU)
+    with collectives.process_group(alone, backend="gloo", timeout_s=1.0):
+        assert not dist.is_initialized()
+        assert all_of_them(0) == {
+            "sum": [1.0, 10.0],
+            "max": [0.0, 0.0],
+            "told": ([2.5], "text"),
+            "gathered": ["rank 0"],
+            "stacked": [[1.0, 10.0]],
+            "buffers": [[7] * 4, [7] * 3, [7] * 2, [7]],
+            "everything": [[7] * 4, [7] * 3, [7] * 2, [7]],
+            "mine": [1.0, 10.0],
+        }
+
+
+@pytest.mark.parametrize(("gpus", "device"), [([], "cpu"), ([0, 1], "cuda:1"), ([3], "cuda:3")])
+def test_a_worker_as_the_launcher_describes_it(gpus: list[int], device: str) -> None:
+    found = collectives.worker_from(ENVIRONMENT, gpus=gpus)
+    assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (5, 8, 1, 4)
+    assert found.device == torch.device(device)

@@ -1,0 +1,61 @@
+"""When workers meet, and what they agree on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from expt.training.collectives import Worker
+from expt.worker import agreement
+from expt.worker.agreement import Agreement
+from tests.ranks import together
+from tests.worker.conftest import ALONE
+
+
+def test_a_single_worker_decides_after_every_step() -> None:
+    asked: list[bool] = []
+    alone = Agreement(ALONE, asked_to_stop=lambda: bool(asked))
+    assert [alone.after_step(save=save) for save in (False, True, False)] == [False, True, False]
+    assert not alone.stopping
+    asked.append(True)
+    assert not alone.after_step(save=False)
+    assert alone.stopping
+    asked.clear()
+    assert not alone.meet(save=False)
+    assert alone.stopping, "what was agreed on stays"
+
+
+class Clock:
+    """Stands until it is moved."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_all_save_and_stop_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower's step takes 0.125 s: they meet after the first, then after each second."""
+
+    def each(worker: Worker) -> list[tuple[bool, bool]]:
+        clock, done = Clock(), list[tuple[bool, bool]]()
+        monkeypatch.setattr(agreement, "time", clock)
+        asked = Agreement(worker, asked_to_stop=lambda: worker.rank == 0 and len(done) >= 3)
+        for _ in range(6):
+            clock.now += 0.125 if worker.rank == 1 else 0.001
+            done.append((asked.after_step(save=worker.rank == 1), asked.stopping))
+        return [*done, (asked.meet(save=False), asked.stopping)]
+
+    both = together(tmp_path, 2, each)
+    expected = [(True, False), (False, False), (True, False), (False, False), (True, True), (False, True)]
+    assert both == [[*expected, (False, True)]] * 2
+
+
+def test_fast_steps_do_not_put_a_meeting_off_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def each(worker: Worker) -> list[int]:
+        monkeypatch.setattr(agreement, "time", Clock())  # a step takes no time at all
+        asked = Agreement(worker, asked_to_stop=lambda: False)
+        return [step for step in range(1, 2002) if asked.after_step(save=True)]
+
+    assert together(tmp_path, 2, each) == [[1, 1001, 2001]] * 2
