@@ -14,12 +14,13 @@ import numpy as np
 from filelock import FileLock
 
 from expt.config import groups
+from expt.config.schema import RunConfig
 from expt.data.cache import Arrays, cache_dir, decoded
 from expt.data.classes import CLASS_NAMES
 from expt.data.download import fetch
 from expt.data.formats import read_cifar, read_idx
 from expt.data.image_folder_cache import prepare_folder
-from expt.errors import DataError
+from expt.errors import ConfigError, DataError
 
 __all__ = ["Arrays", "DatasetConfig", "Split", "cache_dir", "load", "prepare"]
 
@@ -72,6 +73,29 @@ _CIFAR = {
 class _Missing(NamedTuple):
     names: tuple[str, ...]
     folders: tuple[Path, ...]
+
+
+def refuse_missing_parts(config: RunConfig) -> None:
+    """Raise ConfigError where a folder of images has not what is to be evaluated: before anything is decoded."""
+    if isinstance(config.dataset, groups.ImageFolder):
+        root = Path(config.dataset.root).expanduser()
+        val = config.dataset.val_fraction > 0 or (root / "val").is_dir()
+        refuse_missing(config, val=val, test=(root / "test").is_dir())
+
+
+def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
+    """Raise ConfigError where the images of `val` or `test` are not there, and are to be evaluated."""
+    root = getattr(config.dataset, "root", None)
+    if not val and config.eval_split == "val":
+        raise ConfigError(
+            f"dataset.val_fraction={config.dataset.val_fraction}: leaves nothing to evaluate on, for there is no "
+            f"{root}/val; hold some of train out, or use eval_split=test"
+        )
+    if not test and "test" in (config.eval_split, config.objective.partition("/")[2]):
+        key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
+        raise ConfigError(
+            f"{key}: there is no test set, for there is no {root}/test; use eval_split=val objective=accuracy/val"
+        )
 
 
 def prepare(dataset: DatasetConfig) -> None:

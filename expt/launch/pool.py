@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 
 from expt import signals
-from expt.data.files import prepare
+from expt.data.files import prepare, refuse_missing_parts
 from expt.data.fingerprint import refuse_changed
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost, warn
 from expt.launch import workers
@@ -112,6 +112,7 @@ class Pool:
         try:
             if job.error:
                 raise job.error
+            refuse_missing_parts(request_of(job).config)
             with signals.heeded_at_once():
                 prepare(request_of(job).config.dataset)  # once for all its workers, before any could try the same
             self._queue(number, job)

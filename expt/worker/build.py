@@ -14,6 +14,7 @@ from expt.config.identity import hyperparameters, shown
 from expt.config.schema import RunConfig
 from expt.data import build as data_build
 from expt.data.build import Data
+from expt.data.files import refuse_missing
 from expt.data.loading import Shard
 from expt.errors import ConfigError
 from expt.models import build as model_build
@@ -48,23 +49,8 @@ def build_data(config: RunConfig, worker: Worker) -> Data:
         num_workers=num_workers if isinstance(num_workers, int) else config.threads,
         batch_parts=config.world_size * config.gradient_accumulation,
     )
-    _refuse_missing_split(config, data)
+    refuse_missing(config, val=data.val is not None, test=data.test is not None)
     return data
-
-
-def _refuse_missing_split(config: RunConfig, data: Data) -> None:
-    """A folder of images shows only here what it has."""
-    root = getattr(config.dataset, "root", None)
-    if data.val is None and config.eval_split == "val":
-        raise ConfigError(
-            f"dataset.val_fraction={config.dataset.val_fraction}: leaves nothing to evaluate on, for there is no "
-            f"{root}/val; hold some of train out, or use eval_split=test"
-        )
-    if data.test is None and "test" in (config.eval_split, config.objective.partition("/")[2]):
-        key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
-        raise ConfigError(
-            f"{key}: there is no test set, for there is no {root}/test; use eval_split=val objective=accuracy/val"
-        )
 
 
 def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from expt.runs import folder_lock
 from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work, is_held
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, create_result, read_result
+from tests.data.test_build import folder_config
 from tests.requests import request
 
 
@@ -170,6 +172,27 @@ def test_a_refused_job_never_starts(world: World) -> None:
     world.run(job)
     assert (job.status, job.refused, world.started) == (FAILED, True, [])
     assert world.told.events == [("ended", "a", FAILED)]
+
+
+@pytest.mark.parametrize(
+    ("there", "options", "text"),
+    [
+        ("val", {"eval_split": "test"}, r"^eval_split=test: there is no test set, for there is no .*/test; use"),
+        ("val", {"objective": "loss/test"}, "^objective=loss/test: there is no test set"),
+        ("test", {"eval_split": "val"}, r"^dataset\.val_fraction=0\.0: leaves nothing to evaluate on"),
+    ],
+)
+def test_a_missing_part_of_a_folder_is_told_before_any_image_is_decoded(
+    there: str, options: dict[str, Any], text: str, world: World
+) -> None:
+    root = world.folder / "images"
+    for part in ("train", there):
+        (root / part / "cat").mkdir(parents=True)
+        (root / part / "cat/bad.png").write_text("no image")
+    job = world.job("a", dataset=folder_config(root, val_fraction=0.0), **options)
+    world.run(job)
+    assert (isinstance(job.error, ConfigError), world.started) == (True, [])
+    assert re.search(text, str(job.error))
 
 
 def test_a_job_that_is_done_is_left_alone(world: World) -> None:
