@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 import shlex
@@ -70,6 +71,8 @@ def _meant(key: str, known: Collection[str]) -> str:
     """A hint to the keys that end alike, `lr` to `optimizer.lr`; else to the nearest of as many parts."""
     if (elsewhere := ELSEWHERE.get(_last(key))) in known:
         return f" Did you mean '{elsewhere}'?"
+    if key in _keys_of_the_pool():
+        return f" Did you mean 'hydra.launcher.{key}'?"
     full = {last: [name for name in sorted(known) if name.rpartition(".")[2] == last] for last in map(_last, known)}
     if alike := full.get(_last(key)):
         return f" Did you mean {' or '.join(map(repr, alike[:3]))}?"
@@ -77,6 +80,12 @@ def _meant(key: str, known: Collection[str]) -> str:
         return hint
     near = difflib.get_close_matches(_last(key), full, n=1)
     return f" Did you mean '{full[near[0]][0]}'?" if near else ""
+
+
+def _keys_of_the_pool() -> set[str]:
+    from expt.launch.job import Options  # late: for a mistake alone
+
+    return {"dry_run", *(field.name for field in dataclasses.fields(Options))}
 
 
 def _is_own(group: str, overrides: Sequence[str]) -> bool:

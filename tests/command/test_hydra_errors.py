@@ -32,6 +32,8 @@ MISTAKES = {
     "dataset=image_folder": "dataset.root: has no value; give one, as in dataset.root=...",
     "gpus=4": "gpus=4: this machine has no GPUs; use gpus=0 to run on the CPU",
     "world_size=3": "batch_size=64: is the global batch and must divide by 3 workers; use 63 or 66",
+    "dry_run=true": "dry_run=true: there is no key 'dry_run'. Did you mean 'hydra.launcher.dry_run'?",
+    "retries=1": "retries=1: there is no key 'retries'. Did you mean 'hydra.launcher.retries'?",
     "lr=0.1": "lr=0.1: there is no key 'lr'. Did you mean 'optimizer.lr'?",
     "lrr=0.1": "lrr=0.1: there is no key 'lrr'. Did you mean 'optimizer.lr'?",
     "learning_rate=0.1": "learning_rate=0.1: there is no key 'learning_rate'. Did you mean 'optimizer.lr'?",
