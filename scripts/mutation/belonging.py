@@ -42,7 +42,9 @@ BESIDE: dict[str, tuple[str, ...]] = {
 
 
 def tests_of(module: str) -> list[str]:
-    """Files of tests, those that tell soonest first; `module` is a path such as expt/runs/resume.py."""
+    """Files of tests, those that tell soonest first; `module` is a path such as expt/runs/resume.py, or such a file."""
+    if module.startswith("tests/"):
+        return [module]
     name = module.removeprefix("expt/").removesuffix(".py")
     package, _, last = name.partition("/")
     own = ROOT / "tests" / package / f"test_{last.rpartition('/')[2]}.py"
