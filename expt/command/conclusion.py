@@ -11,7 +11,7 @@ from rich.console import Console
 
 from expt.errors import warn
 from expt.runs.paths import RunPaths
-from expt.runs.result import FAILED, LOST, FoundRecord
+from expt.runs.result import DAMAGED, FAILED, LOST, FoundRecord
 from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.progress import resume_command, shown_path
@@ -37,6 +37,11 @@ def conclude(console: Console, folder: Path, sort: str | None = None, *, reverse
             _print_failure(console, run)
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
+    for run in (run for run in runs if run["status"] == DAMAGED):
+        say(
+            console,
+            f"damaged      {shown_path(RunPaths(run['folder']).result)} is no record of a run, and counts nowhere",
+        )
     say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))
     say(console, f"look at it   tensorboard --logdir {logdir}")

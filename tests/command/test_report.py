@@ -234,5 +234,6 @@ def test_a_malformed_record_is_damaged_and_hides_no_other(record: dict[str, Any]
     lines = [line.split() for line in told()]
     assert [line[1] for line in lines if line[0].endswith("lr=1")] == ["damaged"]
     (outputs / "sweeps/s/multirun.yaml").touch()
-    assert "damaged" in "".join(told("outputs/sweeps/s"))
+    named = "damaged      outputs/sweeps/s/lr=1/result.json cannot be read, and counts nowhere"
+    assert named in told("outputs/sweeps/s")
     assert len(told("--csv", "-")) == 1 + 4
