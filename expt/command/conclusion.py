@@ -38,10 +38,7 @@ def conclude(console: Console, folder: Path, sort: str | None = None, *, reverse
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
     for run in (run for run in runs if run["status"] == DAMAGED):
-        say(
-            console,
-            f"damaged      {shown_path(RunPaths(run['folder']).result)} is no record of a run, and counts nowhere",
-        )
+        say(console, f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts nowhere")
     say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))
     say(console, f"look at it   tensorboard --logdir {logdir}")
