@@ -56,10 +56,13 @@ class LayerValues:
 
 
 def layers(module: nn.Module) -> dict[str, list[tuple[str, nn.Parameter]]]:
-    """The trained parameters of each submodule that has some of its own, with their names in the whole model."""
+    """The trained parameters of each submodule that has some of its own, with their names in the whole model.
+
+    Without those that are empty, of which there is nothing to show.
+    """
     found: dict[str, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and parameter.numel():
             found.setdefault(name.rpartition(".")[0] or "model", []).append((name, parameter))
     return found
 

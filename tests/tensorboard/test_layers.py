@@ -10,6 +10,7 @@ from expt.tensorboard.layers import layers, norms, parameter_table
 def test_norms_of_layers() -> None:
     frozen = torch.nn.Linear(4, 2, bias=False).requires_grad_(False)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), frozen)
+    model.empty = torch.nn.Parameter(torch.zeros(0, 3))
     found = layers(model)
     assert {layer: [name for name, _ in own] for layer, own in found.items()} == {"0": ["0.weight", "0.bias"]}
     both = [[p.detach() for p in model[0].parameters()], [frozen.weight]]
