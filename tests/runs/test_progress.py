@@ -197,6 +197,7 @@ def test_lines_are_printed_every_so_many_steps_however_late_one_looks(tmp_path: 
         writer.write(step, 1, {"running/loss": step / 10})
     writer.write(30, 1, {**OF_EPOCH, "loss/train": 0.75})
     writer.write(30, 1, {"best/accuracy/val": 0.25})
+    writer.write(40, 2, {"running/loss": 4.0})
     writer.close()
     out = io.StringIO()
     with RunDisplay(paths, Console(file=out), epochs=4, print_every=10) as display:
@@ -205,6 +206,7 @@ def test_lines_are_printed_every_so_many_steps_however_late_one_looks(tmp_path: 
         "epoch 1/3  step 10/90  loss 1.0000",
         "epoch 1/3  step 20/90  loss 2.0000",
         "epoch 1/3  step 30/90  loss 0.7500  acc 0.5000  img/s 12,345",
+        "epoch 2/3  step 40/90  loss 4.0000",
     ]
 
 

@@ -158,12 +158,15 @@ class RunDisplay:
             say(self._console, f"[rank {rank}] {line}")
         state = self._state
         points = state.read()
-        if self._print_every:
-            self._print_steps(points, self._print_every)
+        steps = self._due(points, self._print_every) if self._print_every else []
         ended = state.take_ended(last=last)
         for end in ended:
             self._line_at = now
+            while steps and steps[0][1] < end.step:  # both as they came, however late one looks
+                self._print(*steps.pop(0))
             self._print_epoch(end, left=end is ended[-1])
+        for epoch, step, text in steps:
+            self._print(epoch, step, text)
         if not points or not state.total_steps:
             return
         if self._bar and self._task is not None:
@@ -175,13 +178,15 @@ class RunDisplay:
             self._line_at = now
             self._print(state.epoch, state.step, "  ".join({**_in_words(state.of_epoch), **self._left()}.values()))
 
-    def _print_steps(self, points: list[Point], every: int) -> None:
+    def _due(self, points: list[Point], every: int) -> list[tuple[int, int, str]]:
         """A line for each step that is due, however many were logged since the last look; epochs' ends have theirs."""
+        due = list[tuple[int, int, str]]()
         for (epoch, step), group in itertools.groupby(points, key=lambda point: (point.epoch, point.step)):
             values = {point.tag: point.value for point in group}
             if step % every == 0 and tags.RUNNING_LOSS in values and not self._state.ends_epoch(step):
                 running = {tag: values[tag] for tag in RUNNING if tag in values}
-                self._print(epoch, step, "  ".join(_in_words(running).values()))
+                due.append((epoch, step, "  ".join(_in_words(running).values())))
+        return due
 
     def _print_epoch(self, end: EpochEnd, *, left: bool) -> None:
         """The epoch's own numbers, none of before or since."""
