@@ -246,6 +246,8 @@ def _in_namespace(kind: str, prelude: str, *words: str, cwd: Path) -> subprocess
 
 def test_a_machine_without_a_free_port_ends_the_run_with_a_word(tmp_path: Path) -> None:
     take_all = (
+        "import fcntl, struct\n"
+        'fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh", b"lo", 1))\n'  # SIOCSIFFLAGS, IFF_UP
         'open("/proc/sys/net/ipv4/ip_local_port_range", "w").write("50000 50000")\n'
         'held = socket.create_server(("127.0.0.1", 50000))'
     )
