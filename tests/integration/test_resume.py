@@ -63,6 +63,7 @@ def _kill_at(folder: Path, arguments: tuple[str, ...], step: int) -> None:
     while process.poll() is None and time.monotonic() < end:
         if metrics.exists() and f'"step": {step},' in metrics.read_text() and any(folder.glob("checkpoints/last.pt")):
             break
+        time.sleep(0.005)  # the workers need the core
     assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
