@@ -15,7 +15,10 @@ from typing import Any
 from expt import signals
 
 WORKER_MODULES = ("expt.launch.preload",)
-SWEEP_MODULES = ("torch.utils.tensorboard",)
+SWEEP_MODULES = (
+    *("torch.utils.tensorboard", "tensorboard.plugins.hparams.metadata"),
+    *("numpy.random", "torch.utils.serialization.config"),
+)
 """More to import before the first run, where many runs share the forkserver."""
 
 
