@@ -78,9 +78,15 @@ def refuse_used_folder(arguments: Sequence[str]) -> None:
     for argument in arguments:
         key, _, value = argument.partition("=")
         folder = Path(unquoted(value))
-        if key != "hydra.run.dir" or not RunPaths(folder).result.exists() or "resume=auto" in arguments:
+        if key != "hydra.run.dir" or "resume=auto" in arguments:
             continue
-        ended = read_result(RunPaths(folder)).get("status") in (COMPLETED, DAMAGED)
+        paths = RunPaths(folder)
+        if not paths.result.exists():
+            for path in (paths.metrics, paths.checkpoints, paths.logs(0).parent):
+                if path.exists():
+                    raise ConfigError(f"hydra.run.dir={folder}: holds {path.name} already; choose another folder")
+            continue
+        ended = read_result(paths).get("status") in (COMPLETED, DAMAGED)
         mend = "" if ended else ", or resume that run with resume=auto beside what has changed"
         raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder{mend}")
 

@@ -15,9 +15,15 @@ SETTINGS = "config.yaml"
 
 
 def leave_no_trace(run_paths: RunPaths) -> None:
-    """Remove the folder that Hydra made for a run that cannot start, unless it holds something."""
+    """Remove the folder that Hydra made for a run that cannot start, unless it holds something.
+
+    Where the run was to resume, Hydra has written nothing, and what is there is of before.
+    """
     with contextlib.suppress(OSError):  # a disk that is read-only now; why it cannot start is still to be told
-        if run_paths.result.exists() or run_paths.logs(0).exists() or is_held(run_paths):
+        resumes = HydraConfig.initialized() and HydraConfig.get().output_subdir is None
+        if resumes or run_paths.result.exists() or run_paths.logs(0).exists() or run_paths.has_trained():
+            return
+        if is_held(run_paths):
             return
         own = (run_paths.hydra / SETTINGS, run_paths.hydra_settings, run_paths.overrides, run_paths.lock)
         for path in own:

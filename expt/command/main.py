@@ -38,7 +38,7 @@ from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch.launcher import Launcher, launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, read_result
+from expt.runs.result import COMPLETED, objective_of, read_result
 from expt.runs.typed import quoted
 from expt.runs.view import leaderboard
 
@@ -127,7 +127,7 @@ class Task:
         self.outcome.add(run_paths, COMPLETED)
         if sweep and signals.asked():  # while the run was about to end by itself: no further one
             raise KeyboardInterrupt
-        return read_result(run_paths)["objective"]["value"]
+        return objective_of(read_result(run_paths))
 
     def _request(
         self, config: RunConfig, run_paths: RunPaths, settings: Mapping[str, Any], *, sweep: bool

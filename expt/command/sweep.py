@@ -111,15 +111,15 @@ class Multirun:
 
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, where a new sweep's folder holds nothing but refused runs."""
-        refused = [job for job in jobs if job.refused and not job.paths.logs(0).exists()]
+        refused = [job for job in jobs if job.refused and job.paths.holds_refusal_alone()]
         if len(refused) < len(jobs) or {path.folder for path, _ in results(self.folder)} != {
             job.paths.folder for job in refused
         }:
             return
         self._task.outcome.sweep_folder = None
         for job in refused:
-            for path in job.paths.folder.iterdir():
-                path.unlink()
+            for path in (job.paths.result, job.paths.lock, *job.paths.event_files()):
+                path.unlink(missing_ok=True)
             job.paths.folder.rmdir()
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 

@@ -117,9 +117,10 @@ class SweepDisplay:
         self._states.pop(job, None)
 
     def _show_printed(self, job: Job, *, last: bool = False) -> None:
-        if printed := self._printed.get(job):
-            for rank, line in printed.new(last=last):
-                say(self._console, f"[{job.name}, rank {rank}] {line}")
+        printed = self._printed.get(job)
+        lines = [f"[{job.name}, rank {rank}] {line}" for rank, line in printed.new(last=last)] if printed else []
+        if lines:
+            say(self._console, "\n".join(lines))
 
     def _line(self, what: str, job: Job, text: str, style: str = "dim") -> None:
         ended = sum(self._counts.values()) + self._skipped

@@ -24,7 +24,7 @@ from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, results
+from expt.runs.result import COMPLETED, DAMAGED, Record, objective_of, read_result, results
 
 ASKED, OF_SETTINGS = "asked:", "settings:"
 """Before the keys of runs that had no configuration, and of an older version's, which knew runs by their settings."""
@@ -47,7 +47,7 @@ class ComposedRun:
         job, returned = self.job, self.returned
         if job.status == COMPLETED:
             returned.status = JobStatus.COMPLETED
-            returned.return_value = read_result(job.paths)["objective"]["value"]
+            returned.return_value = objective_of(read_result(job.paths))
         else:
             returned = self.returned = fail(returned, job.error or ExptError("was not started"))
         return returned

@@ -16,7 +16,6 @@ from expt.launch.pool import Pool
 from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work
 from expt.runs.request import RunRequest
-from expt.runs.result import read_result
 from expt.runs.view.progress import RunDisplay, resume_command, watched
 from expt.runs.view.summary import print_summary
 
@@ -29,9 +28,10 @@ ABOUT_DP = (
 def run(request: RunRequest, on_start: Callable[[], None] | None = None) -> None:
     """Train what is asked for, in its folder. Raises ConfigError, RunFailed or Interrupted.
 
-    Where its workers refuse to begin, nothing of it is left in a new folder: the mended command may name it again.
+    Where it is refused before it has come to anything, nothing of it is left in a new folder: the mended command may
+    name it again. What was there before stays, whatever it is.
     """
-    console, is_new = Console(), not request.paths.result.exists()
+    console, is_new = Console(), request.paths.is_new()
     if request.config.strategy == "dp":
         console.print(ABOUT_DP, highlight=False, soft_wrap=True)
     try:
@@ -41,7 +41,7 @@ def run(request: RunRequest, on_start: Callable[[], None] | None = None) -> None
         else:
             _run_workers(request, on_start, console)
     except ConfigError as error:
-        if is_new and not isinstance(error, FolderInUse) and "total_steps" not in read_result(request.paths):
+        if is_new and not isinstance(error, FolderInUse) and not request.paths.has_trained():
             request.paths.remove_refused()
         raise
     print_summary(console, request.paths)

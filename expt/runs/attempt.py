@@ -127,7 +127,10 @@ def record_refusal(paths: RunPaths, about: Record, request: RunRequest | None, e
     if request is not None:
         record.update(_identified(request.config, request.content))
     with at_work(paths):
-        create_result(paths, may_exist=True, **record)
+        if paths.has_trained():  # before: what it has come to is kept
+            update_result(paths, **record)
+        else:
+            create_result(paths, may_exist=True, **record)
 
 
 def _identified(config: RunConfig, content: Content) -> Record:

@@ -115,10 +115,23 @@ class RunPaths:
         for path in (self.metrics, *self.event_files()):
             path.unlink(missing_ok=True)
 
+    def is_new(self) -> bool:
+        """Whether the folder holds nothing yet, but what Hydra and the lock have put there."""
+        return not self.folder.exists() or {*self.folder.iterdir()} <= {self.hydra, self.lock}
+
+    def holds_refusal_alone(self) -> bool:
+        """Whether the folder holds nothing but the record of a run that could not start."""
+        return {*self.folder.iterdir()} <= {self.result, self.lock, *self.event_files()}
+
+    def has_trained(self) -> bool:
+        """Whether there is a checkpoint, or a number."""
+        return self.checkpoints.exists() or (self.metrics.exists() and self.metrics.stat().st_size > 0)
+
     def remove_refused(self) -> None:
-        """Remove what a run has left that was refused before its first step: its record and its logs."""
+        """Remove what a run has left that was refused before it had come to anything; its folder was new."""
         shutil.rmtree(self.logs(0).parent, ignore_errors=True)
-        self.result.unlink(missing_ok=True)
+        for path in (self.result, self.metrics, *self.event_files()):
+            path.unlink(missing_ok=True)
 
     def logs(self, attempt: int) -> Path:
         """The folder of one attempt's logs, one folder a rank in it."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
+STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED)
 DAMAGED, LOST = "damaged", "lost"
 """Said of a run whose result.json cannot be read, and of one that was killed and so could not say that it no longer
 runs; no run says it of itself."""
@@ -131,17 +132,23 @@ def read_result(paths: RunPaths) -> Record:
         return {}
     except (ValueError, AttributeError, RecursionError):  # no JSON, no object, other types
         return {"status": DAMAGED}
-    return content
+    return content if content.get("status") in STATUSES else {"status": DAMAGED}  # another program's
+
+
+def objective_of(record: Record) -> float:
+    """What the run is chosen by; nan where it was not measured, or the record has lost it."""
+    value = record.get("objective", {}).get("value")
+    return math.nan if value is None else value
 
 
 def set_aside_damaged(paths: RunPaths) -> bool:
-    """Give a damaged result.json another name, with a warning, so that nothing is lost; returns whether it was so."""
+    """Give a damaged result.json, or another program's, another name, with a warning; returns whether it was so."""
     if read_result(paths).get("status") != DAMAGED:
         return False
     names = (paths.result.with_name(f"{paths.result.name}.damaged{number or ''}") for number in itertools.count())
     aside = next(name for name in names if not name.exists())
     paths.result.rename(aside)
-    warn(f"{paths.result}: is damaged, and set aside as {aside.name}")
+    warn(f"{paths.result}: is damaged, or no run's, and set aside as {aside.name}")
     return True
 
 
@@ -200,8 +207,8 @@ def result_of_any(paths: RunPaths) -> Record:
         written = json.loads(paths.result.read_bytes()) if content.get("status") == DAMAGED else content
     except (OSError, ValueError, RecursionError):
         return {"status": DAMAGED} if paths.result.is_file() else {}
-    known = (RUNNING, LOST, COMPLETED, FAILED, INTERRUPTED)
-    return content if isinstance(written, dict) and written.get("status") in known else {}
+    known = isinstance(written, dict) and written.get("status") in {*STATUSES, LOST}
+    return content if known else {}
 
 
 @functools.cache

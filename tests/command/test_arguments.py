@@ -111,6 +111,14 @@ def test_a_folder_that_holds_a_run_is_taken_by_that_run_alone(tmp_path: Path) ->
     refuse_used_folder([f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={run}"])
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints", "logs"])
+def test_a_folder_that_holds_what_a_run_would_write_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"holds {name} already; choose another folder"):
+        refuse_used_folder([f"hydra.run.dir={tmp_path}"])
+    refuse_used_folder([f"hydra.run.dir={tmp_path}", "resume=auto"])
+
+
 @pytest.mark.parametrize(
     ("typed", "told"),
     [

@@ -218,6 +218,12 @@ def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(tmp_path: Path, monke
         expt.sweep("batch_size=63,65")
     assert len(refused.value.problems) == 2
     assert not any(tmp_path.iterdir())
+    mine = tmp_path / "mine/batch_size=63/notes.txt"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    with pytest.raises((ConfigError, RunFailed)):
+        expt.sweep("batch_size=63,65", "hydra.sweep.dir=mine")
+    assert mine.exists()
     with pytest.raises(ConfigError, match="Did you mean 'seed'"):
         expt.sweep("sed=0,1")
     with pytest.raises(ConfigError, match="there is no sweep"):

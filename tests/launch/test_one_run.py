@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import expt
 from expt.config.groups import Target
+from expt.errors import ConfigError
 from expt.launch import one_run
 from tests.requests import request
 
@@ -45,3 +47,20 @@ def test_debug_trains_what_the_source_says_now(
         said.append([line for line in capsys.readouterr().out.splitlines() if line[:5] in ("first", "secon", "epoch")])
     assert [lines[0] for lines in said] == ["first", "second time"]
     assert [line.partition("  loss")[0] for line in said[1][1:]] == ["epoch 1/2  step 20/40", "epoch 2/2  step 40/40"]
+
+
+@pytest.mark.parametrize("mine", [None, "notes.txt", "logs/mine.txt"])
+def test_a_refused_run_leaves_a_new_folder_empty_and_a_persons_files_alone(
+    mine: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("+model._target_=wide_net.Net", "~model.hidden", "~model.dropout")
+    (tmp_path / "wide_net.py").write_text(OWN.format(word="wide").replace("(64, num_classes", "(64, num_classes - 1"))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if mine:
+        (folder / mine).parent.mkdir(exist_ok=True)
+        (folder / mine).touch()
+    with pytest.raises(ConfigError):
+        expt.run(*words, "world_size=1", f"hydra.run.dir={folder}")
+    assert (folder / mine).exists() if mine else not folder.exists()

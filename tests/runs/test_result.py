@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 from pathlib import Path
@@ -18,6 +19,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import (
     COMPLETED,
     create_result,
+    objective_of,
     read_result,
     results,
     results_below,
@@ -75,7 +77,9 @@ def test_an_update_keeps_the_other_fields(paths: RunPaths) -> None:
     assert os.listdir(paths.folder) == [paths.result.name]
 
 
-@pytest.mark.parametrize("text", ['{"status": "comp', "[1]", "7", '{"status": 7}', '{"metrics": "high"}', "\udcff", ""])
+@pytest.mark.parametrize(
+    "text", ['{"status": "comp', "[1]", "7", '{"status": 7}', '{"metrics": "high"}', "\udcff", "", '{"a": 1}']
+)
 def test_a_damaged_record_is_named_and_set_aside_by_whoever_writes(
     text: str, paths: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,8 +93,16 @@ def test_a_damaged_record_is_named_and_set_aside_by_whoever_writes(
     assert read_result(paths) == {"status": "running", "world_size": 2}
     asides = [paths.folder / name for name in ("result.json.damaged", "result.json.damaged1")]
     assert [path.read_bytes() for path in asides] == [damaged] * 2, "nothing is lost"
-    told = "".join(f"warning: {paths.result}: is damaged, and set aside as {path.name}\n" for path in asides)
+    told = "".join(
+        f"warning: {paths.result}: is damaged, or no run's, and set aside as {path.name}\n" for path in asides
+    )
     assert capsys.readouterr().err == told
+
+
+def test_the_objective_is_nan_where_a_record_has_none() -> None:
+    assert objective_of({"objective": {"name": "loss/val", "value": 0.5}}) == 0.5
+    assert math.isnan(objective_of({"status": COMPLETED}))
+    assert math.isnan(objective_of({"objective": {"name": "loss/val", "value": None}}))
 
 
 def test_a_result_that_is_not_there_yet_is_empty(paths: RunPaths) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from expt.runs.paths import RunPaths
 
-MAX_BYTES, MAX_LAST_BYTES = 64 * 1024, 1024 * 1024
+MAX_BYTES, MAX_LAST_BYTES = 32 * 1024, 128 * 1024
 """Of a worker's log that are read at a time, and at the end: who prints without end must not hold up the rest."""
 
 

@@ -154,8 +154,8 @@ class RunDisplay:
         if now < self._next:
             return
         self._next, self._began = now + REFRESH_S, True
-        for rank, line in self._printed.new(last=last):
-            say(self._console, f"[rank {rank}] {line}")
+        if lines := [f"[rank {rank}] {line}" for rank, line in self._printed.new(last=last)]:
+            say(self._console, "\n".join(lines))  # at once: after each, a terminal's live lines are drawn anew
         state = self._state
         points = state.read()
         steps = self._due(points, self._print_every) if self._print_every else []
