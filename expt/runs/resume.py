@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from expt.config.identity import NOT_IN_RESULT, Content, flat, shown
 from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
-from expt.runs import checkpoint
+from expt.runs import checkpoint, provenance
 from expt.runs.paths import RunPaths
 from expt.runs.result import Resumed, result_of_any
 
@@ -42,7 +44,7 @@ def find(config: RunConfig, content: Content, paths: RunPaths, *, may_have_run: 
         state = checkpoint.load(source, lazily=True)
         _refuse_another(config, state["config"], source)
         _refuse_shorter(config, state["position"], source)
-        _refuse_other_data(content, source)
+        _refuse_other_content(config, content, state["position"], source, paths)
         _warn_of_other_schedule(config, state)
     return source
 
@@ -135,8 +137,13 @@ def _warn_of_other_schedule(config: RunConfig, state: Mapping[str, Any]) -> None
         )
 
 
-def _refuse_other_data(content: Content, source: Path) -> None:
-    then = result_of_any(RunPaths(source.parent.parent)).get("content")
+def _refuse_other_content(
+    config: RunConfig, content: Content, position: Mapping[str, int], source: Path, paths: RunPaths
+) -> None:
+    """Raise ConfigError where the data is other now, or where the record would hide that the source is."""
+    folder = source.parent.parent
+    record = result_of_any(RunPaths(folder))
+    then = record.get("content")
     if then is None:  # of a version that did not look
         return
     if then["data"] != content.data:
@@ -144,8 +151,19 @@ def _refuse_other_data(content: Content, source: Path) -> None:
             f"dataset: its files are not those that the run of {source} was trained on; "
             "give dataset.root=FOLDER with the same files, or start a new run"
         )
-    if then["code"] != content.code:
-        warn(f"{source}: the run's own classes have other source now; its numbers are of both")
+    if then["code"] == content.code:
+        return
+    other = "its own classes have other source now"
+    anew = f"to train it anew: {provenance.program()} rerun {shlex.quote(str(folder))}"
+    of_epochs = config.epochs * record.get("steps_per_epoch", math.inf)
+    if position["step"] >= min(of_epochs, config.max_steps or math.inf):
+        raise ConfigError(f"{folder}: the run is complete, and {other}; {anew}")
+    if folder.resolve() == paths.folder.resolve():  # one record can't say that its numbers are of both
+        raise ConfigError(
+            f"{folder}: {other}; to go on in a new folder, type its settings with {shlex.quote(f'resume={folder}')} "
+            f"and without hydra.run.dir; {anew}"
+        )
+    warn(f"{source}: the run's own classes have other source now; what goes on from it is of both")
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:

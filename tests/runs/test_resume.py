@@ -13,6 +13,7 @@ from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, resume
 from expt.runs.paths import RunPaths
+from expt.runs.result import create_result
 from tests.conftest import Configured
 
 
@@ -154,3 +155,34 @@ def test_of_a_schedule_that_gets_another_end_one_is_told_first(
     resume.find(dataclasses.replace(config, epochs=epochs), Content(), paths, may_have_run=True)
     told = "epochs=9: was 4; scheduler=cosine plans the learning rate to the run's end, so that it jumps from 3e-05"
     assert (told in capsys.readouterr().err) == jumps
+
+
+def of_source(code: str, paths: RunPaths) -> None:
+    create_result(paths, may_exist=True, content={"data": None, "code": code}, steps_per_epoch=2)
+
+
+@pytest.mark.parametrize("new_folder", [False, True])
+def test_a_complete_run_is_not_evaluated_by_other_source(
+    config: RunConfig, paths: RunPaths, tmp_path: Path, new_folder: bool
+) -> None:
+    of_source("then", paths)
+    config = dataclasses.replace(config, resume=str(paths.folder) if new_folder else "auto")
+    where = RunPaths(tmp_path / "new") if new_folder else paths
+    checkpoint.save(paths.last, state(config, 4, best=1, position={"epoch": 2, "step": 4, "step_in_epoch": 2}))
+    for epochs, max_steps in ((2, None), (3, 4)):
+        asked = dataclasses.replace(config, epochs=epochs, max_steps=max_steps)
+        with pytest.raises(ConfigError, match=f"is complete, and its own classes .*; to train .* rerun {paths.folder}"):
+            resume.find(asked, Content(code="now"), where, may_have_run=not new_folder)
+
+
+def test_a_run_goes_on_with_other_source_in_a_new_folder_alone(
+    config: RunConfig, paths: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_source("then", paths)
+    config = dataclasses.replace(config, epochs=2)  # step 3 is in the second, and not its last
+    assert resume.find(config, Content(code="then"), paths, may_have_run=True) == paths.last
+    with pytest.raises(ConfigError, match=f"in a new folder, type its settings with resume={paths.folder} and"):
+        resume.find(config, Content(code="now"), paths, may_have_run=True)
+    config = dataclasses.replace(config, resume=str(paths.folder))
+    assert resume.find(config, Content(code="now"), RunPaths(tmp_path / "new"), may_have_run=False) == paths.last
+    assert "other source now; what goes on from it is of both" in capsys.readouterr().err
