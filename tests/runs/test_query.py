@@ -58,7 +58,17 @@ def test_a_model_of_ones_own_is_found_by_its_name(overrides: dict[str, Any], nam
     own = run("o", model={"name": "_target_", "target": "my.nets.Net", "kwargs": {"width": 8}})
     own.result["overrides"] = overrides
     assert chosen([own, run("e", model={"name": "mlp"})], [f"model={name}"]) == [own]
-    assert chosen([own], ["model.target=my.nets.*", "model.kwargs.width=8"]) == [own]
+    assert chosen([own], ["model.target=my.nets.*", "model.width=8"]) == [own]
+
+
+def test_settings_of_ones_own_classes_have_the_names_that_are_typed() -> None:
+    kwargs = {"lr": 0.01, "target": 3, "more": {"deep": 1}}
+    own = run("o", optimizer={"name": "_target_", "target": "my.Sgd", "kwargs": kwargs})
+    runs = [run("e", optimizer={"name": "sgd", "lr": 0.02}), own]
+    assert names(chosen(runs, ["optimizer.lr<0.015", "optimizer.more.deep=1"])) == "o"
+    assert names(in_order(runs, "optimizer.lr")) == "oe"
+    assert own.values["optimizer.target"] == "my.Sgd"
+    assert own.values["optimizer.kwargs.target"] == 3, "beside the class's name"
 
 
 @pytest.mark.parametrize(

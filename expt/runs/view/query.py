@@ -58,9 +58,15 @@ class ListedRun:
 
 
 def settings_of(record: Record) -> dict[str, Any]:
-    """All settings of a run, flat; a person's own class has the name by which it was chosen, or else the class's."""
+    """All settings of a run, flat, as they are typed.
+
+    A person's own class has the name by which it was chosen, or else the class's.
+    """
     found: dict[str, Any] = {**hyperparameters(record.get("config") or {})}
     for group in [key for key, value in found.items() if value == "_target_" and f"{key}.target" in found]:
+        own = f"{group}.kwargs."
+        typed = {key: f"{group}.{key.removeprefix(own)}" for key in found if key.startswith(own)}
+        found = {(key if typed.get(key) in found else typed.get(key, key)): value for key, value in found.items()}
         chosen_as = record.get("overrides", {}).get(group)
         found[group] = chosen_as if isinstance(chosen_as, str) else found[f"{group}.target"].rpartition(".")[2]
     return found
