@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
@@ -56,15 +57,30 @@ def _unknown_option(error: Any) -> str:
     return f"{group}={name}: not one of {', '.join(choices)}.{did_you_mean(name, choices)}"
 
 
-def _unknown_key(key: str, overrides: Sequence[str]) -> str:
-    typed = next((text for text in overrides if text.lstrip("+~").partition("=")[0].partition("@")[0] == key), key)
-    known = set(keys())
+def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
+    typed, group, known = _typed(key, overrides), key.partition(".")[0], set(keys())
     if key in known:
-        group = key.partition(".")[0]
         return f"{typed}: the chosen {group} has no key '{key}'; another {group}=... has"
-    if _is_own(key.partition(".")[0], overrides):
-        return f"{typed}: the YAML has no key '{key}'; add it there, or type +{typed}"
+    if _is_own(group, overrides):
+        above = getattr(error.__cause__, "parent_node", None)  # where in the YAML the key was looked for
+        there = [str(name) for name in above] if isinstance(above, DictConfig) else []
+        near = did_you_mean(_last(key), there).replace("'", f"'{key.removesuffix(_last(key))}", 1)
+        mend = f".{near} If not," if near else ";"
+        return f"{typed}: the YAML has no key '{key}'{mend} add it there, or type +{typed}"
     return f"{typed}: there is no key '{key}'.{_meant(key, known)}"
+
+
+def _known_key(key: str, overrides: Sequence[str]) -> str:
+    typed, group = _typed(key, overrides), key.partition(".")[0]
+    chosen = next((text for text in overrides if text.startswith(f"{group}=") and "," in text), None)
+    where, mend = "there is", ""
+    if chosen and group != key:
+        where, mend = f"one of {chosen} has", f"; where another has not, sweep each {group} by itself"
+    return f"{typed}: with + a key must be new, and {where} '{key}' already; type {typed.lstrip('+')}{mend}"
+
+
+def _typed(key: str, overrides: Sequence[str]) -> str:
+    return next((text for text in overrides if text.lstrip("+~").partition("=")[0].partition("@")[0] == key), key)
 
 
 def _meant(key: str, known: Collection[str]) -> str:
@@ -129,8 +145,12 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     ),
     (MissingConfigException, "", lambda error, *_: _unknown_option(error)),
     (
-        *(Exception, r"Could not (?:override|append to config\. An item is already at) '([^']+)'"),
-        lambda _, key, typed: _unknown_key(key, typed),
+        *(Exception, r"Could not override '([^']+)'"),
+        lambda error, key, typed: _unknown_key(error, key, typed),
+    ),
+    (
+        *(Exception, r"Could not append to config\. An item is already at '([^']+)'"),
+        lambda _, key, typed: _known_key(key, typed),
     ),
     (
         *(Exception, r"Could not delete from config\. '([^']+)' does not exist"),

@@ -60,6 +60,7 @@ COMPOSING = {
     ),
     "model.hidden=[": "model.hidden=[: not of the form key=value; quote values with spaces or brackets",
     "dataset.seeed=1": "dataset.seeed=1: there is no key 'dataset.seeed'. Did you mean 'dataset.seed'?",
+    "+seed=3": "+seed=3: with + a key must be new, and there is 'seed' already; type seed=3",
     "ddp.static=true": "ddp.static=true: there is no key 'ddp.static'. Did you mean 'ddp.static_graph'?",
 }
 
@@ -96,7 +97,7 @@ def test_a_script_is_told_of_expt_sweep(tmp_path: Path, monkeypatch: pytest.Monk
 
 OWN = {
     "model/nameless.yaml": "width: 3\n",
-    "model/linear.yaml": "_target_: own_linear.Linear\n",
+    "model/linear.yaml": "_target_: own_linear.Linear\nheight: 3\nblock: {depth: 1}\n",
     "experiment/lost.yaml": "epochs: 3\nseed: 1\n",
 }
 OF_OWN = {
@@ -104,6 +105,21 @@ OF_OWN = {
     "experiment=lost": ("experiment: its YAML sets epochs, seed below 'experiment'; begin it with # @package _global_"),
     "model=linear model.width=3": (
         "model.width=3: the YAML has no key 'model.width'; add it there, or type +model.width=3"
+    ),
+    "model=linear model.heigth=3": (
+        "model.heigth=3: the YAML has no key 'model.heigth'. Did you mean 'model.height'? "
+        "If not, add it there, or type +model.heigth=3"
+    ),
+    "model=linear model.block.deth=3": (
+        "model.block.deth=3: the YAML has no key 'model.block.deth'. Did you mean 'model.block.depth'? "
+        "If not, add it there, or type +model.block.deth=3"
+    ),
+    "model=linear +model.height=8": (
+        "+model.height=8: with + a key must be new, and there is 'model.height' already; type model.height=8"
+    ),
+    "-m model=linear,mlp +model.height=8": (
+        "+model.height=8: with + a key must be new, and one of model=linear,mlp has 'model.height' already; "
+        "type model.height=8; where another has not, sweep each model by itself"
     ),
 }
 
