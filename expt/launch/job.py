@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from expt.errors import ExptError, Interrupted
+from expt.errors import ExptError, Interrupted, warn
 from expt.launch.workers import Live
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED
+from expt.runs.worker_error import in_one_line
 
 QUEUED = "queued"
 
@@ -48,7 +49,7 @@ class Job:
 
 
 class Observer:
-    """Is told of jobs' progress, from within the loop that watches them; heeds nothing by itself."""
+    """Is told of jobs' progress, from within the loop that watches them; by itself it warns of a restart alone."""
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """It is the job's turn, but another command holds `devices`; told once of each job."""
@@ -58,6 +59,8 @@ class Observer:
 
     def job_retrying(self, job: Job, error: ExptError) -> None:
         """The job has failed, and waits to be started once more."""
+        of = max(job.retries, request_of(job).config.max_restarts)  # workers that were lost at once get one unasked
+        warn(f"{job.paths.folder}: {in_one_line(str(error), with_log=False)}; restart {job.retries} of {of}")
 
     def job_ended(self, job: Job) -> None:
         """The job has completed, failed, or was interrupted."""

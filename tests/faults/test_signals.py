@@ -94,6 +94,7 @@ def test_a_run_whose_worker_dies_starts_again_by_itself(tmp_path: Path, trained:
     settings = ("model.dropout=0.3", "epochs=4", "threads=1", "checkpoint.every_steps=7")
     done = run(*settings, "max_restarts=1", "hydra.run.dir=here", cwd=tmp_path, **{VARIABLE: "1:50:kill:once"})
     assert done.returncode == 0, done.stderr
+    assert "restart 1 of 1" in done.stderr
     restarted = RunFolder(tmp_path / "here")
     assert restarted.result["attempts"] == 2
     assert restarted.result["resumed_from"]["step"] in (35, 40, 42, 49)

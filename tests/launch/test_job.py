@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
-from expt.launch.job import Job, request_of, workers_of
+from expt.launch.job import Job, Observer, request_of, workers_of
 from expt.runs.paths import RunPaths
 from tests.requests import request
 
@@ -31,3 +31,12 @@ def test_a_job_that_never_started_was_refused(tmp_path: Path) -> None:
     for missing in (request_of, workers_of):
         with pytest.raises(AssertionError):
             missing(job)
+
+
+@pytest.mark.parametrize(("max_restarts", "retries", "told"), [(3, 2, "restart 2 of 3"), (0, 1, "restart 1 of 1")])
+def test_a_restart_is_announced(
+    max_restarts: int, retries: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(RunPaths(tmp_path), request(tmp_path, max_restarts=max_restarts), retries=retries)
+    Observer().job_retrying(job, RunFailed("rank 1 was killed by SIGKILL\nlog: logs/0/1"))
+    assert capsys.readouterr().err == f"warning: {tmp_path}: rank 1 was killed by SIGKILL; {told}\n"
