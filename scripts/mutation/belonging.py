@@ -35,6 +35,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
 }
 # For what its own tests see in part.
 BESIDE: dict[str, tuple[str, ...]] = {
+    "config/rules": ("tests/config/test_parse.py",),
     "worker/run": (RESUME, NUMBERS),
     "worker/snapshot": (RESUME,),
     "training/shared_memory": ("tests/integration/test_shared_memory.py",),

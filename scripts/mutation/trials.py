@@ -22,6 +22,8 @@ from scripts.mutation.changes import ROOT, Change
 COPIED = ("expt", "hydra_plugins", "conf", "tests", "scripts", "pyproject.toml", "README.md", "CONTRIBUTING.md",
           "CHANGELOG.md", "CLUSTER.md", "BENCHMARKS.md")  # fmt: skip
 SURVIVED, NOTICED, TIMED_OUT = "survived", "noticed", "timed out"
+FOREIGN = 99
+"""The exit code where another tree's expt was tested; pytest has none above 5."""
 
 
 Told = Callable[[Change, str, float, str], None]
@@ -108,7 +110,7 @@ def _test(tree: Path, tests: Sequence[str]) -> int:
     import expt
 
     if not Path(expt.__file__).is_relative_to(tree):
-        return 4
+        return FOREIGN
     return code
 
 
@@ -125,7 +127,7 @@ def outcome(trial: Trial) -> str | None:
     (trial.tree / trial.change.path).write_text(trial.change.before)
     if not pid:
         return TIMED_OUT
-    if (code := os.waitstatus_to_exitcode(status)) == 4:
+    if (code := os.waitstatus_to_exitcode(status)) == FOREIGN:
         sys.exit(f"the tests could not be run:\n{(trial.tree / 'said').read_text()[-2000:]}")
     return SURVIVED if code in (0, 5) else NOTICED
 

@@ -210,15 +210,21 @@ def test_a_job_whose_folder_is_another_runs_fails_alone(world: World) -> None:
     assert (taken.status, other.status) == (FAILED, COMPLETED)
 
 
-def test_a_full_disk_fails_the_run_and_names_the_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_full_disk_fails_the_run_and_names_the_file(
+    begun: bool, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = world.job("a")
 
     def start(attempt: Attempt) -> FakeWorkers:
+        if begun:
+            create_result(attempt.paths)
         raise OSError(28, "No space left on device", "result")
 
     monkeypatch.setattr(world, "start", start)
     world.run(job)
     assert str(job.error) == "result: No space left on device"
+    assert read_result(job.paths).get("status") == (FAILED if begun else None)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(1, [("0",), ("1",)]), (2, [("0",), ("1",)])])
