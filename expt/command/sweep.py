@@ -118,8 +118,8 @@ class Multirun:
             return
         self._task.outcome.sweep_folder = None
         for job in refused:
-            for path in (job.paths.result, job.paths.lock, *job.paths.event_files()):
-                path.unlink(missing_ok=True)
+            job.paths.remove_refused()
+            job.paths.lock.unlink(missing_ok=True)
             job.paths.folder.rmdir()
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 

@@ -123,7 +123,7 @@ class FoundRecord(Record, total=False):
 def read_result(paths: RunPaths) -> Record:
     """The content of result.json, empty if there is none yet; only that it is damaged where no run can have written it.
 
-    Whoever writes there then sets it aside first, see `set_aside_damaged`.
+    Whoever writes there then sets it aside first, see `_to_be_changed`.
     """
     try:
         content: Record = _with_nan(json.loads(paths.result.read_text(encoding="utf-8")))
@@ -141,15 +141,16 @@ def objective_of(record: Record) -> float:
     return math.nan if value is None else value
 
 
-def set_aside_damaged(paths: RunPaths) -> bool:
-    """Give a damaged result.json, or another program's, another name, with a warning; returns whether it was so."""
-    if read_result(paths).get("status") != DAMAGED:
-        return False
+def _to_be_changed(paths: RunPaths) -> Record:
+    """The content of result.json; where it is damaged, or another program's, it gets another name, with a warning."""
+    content = read_result(paths)
+    if content.get("status") != DAMAGED:
+        return content
     names = (paths.result.with_name(f"{paths.result.name}.damaged{number or ''}") for number in itertools.count())
     aside = next(name for name in names if not name.exists())
     paths.result.rename(aside)
     warn(f"{paths.result}: is damaged, or no run's, and set aside as {aside.name}")
-    return True
+    return {}
 
 
 def _with_nan(content: Record) -> Record:
@@ -249,15 +250,14 @@ def create_result(paths: RunPaths, *, may_exist: bool = False, **fields: Unpack[
     """
     paths.folder.mkdir(parents=True, exist_ok=True)
     if may_exist:
-        set_aside_damaged(paths)
+        _to_be_changed(paths)
     text = plain_json.dumps(hidden({"status": RUNNING, **fields}), indent=2) + "\n"
     write_atomically(paths.result, text, may_exist=may_exist)
 
 
 def update_result(paths: RunPaths, **fields: Unpack[Record]) -> None:
     """Replace the given top-level fields of result.json, and keep the others."""
-    before = {} if set_aside_damaged(paths) else read_result(paths)
-    content = {**before, **hidden(fields)}
+    content = {**_to_be_changed(paths), **hidden(fields)}
     write_atomically(paths.result, plain_json.dumps(content, indent=2) + "\n")
 
 
