@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from expt.config import groups, user_class
 from expt.errors import ConfigError
@@ -33,8 +35,18 @@ def build(
     else:
         names = (field.name for field in dataclasses.fields(config) if field.name != "name")
         module = _class_of(config)(**shape, **{name: getattr(config, name) for name in names})
+    _give_shapes(module, channels, image_size)
     initialise(module, init)
     return module
+
+
+def _give_shapes(module: nn.Module, channels: int, image_size: tuple[int, int]) -> None:
+    """Let torch's lazy layers see an image, without which their parameters have no shape."""
+    tensors = (*module.parameters(), *module.buffers())
+    if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in tensors):
+        with torch.no_grad():
+            module.eval()(torch.zeros(1, channels, *image_size))  # not train: batch norms would count it
+        module.train()
 
 
 def _class_of(config: groups.MLP | groups.ConvNet | groups.ResNet18) -> type[nn.Module]:

@@ -16,7 +16,7 @@ from expt.data import build as data_build
 from expt.data.build import Data
 from expt.data.files import refuse_missing
 from expt.data.loading import Shard
-from expt.errors import ConfigError
+from expt.errors import ConfigError, warn
 from expt.models import build as model_build
 from expt.runs import tags
 from expt.runs.paths import RunPaths
@@ -60,7 +60,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         config.model, config.init, channels=info.channels, image_size=info.image_size, num_classes=info.num_classes
     )
     if isinstance(config.model, groups.Target) and not config.compile:
-        _check_first_output(module, config.model.target, info.num_classes)
+        _check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
     memory = _shared_memory(config, module, worker)
@@ -95,7 +95,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     )
 
 
-def _check_first_output(module: nn.Module, target: str, num_classes: int) -> None:
+def _check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
     """Have the first output of a person's own model looked at: what torch says of a wrong one is a riddle."""
 
     def check(_: nn.Module, __: object, output: object) -> None:
@@ -108,6 +108,11 @@ def _check_first_output(module: nn.Module, target: str, num_classes: int) -> Non
             raise ConfigError(
                 f"model._target_={target}: gives {output.shape[1]} outputs for each image, and there are {num_classes} "
                 "classes; let its last layer have num_classes, which it is given"
+            )
+        if output.shape[1] > num_classes and warns:
+            warn(
+                f"model._target_={target}: gives {output.shape[1]} outputs for each image, and there are {num_classes} "
+                "classes: the others are never right; let its last layer have num_classes, which it is given"
             )
 
     hook = module.register_forward_hook(check)

@@ -192,3 +192,31 @@ def test_a_function_is_refused_before_it_is_called(tmp_path: Path) -> None:
         user_class.build("os.system", nn.Module, f"touch {mark}")
     assert str(caught.value) == "_target_=os.system: refused, it is not a subclass of torch.nn.modules.module.Module"
     assert not mark.exists()
+
+
+LAZY = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, *, channels, image_size, num_classes):
+        super().__init__(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(num_classes))
+"""
+
+
+def test_lazy_layers_have_seen_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_lazy.py").write_text(LAZY)
+    monkeypatch.syspath_prepend(tmp_path)
+    zeros = groups.XavierInit(name="xavier", distribution="uniform", zero_bias=True)
+    shape: dict[str, Any] = {"channels": 3, "image_size": (6, 8), "num_classes": 5}
+    model = build(groups.Target(target="own_lazy.Net", kwargs={}), zeros, **shape)
+    assert [tuple(parameter.shape) for parameter in model.parameters()] == [
+        (4, 3, 3, 3),
+        (4,),
+        (4,),
+        (4,),
+        (5, 96),
+        (5,),
+    ]
+    assert model.training
+    named = dict(model.named_buffers())
+    assert named["1.num_batches_tracked"] == 0, "a batch norm does not count it"
+    assert not model[3].bias.any(), "what init asks for comes after"  # type: ignore[index]

@@ -199,3 +199,18 @@ def test_the_first_output_of_a_persons_own_model_is_looked_at(
         with pytest.raises(ConfigError, match=re.escape(f"model._target_=own_outputs.{name}: {told}")):
             module(images)
     module(images)  # once is enough
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_outputs_that_no_class_has_are_told_once(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_more_outputs.py").write_text(OUTPUTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = dataclasses.replace(config(), model=Target(target="own_more_outputs.Few", kwargs={"outputs": 11}))
+    who = dataclasses.replace(worker(), rank=rank)
+    module = build_learner(made, build_data(made, worker()), who).module
+    for _ in range(2):
+        module(torch.zeros(2, 1, 8, 8))
+    said = "model._target_=own_more_outputs.Few: gives 11 outputs for each image, and there are 10 classes"
+    assert capsys.readouterr().err.count(said) == (rank == 0)
