@@ -25,6 +25,8 @@ def resolve(path: str, base: type[T]) -> type[T]:
             f"_target_={path}: cannot import {module_name} ({error}); "
             "its folder must be the current one or on PYTHONPATH"
         ) from error
+    except SyntaxError as error:
+        raise ConfigError(f"_target_={path}: {error.filename}, line {error.lineno}: {error.msg}") from error
     found = getattr(module, name, None)
     if found is None:
         raise ConfigError(f"_target_={path}: {module_name} has no {name}.{did_you_mean(name, dir(module))}")

@@ -98,10 +98,12 @@ class _AcrossWorkers(torch.autograd.Function):
         # float64: three numbers for each channel cost nothing, and each worker's rounding would show in all.
         means, variances, counts = gather(torch.cat((mean, variance, count))).double().split((features, features, 1), 1)
         total = counts.sum()
+        if total == 1:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {[*input.shape]}")
         exact_mean = (counts * means).sum(0) / total
         variance = (counts * (variances + (means - exact_mean).square())).sum(0) / total
         mean, scale = exact_mean.float(), (variance + eps).rsqrt().float()
-        unbiased = (variance * total / (total - 1).clamp(min=1)).float()
+        unbiased = (variance * total / (total - 1)).float()
         ctx.save_for_backward(input, weight, mean, scale)
         ctx.mark_non_differentiable(mean, unbiased)
         ctx.total, ctx.gather = total.float(), gather

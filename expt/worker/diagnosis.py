@@ -11,7 +11,7 @@ import torch
 from torch import distributed as dist
 
 from expt.config.schema import RunConfig
-from expt.errors import ExptError, OutOfMemory, RunFailed, TimedOut
+from expt.errors import ConfigError, ExptError, OutOfMemory, RunFailed, TimedOut
 from expt.training.collectives import Worker
 
 _CPU_MEMORY = re.compile(r"(?:can't allocate memory|not enough memory): you tried to allocate (\d+)")
@@ -39,6 +39,8 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
         return _explained(
             error, RunFailed(f"/dev/shm: {_reason(error)}; the processes that read images need it; {mend}")
         )
+    if isinstance(error, ValueError) and "more than 1 value per channel" in text:
+        return _explained(error, ConfigError(_of_lone_images(config)))
     if isinstance(error, RuntimeError) and "Address already in use" in text:
         return _explained(
             error, RunFailed("no port is free for the workers to meet at; end other runs, or start fewer")
@@ -60,6 +62,15 @@ def _reason(error: Exception) -> str:
 
 def _is_store_timeout(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) and re.search(r"time[d ]*out", str(error), re.IGNORECASE) is not None
+
+
+def _of_lone_images(config: RunConfig) -> str:
+    """What to set where a batch norm got one image, whose mean it would take away."""
+    each = config.batch_size // config.world_size // config.gradient_accumulation
+    mend = f"drop_last=true, or a batch_size that leaves more than one of {config.batch_size} over"
+    if each == 1 or config.drop_last:
+        mend = f"batch_size={2 * config.world_size * config.gradient_accumulation} or more"
+    return f"batch_size={config.batch_size}: a batch norm of the model cannot train on one image by itself; use {mend}"
 
 
 def _explained(cause: Exception, error: ExptError) -> ExptError:

@@ -53,3 +53,12 @@ def test_arguments_that_do_not_fit_are_told_before_it_is_built() -> None:
     with pytest.raises(ConfigError, match=r"it was given siz\. Did you mean 'size'\?"):
         build(f"{__name__}.Own", dict, siz=3)
     assert Own.built == before
+
+
+def test_a_mistake_in_the_source_is_told_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_mistake.py").write_text("import os\nclass Net(:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ConfigError, match=rf"^_target_=own_mistake.Net: {tmp_path}/own_mistake.py, line 2: invalid syntax$"
+    ):
+        build("own_mistake.Net", dict)

@@ -126,6 +126,17 @@ def test_statistics_are_averaged_over_workers() -> None:
         torch.testing.assert_close(buffer.to(mean.dtype), mean)
 
 
+def test_a_batch_of_one_value_is_refused_as_torch_does() -> None:
+    layer, alone = nn.Sequential(nn.BatchNorm1d(3)), nn.BatchNorm1d(3)
+    batch_norm.synchronise(layer, lambda values: torch.stack([values, torch.zeros_like(values)]))
+    messages = []
+    for one in (layer, alone):
+        with pytest.raises(ValueError, match="more than 1 value per channel") as raised:
+            one(torch.zeros(1, 3))
+        messages.append(str(raised.value).replace("torch.Size([1, 3])", "[1, 3]"))
+    assert messages[0] == messages[1]
+
+
 class Own(nn.BatchNorm2d):
     pass
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
-from expt.errors import OutOfMemory
+from expt.errors import ConfigError, OutOfMemory
 from expt.worker.diagnosis import in_words
 from tests.conftest import Configured
 
@@ -25,3 +26,23 @@ def test_what_is_to_be_tried_where_memory_is_short_is_accepted(
         config = configured(*now, word)
         at_a_time = config.batch_size / config.world_size / config.gradient_accumulation
         assert at_a_time <= (fits or batch_size / world_size / parts / 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (
+            ["batch_size=64", "drop_last=false"],
+            "or a batch_size that leaves more than one of 64 over",
+        ),
+        (["batch_size=4", "gradient_accumulation=2", "drop_last=false"], "use batch_size=8 or more"),
+        (["batch_size=2"], "use batch_size=4 or more"),
+    ],
+)
+def test_a_batch_norm_with_one_image_names_the_mend(words: list[str], mend: str, configured: Configured) -> None:
+    with pytest.raises(ValueError, match="more than 1 value per channel") as raised:
+        torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
+    told = in_words(raised.value, configured("world_size=2", *words))
+    assert isinstance(told, ConfigError)
+    assert str(told).startswith(f"{words[0]}: a batch norm of the model cannot train on one image by itself; ")
+    assert str(told).endswith(mend)
