@@ -53,7 +53,7 @@ class Attempt:
         resumes = self.request.resumes or self.number > 0
         source = self._checkpoint(resumes=resumes)
         if resumes and source is None:
-            self.paths.clear_records()
+            self._clear_records()
         try:
             create_result(self.paths, may_exist=resumes, **self._first_record(port))
         except FileExistsError:
@@ -64,6 +64,15 @@ class Attempt:
 
             update_result(self.paths, resumed_from=resume.cut_back(source, self.paths))
         return source
+
+    def _clear_records(self) -> None:
+        """Begin anew, where what is there is a run's. Raises ConfigError where nothing says that it is."""
+        if self.paths.metrics.exists() and "identity" not in read_result(self.paths):
+            raise ConfigError(
+                f"{self.paths.metrics}: {self.paths.result.name} beside it is no run's; move it away, or choose "
+                "another folder by hydra.run.dir=FOLDER"
+            )
+        self.paths.clear_records()
 
     @contextlib.contextmanager
     def recorded(self, on_start: Callable[[], None] | None = None) -> Iterator[Path | None]:

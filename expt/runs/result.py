@@ -130,7 +130,7 @@ def read_result(paths: RunPaths) -> Record:
         _as_written().validate_python(content, strict=True)
     except FileNotFoundError:
         return {}
-    except (ValueError, AttributeError, RecursionError):  # no JSON, no object, other types
+    except (IsADirectoryError, ValueError, AttributeError, RecursionError):  # no JSON, no object, other types
         return {"status": DAMAGED}
     return content if content.get("status") in STATUSES else {"status": DAMAGED}  # another program's
 

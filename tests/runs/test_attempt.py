@@ -88,6 +88,18 @@ def test_without_a_checkpoint_it_starts_from_the_beginning_with_an_empty_record(
     assert "has no checkpoint yet, the run starts from the beginning" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("record", [None, '{"accuracy": 1}', '{"status": "completed"}', "{"])
+def test_numbers_of_no_run_are_left_alone(tmp_path: Path, record: str | None) -> None:
+    asked = request(tmp_path, may_have_run=True)
+    asked.paths.metrics.write_text("mine\n")
+    if record is not None:
+        asked.paths.result.write_text(record)
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: result\.json beside it is no run's; move it away"):
+        attempt(asked).begin()
+    assert asked.paths.metrics.read_text() == "mine\n"
+    assert record is None or asked.paths.result.read_text() == record
+
+
 def test_to_train_in_this_process_is_recorded_to_its_end(tmp_path: Path) -> None:
     asked, calls = request(tmp_path), list[str]()
 

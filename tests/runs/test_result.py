@@ -21,6 +21,7 @@ from expt.runs.result import (
     create_result,
     objective_of,
     read_result,
+    result_of_any,
     results,
     results_below,
     update_result,
@@ -97,6 +98,15 @@ def test_a_damaged_record_is_named_and_set_aside_by_whoever_writes(
         f"warning: {paths.result}: is damaged, or no run's, and set aside as {path.name}\n" for path in asides
     )
     assert capsys.readouterr().err == told
+
+
+def test_a_folder_of_that_name_is_set_aside_whole(paths: RunPaths) -> None:
+    (paths.result / "mine").mkdir(parents=True)
+    assert read_result(paths) == {"status": "damaged"}
+    assert result_of_any(paths) == {}, "no run"
+    create_result(paths, may_exist=True, world_size=2)
+    assert read_result(paths) == {"status": "running", "world_size": 2}
+    assert (paths.folder / "result.json.damaged/mine").is_dir()
 
 
 def test_the_objective_is_nan_where_a_record_has_none() -> None:
