@@ -26,9 +26,9 @@ class Result:
     record: Record
 
     @classmethod
-    def of(cls, paths: RunPaths) -> Result:
-        """That of the run in this folder."""
-        return cls(paths.folder.absolute(), read_result(paths))
+    def of(cls, folder: Path) -> Result:
+        """That of the run in `folder`."""
+        return cls(folder.absolute(), read_result(RunPaths(folder)))
 
     def __repr__(self) -> str:
         metrics = ", ".join(f"{tag} {value:.4f}" for tag, value in self.metrics.items() if tag.startswith(_SHOWN))
@@ -66,8 +66,8 @@ def run(*arguments: str) -> Result:
 def sweep(*arguments: str) -> list[Result]:
     """Do what `python -m expt -m ARGUMENTS` does, as in `sweep("model=mlp,convnet", "seed=range(3)")`.
 
-    Returns every completed run, those of an earlier command too. Raises RunFailed at the end, with all other runs
-    completed, where one has failed.
+    Returns every completed run, those of an earlier command too. Raises SweepFailed at the end, with all other runs
+    completed, where one has failed: `[expt.Result.of(folder) for folder in error.completed]` are those.
     """
     forkserver.warm(forkserver.SWEEP_MODULES)
     return _results(["-m", *arguments])
@@ -81,9 +81,9 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     """
     forkserver.warm()
     paths = rerun_of(Path(folder), None if into is None else Path(into), typed_at=time.monotonic())
-    return Result.of(paths)
+    return Result.of(paths.folder)
 
 
 def _results(arguments: Sequence[str], *, may_sweep: bool = True) -> list[Result]:
     completed = command(arguments, typed_at=time.monotonic(), may_sweep=may_sweep)
-    return [Result.of(paths) for paths in completed]
+    return [Result.of(paths.folder) for paths in completed]

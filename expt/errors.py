@@ -5,6 +5,7 @@ ExptError                1
 |   +-- DataError        2   data that is missing, truncated or malformed
 |   +-- FolderInUse      2   a run's folder, in which another command is at work
 +-- RunFailed            1   a worker raised, was killed, or stopped too early
+|   +-- SweepFailed      1   some of a sweep's runs did
 |   +-- TimedOut         1   a worker waited in vain for another, or finished no step
 |   +-- WorkersLost      1   the process that all workers are forked from was killed
 |   +-- Diverged         1   the loss or the weights are no longer finite
@@ -19,6 +20,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class ExptError(Exception):
@@ -49,6 +51,14 @@ class FolderInUse(ConfigError):
 
 class RunFailed(ExptError):
     """A run ended without completing; the text holds the first failing rank's traceback."""
+
+
+class SweepFailed(RunFailed):
+    """Runs of a sweep have failed; `completed` are the folders of those that have not."""
+
+    def __init__(self, text: str, completed: Sequence[Path]) -> None:
+        super().__init__(text)
+        self.completed = completed
 
 
 class TimedOut(RunFailed):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from expt.api import Result
-from expt.runs.paths import RunPaths
 
 
 def test_a_result_is_shown_in_five_lines() -> None:
@@ -32,4 +31,4 @@ def test_a_result_says_where_its_folder_is_from_anywhere(tmp_path: Path, monkeyp
     (tmp_path / "run").mkdir()
     (tmp_path / "run/result.json").write_text('{"status": "completed"}')
     monkeypatch.chdir(tmp_path)
-    assert Result.of(RunPaths(Path("run"))).folder == tmp_path / "run"
+    assert Result.of(Path("run")).folder == tmp_path / "run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from expt.errors import RunFailed
+from expt.errors import SweepFailed
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED
 
@@ -28,9 +28,12 @@ class Outcome:
         {COMPLETED: self.completed, FAILED: self.failed}.get(status, self.unfinished).append(run_paths)
 
     def raise_if_failed(self) -> None:
-        """Raise RunFailed where a run of the sweep has failed."""
+        """Raise SweepFailed where a run of the sweep has failed."""
         if not self.failed:
             return
         left = len(self.unfinished) + self.num_unseen
         rest = f", {left} were stopped or not started" if left else ""
-        raise RunFailed(f"{len(self.failed)} of {len(self.failed) + len(self.completed) + left} runs failed{rest}")
+        total = len(self.failed) + len(self.completed) + left
+        raise SweepFailed(
+            f"{len(self.failed)} of {total} runs failed{rest}", [paths.folder.absolute() for paths in self.completed]
+        )

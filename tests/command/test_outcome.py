@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from expt.command.outcome import Outcome
-from expt.errors import RunFailed
+from expt.errors import SweepFailed
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED
 
@@ -29,6 +29,7 @@ def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: st
     if said is None:
         outcome.raise_if_failed()
         return
-    with pytest.raises(RunFailed) as raised:
+    with pytest.raises(SweepFailed) as raised:
         outcome.raise_if_failed()
     assert str(raised.value) == said
+    assert raised.value.completed == [paths.folder.absolute() for paths in outcome.completed]

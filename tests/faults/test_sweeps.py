@@ -18,7 +18,7 @@ from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG, SESSION_S
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # type: ignore[attr-defined]
 
 import expt
-from expt.errors import ConfigError, RunFailed
+from expt.errors import ConfigError, RunFailed, SweepFailed
 from tests.conftest import Process, RunFolder, alive, descendants, run, start
 from tests.faults.running import wait_until
 from tests.integration.test_resume import _assert_equal
@@ -185,8 +185,11 @@ def sweep(tmp_path: Path, faulty: tuple[str, ...], monkeypatch: pytest.MonkeyPat
 
 
 def test_a_failed_run_is_tried_again(tmp_path: Path, sweep: Callable[..., list[expt.Result]]) -> None:
-    with pytest.raises(RunFailed, match="1 of 2 runs failed"):
+    with pytest.raises(SweepFailed, match="1 of 2 runs failed") as failed:
         sweep("model.how=once,raise", "hydra.launcher.retries=1")
+    (result,) = (expt.Result.of(folder) for folder in failed.value.completed)
+    assert result.folder == tmp_path / "sweep/how=once"
+    assert result.objective == result.metrics["best/accuracy/val"]
     assert statuses(tmp_path / "sweep") == {"how=once": "completed", "how=raise": "failed"}
     assert {result["attempts"] for result in results(tmp_path / "sweep").values()} == {2}
     assert len(list((tmp_path / "sweep" / "how=once").glob("events.out.tfevents.*"))) == 1
