@@ -83,18 +83,20 @@ def report(console: Console, asked: argparse.Namespace) -> None:
     if asked.csv == "-":
         sys.stdout.write(as_csv(runs))
         return
-    old = stale((run.folder, run.result) for run in runs)
-    print_listing(console, runs, old)
-    print_stale(console, old)
-    print_lost(console, [run.folder for run in runs if run.result["status"] == LOST])
     if asked.csv:
         write_atomically(Path(asked.csv), as_csv(runs))
-        say(console, f"table        {asked.csv}")
     if asked.plot:
         from expt.runs.view import plot  # late: matplotlib, an extra
 
         with _of_option("--plot"):
             plot.learning_curves([run.folder for run in runs], asked.plot)
+    old = stale((run.folder, run.result) for run in runs)
+    print_listing(console, runs, old)
+    print_stale(console, old)
+    print_lost(console, [run.folder for run in runs if run.result["status"] == LOST])
+    if asked.csv:
+        say(console, f"table        {asked.csv}")
+    if asked.plot:
         say(console, f"curves       {asked.plot}")
 
 

@@ -62,7 +62,7 @@ class SweepDisplay:
     def skipped(self, job: Job) -> None:
         """A run that an earlier command has completed."""
         self._skipped += 1
-        self._line("done before", job, "")
+        self._line("done before", job, _reached(job))
 
     def repeated(self, job: Job) -> None:
         """A point that the grid names a second time."""
@@ -81,10 +81,7 @@ class SweepDisplay:
         if job.error:
             self._line(job.status, job, in_one_line(str(job.error), with_log=False), style="red")
         else:
-            result = read_result(job.paths)
-            objective = result["objective"]
-            value = "" if objective["value"] is None else f"{objective['name']} {objective['value']:.4f}"
-            self._line("done", job, f"{value}  {job.ended_at - job.started_at:.1f} s in all", style="green")
+            self._line("done", job, f"{_reached(job)}  {job.ended_at - job.started_at:.1f} s in all", style="green")
 
     def waiting(self, job: Job, devices: Sequence[str]) -> None:
         """A run cannot start yet, since another command holds `devices`."""
@@ -153,6 +150,11 @@ class SweepDisplay:
             left_s = self._busy_s / done * (queued + running / 2) / running
             text += f"; about {duration(left_s)} left"
         return text
+
+
+def _reached(job: Job) -> str:
+    objective = read_result(job.paths)["objective"]
+    return "" if objective["value"] is None else f"{objective['name']} {objective['value']:.4f}"
 
 
 def show_dry_run(

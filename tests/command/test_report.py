@@ -105,6 +105,12 @@ def test_a_narrow_terminal_leaves_out_what_is_the_same(outputs: Path) -> None:
     assert ["completed", "convnet", "0.8000", "0.7800", "01:10"] in lines
 
 
+def test_runs_without_a_number_have_no_column_for_it(outputs: Path, told: Told) -> None:
+    head, line = told("--filter", "status=failed")
+    assert head.split() == ["run", "status", "model", "dataset", "workers", "best", "accuracy/val", "train", "time"]
+    assert line.split() == ["outputs/sweeps/s/lr=1", "failed", "mlp", "digits", "2"]
+
+
 def test_what_is_no_record_of_a_run_hides_no_other(outputs: Path, told: Told) -> None:
     for name, text in {"cut": '{"status": "comp', "other": "[1, 2]", "foreign": '{"accuracy": 1}'}.items():
         (outputs / "day" / name).mkdir()
@@ -176,10 +182,13 @@ def test_curves_are_drawn(trained: Trained, tmp_path: Path, told: Told) -> None:
     assert (31, 119, 180) in colours, "the first run's blue"
 
 
-def test_without_matplotlib_it_says_what_to_install(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_it_says_what_to_install(
+    outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"pip install 'expt\[plot\]'"):
         report_command.report(leaderboard.wide_console(), parse(["--plot", "x.png"]))
+    assert capsys.readouterr().out == "", "before anything else is printed"
 
 
 def test_files_inside_a_run_are_no_runs(outputs: Path) -> None:

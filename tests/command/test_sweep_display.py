@@ -53,6 +53,7 @@ def test_every_end_is_a_line(tmp_path: Path) -> None:
     screen = Screen(tmp_path, total=6)
     names = ("good", "unmeasured", "bad", "stopped", "old", "twice")
     good, unmeasured, bad, stopped, old, twice = map(screen.job, names)
+    update_result(old.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": 0.25})
     with screen.display as display:
         display.skipped(old)
         display.repeated(twice)
@@ -67,7 +68,7 @@ def test_every_end_is_a_line(tmp_path: Path) -> None:
         display.update([good])  # without a terminal there is no table
     assert [line.rstrip() for line in screen.text.splitlines()] == [
         "sweep of 6 runs in sweep",
-        "[1/6] done before old",
+        "[1/6] done before old  accuracy/val 0.2500",
         "[2/6] named twice twice",
         "[2/6] waiting     good  waiting for GPU 0, 2: in use by another expt command",
         "[2/6] retrying    bad  rank 0 of 2 raised: ValueError: bad",
@@ -82,6 +83,7 @@ def test_the_table_shows_how_far_the_running_ones_are(tmp_path: Path) -> None:
     screen = Screen(tmp_path, total=9, terminal=True)
     done, first, second, old = map(screen.job, ("done", "first", "second", "old"))
     first.devices = ("1", "3")
+    update_result(old.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": None})
     with screen.display as display:
         display.skipped(old)
         screen.complete(done, 0.5, 60.0)

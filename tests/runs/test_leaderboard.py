@@ -12,7 +12,7 @@ from rich.console import Console
 
 from expt.config import user_code
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, create_result, update_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, create_result, update_result
 from expt.runs.view import leaderboard
 from expt.runs.view.stale import print_stale, stale
 
@@ -182,6 +182,18 @@ def test_the_test_stands_beside_the_objective_and_may_sort(tmp_path: Path) -> No
     assert [line[0] for line in shown(tmp_path, sort="accuracy/test", reverse=True)[1:]] == ["2", "3", "1"]
 
 
+def test_a_narrow_terminal_breaks_words_of_settings_alone(tmp_path: Path) -> None:
+    for model in ("a_long_name_of_a_model", "mlp"):
+        for seed in (0, 1):
+            leave_run(tmp_path, f"model={model},optimizer.lr=0.001,seed={seed}", 0.5, seedless_identity=model)
+    leave_run(tmp_path, "model=mlp,optimizer.lr=0.1", status=INTERRUPTED)
+    out = io.StringIO()
+    Console(file=out, width=48).print(leaderboard.leaderboard(leaderboard.read_runs(tmp_path)))
+    words = out.getvalue().split()
+    for whole in ("accuracy/val", "0.5000", "0.0000", "interrupted", "completed"):
+        assert whole in words, out.getvalue()
+
+
 def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_stale_model.py").write_text("class Net: pass\n")
@@ -200,5 +212,10 @@ def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: p
     out = io.StringIO()
     print_stale(Console(file=out, width=300), old)
     assert f"python -m expt rerun {sweep / 'lr=1'}" in out.getvalue()
+    print_stale(Console(file=out, width=300), [Path(str(number)) for number in range(5)])
+    assert [line.split() for line in out.getvalue().splitlines()[-4:-1]] == [
+        ["python", "-m", "expt", "rerun", str(number)] for number in range(3)
+    ]
+    assert "the 2 others" in out.getvalue().splitlines()[-1]
     (tmp_path / "my_stale_model.py").unlink()
     assert stale((run["folder"], run) for run in runs) == [], "whether it is cannot be said"

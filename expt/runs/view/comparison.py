@@ -47,15 +47,18 @@ def _listing(runs: Sequence[ListedRun], width: int, stale: Collection[Path]) -> 
     """The columns but the folder; in a narrow terminal without what is the same for all runs."""
     objectives = {run.objective for run in runs if run.objective}
     shared = objectives.pop() if len(objectives) == 1 else ""
-    final = next((tag for tag in ("accuracy/test", "accuracy/val") if any(tag in run.values for run in runs)), "final")
+    final = next((tag for tag in ("accuracy/test", "accuracy/val") if any(tag in run.values for run in runs)), None)
     about = ["model", "dataset", "workers"]
     if width < WIDE:
         about = [key for key in about if len({run.values.get(key) for run in runs}) > 1]
-    best, last = ("best", final.rpartition("/")[2]) if width < WIDE else (f"best {shared}".strip(), final)
+    narrow = width < WIDE
+    numbers = ["best" if narrow else f"best {shared}".strip()]
+    if final:
+        numbers.append(final.rpartition("/")[2] if narrow else final)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("status", *about):
         table.add_column(column, justify="right" if column == "workers" else "left", no_wrap=True)
-    for column in (best, last, "time" if width < WIDE else "train time"):
+    for column in (*numbers, "time" if narrow else "train time"):
         table.add_column(column, justify="right", no_wrap=True)
     for run in runs:
         values = run.values
@@ -63,7 +66,8 @@ def _listing(runs: Sequence[ListedRun], width: int, stale: Collection[Path]) -> 
         status = f"{values['status']}, {WORD}" if run.folder in stale else values["status"]
         described = [str(values.get(key) or "") for key in about]
         took = elapsed(values["time"]) if values["time"] else ""
-        table.add_row(*cells(status, *described, reached, _shown(values.get(final)), took))
+        values_shown = [reached, _shown(values.get(final))] if final else [reached]
+        table.add_row(*cells(status, *described, *values_shown, took))
     return table
 
 

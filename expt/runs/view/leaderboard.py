@@ -105,7 +105,14 @@ def leaderboard(
     num_settings = len(head) - len(_numbers(head))
     for index, column in enumerate(head):
         right = index >= num_settings and column != "status"
-        table.add_column(cells(column)[0], justify="right" if right else "left", overflow="fold")
+        # In a narrow terminal words of settings alone are broken.
+        word = max((len(word) for line in (head, *lines) for word in line[index].split()), default=1)
+        table.add_column(
+            cells(column)[0],
+            justify="right" if right else "left",
+            overflow="fold",
+            min_width=word if index >= num_settings else None,
+        )
     for line in lines:
         table.add_row(*cells(*line))
     return table

@@ -16,6 +16,8 @@ from expt.runs.view.cells import say
 from expt.runs.view.progress import shown_path
 
 WORD = "stale"
+SHOWN = 3
+"""Commands that are printed; a person who wants more can tell how they go."""
 
 
 def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
@@ -41,8 +43,10 @@ def print_stale(console: Console, folders: Iterable[Path]) -> None:
     if not commands:
         return
     say(console, f"\n{len(commands)} {WORD}: their own classes have other source now; to run them anew", "bold yellow")
-    for command in commands:
+    for command in commands[:SHOWN]:
         say(console, f"      {command}")
+    if commands[SHOWN:]:
+        say(console, f"      and so on for the {len(commands) - SHOWN} others that are marked")
 
 
 def _targets(config: Mapping[str, Any]) -> tuple[str, ...]:
