@@ -28,11 +28,13 @@ def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any
     for _, theirs in pipes:
         theirs.close()
     try:
-        return [mine.recv() for mine, _ in pipes]
+        found = [mine.recv() for mine, _ in pipes]
     finally:
         for rank in ranks:
             rank.join(TIMEOUT_S)
             rank.kill()
+    assert [rank.exitcode for rank in ranks] == [0] * size
+    return found
 
 
 def _rank(rank: int, size: int, store: Path, answer: Connection, each: Callable[[Worker], Any]) -> None:
@@ -42,3 +44,4 @@ def _rank(rank: int, size: int, store: Path, answer: Connection, each: Callable[
     meeting = dist.FileStore(str(store), size)
     with process_group(worker, backend="gloo", timeout_s=TIMEOUT_S, store=meeting):
         answer.send(each(worker))
+    assert not dist.is_initialized(), "the group is left"

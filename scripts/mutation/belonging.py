@@ -10,6 +10,8 @@ from scripts.mutation.changes import ROOT
 RUN, NUMBERS, RESUME, RERUN = (f"tests/integration/test_{name}.py" for name in ("run", "numbers", "resume", "rerun"))
 WORKERS, WATCHDOGS = (f"tests/faults/test_{name}.py" for name in ("workers", "watchdogs"))
 FILES, LOADING, FOLDERS = (f"tests/data/test_{name}.py" for name in ("files", "loading", "image_folder_cache"))
+ONE_WORKER, PATCHES = "tests/worker/test_run.py", "tests/training/test_patches.py"
+FAST_PATHS = "tests/integration/test_fast_paths.py"
 # For what has no file of tests of its own, by the start of its path.
 INSTEAD: dict[str, tuple[str, ...]] = {
     "config": ("tests/config/test_parse.py",),
@@ -22,20 +24,22 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "runs/tags": ("tests/integration/test_dashboard.py",),
     "runs/view": ("tests/command/test_report.py",),
     "runs": (RERUN,),
-    "training": (NUMBERS, "tests/integration/test_fast_paths.py"),
+    "training": (NUMBERS, FAST_PATHS),
     "training/memory_probe": (WATCHDOGS,),
-    "training/patches": ("tests/training/test_optim.py", "tests/integration/test_fast_paths.py"),
+    "training/patches": ("tests/training/test_optim.py", PATCHES, "tests/worker/test_build_fields.py", FAST_PATHS),
     "training/shared_memory": ("tests/integration/test_shared_memory.py",),
-    "worker": (RUN, RESUME),
+    "worker": (ONE_WORKER, RUN, RESUME),
     "worker/diagnosis": (RUN, WATCHDOGS),
     "worker/divergence": (WATCHDOGS,),
     "worker/fault": (WORKERS, WATCHDOGS),
-    "worker/profiling": (RUN, "tests/integration/test_dashboard.py"),
+    "worker/profiling": (ONE_WORKER, RUN),
     "worker/watchdog": (WATCHDOGS,),
 }
 # For what its own tests see in part.
 BESIDE: dict[str, tuple[str, ...]] = {
     "config/rules": ("tests/config/test_parse.py",),
+    "launch/workers": (WORKERS,),
+    "training/patches/onednn_linear": (PATCHES,),
     "worker/run": (RESUME, NUMBERS),
     "worker/snapshot": (RESUME,),
     "training/shared_memory": ("tests/integration/test_shared_memory.py",),

@@ -154,6 +154,12 @@ def test_two_runs_side_by_side(outputs: Path, told: Told) -> None:
     assert ["accuracy/test", "0.8800", "0.7800", "-0.1"] in lines
     assert ["status", "completed", "completed"] in lines
     assert not any(line[:1] == ["dataset"] for line in lines), "what is the same is left out"
+    for name, diff in {"a": "", "b": "+width = 2"}.items():
+        git: Any = {"commit": name * 40, "diff": diff}
+        update_result(RunPaths(outputs / "day" / name), git=git, versions={"torch": name})
+    lines = [line.split() for line in told("outputs/day/a", "outputs/day/b")]
+    assert ["commit", "a" * 12, "b" * 12, "with", "changes"] in lines
+    assert ["versions", "torch", "a", "torch", "b"] in lines
 
 
 def test_what_is_wrong_is_said_in_one_line(outputs: Path) -> None:

@@ -244,7 +244,10 @@ def test_a_bad_sample_is_named(num_workers: int) -> None:
     raises("sample 0: its label is -1, expected 0 to 22", InRam(labels=LABELS - 1))
     raises("sample 2: its label is 2.5, expected 0 to 22", InRam(labels=torch.tensor([0.0, 1.0, 2.5] * 9)))
     raises("sample 1: its label is nan, expected 0 to 22", InRam(labels=torch.tensor([0.0, torch.nan] * 12)))
-    raises("sample 0: expected an image of uint8 or float", InRam(lambda image: image.long()))
+    raises(
+        "sample 0: expected an image of uint8 or float, CHW, found Tensor torch.int64 (2, 4, 3)",
+        InRam(lambda image: image.long()),
+    )
     raises("sample 0: expected an image of uint8 or float, CHW, found str", InRam(lambda _: "a.png"))
 
 

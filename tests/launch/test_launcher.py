@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from expt.errors import ConfigError
+from expt.launch import torchrun
 from expt.launch.launcher import Driver, OneOfMany, launcher
 from tests.conftest import environment
 
@@ -39,6 +42,19 @@ def test_a_worker_of_torchrun_starts_none(monkeypatch: pytest.MonkeyPatch) -> No
     assert (how.starts_workers, how.follow(0.0)) == (False, None)  # rank 0 decides
     with pytest.raises(ConfigError, match="-m: a sweep cannot run inside torchrun"):
         how.refuse_sweep("-m")
+
+
+@pytest.mark.parametrize(("count", "begun", "again"), [
+    (None, False, False), ("0", False, False), ("1", False, True), (None, True, True), ("0", True, True),
+])  # fmt: skip
+def test_whether_the_workers_were_started_again(
+    count: str | None, begun: bool, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    if count is not None:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+    meeting: Any = SimpleNamespace(earlier=lambda: {"folder": "run"} if begun else None)
+    assert torchrun._started_again(meeting) is again
 
 
 def test_only_rank_0_says_that_a_sweep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,3 +94,29 @@ def test_where_one_file_cannot_be_written_nothing_changes(tmp_path: Path, capfd:
         processes.print_to(tmp_path / "out", tmp_path / "missing" / "err")
     os.write(1, b"still here\n")
     assert capfd.readouterr().out == "still here\n"
+
+
+FORKING = """
+import os, sys
+from types import SimpleNamespace
+from expt.launch import processes
+ours, other = os.pipe()
+kept = processes._received(SimpleNamespace(detach=lambda: ours))
+assert kept.descriptor == ours
+for _ in range(2):
+    if child := os.fork():
+        os.fstat(ours)  # open here
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    else:
+        os.fstat(other)
+        try:
+            os.fstat(ours)
+        except OSError:
+            os._exit(0)
+        os._exit(1)
+"""
+
+
+def test_what_a_process_keeps_open_is_closed_in_those_that_it_forks() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +14,13 @@ from typing import Any
 import pytest
 
 from expt.config import secrets
-from expt.errors import ConfigError
+from expt.errors import ConfigError, Interrupted
 from expt.launch.job import Job, Observer
 from expt.launch.submitit_jobs import ClusterJob, Queue, executor_of
 from expt.machine import Machine
 from expt.runs.request import received
 from expt.runs.result import create_result
+from expt.signals import Heeded
 from tests.requests import request
 
 
@@ -107,6 +110,31 @@ def test_what_is_pickled_holds_no_secret_and_is_the_request_again(
     there = received(pickle.loads(pickled).sent, Machine(cpus=8), typed_at=5.0)
     assert (there.paths, there.about, there.env) == (with_secret.paths, with_secret.about, with_secret.env)
     assert (there.typed_at, there.may_have_run, there.config.dataset.train_limit) == (5.0, True, 7)
+
+
+@pytest.mark.parametrize(("by", "called"), [(signal.SIGUSR2, True), (signal.SIGTERM, False)])
+def test_a_job_that_has_to_make_room_goes_back_into_the_queue(
+    by: signal.Signals, called: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def train(_: ClusterJob, __: float) -> None:
+        with Heeded():
+            signal.raise_signal(by)
+            raise Interrupted("asked")
+
+    monkeypatch.setattr(ClusterJob, "_train", train)
+    monkeypatch.setattr("sys.argv", ["python"])
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: calls.append((number, frame)))  # submitit's
+    try:
+        with pytest.raises(Interrupted):
+            ClusterJob(request(tmp_path).to_send(), ["expt", "-m"])()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+        with Heeded():  # forgets
+            pass
+    assert calls == ([(signal.SIGUSR2, None)] if called else [])
+    assert sys.argv == ["expt", "-m"]
 
 
 def test_without_slurm_there_is_no_queue_to_submit_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

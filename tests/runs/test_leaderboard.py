@@ -130,6 +130,25 @@ def test_the_identity_without_the_seed_decides(tmp_path: Path) -> None:
     assert [row.settings for row in found] == [{"experiment without seed": "a"}, {"experiment without seed": "b"}]
 
 
+def test_the_settings_of_an_older_version_join_in_any_order(tmp_path: Path) -> None:
+    for seed, keys in enumerate((("epochs", "world_size"), ("world_size", "epochs"))):
+        leave_run(tmp_path, f"seed={seed}", 0.5, config={**dict.fromkeys(keys, 2), "seed": seed})
+    assert names(tmp_path) == [["seed=0", "seed=1"]]
+
+
+def test_without_any_result_the_column_says_what_would_be_there(tmp_path: Path) -> None:
+    leave_run(tmp_path, "lr=1", status=FAILED, error="no")
+    assert shown(tmp_path) == [["lr", "objective", "status", "train", "time"], ["1", "failed", "0.0", "s"]]
+
+
+def test_a_whole_number_is_written_as_one(tmp_path: Path) -> None:
+    leave_run(tmp_path, "lr=1", 0.5)
+    update_result(RunPaths(tmp_path / "lr=1"), metrics={"steps_skipped": 3, "loss/train": 0.123456789})
+    leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
+    (row,) = csv.DictReader(lines_of(tmp_path, "summary.csv"))
+    assert (row["steps_skipped"], row["loss/train"]) == ("3", "0.123457")
+
+
 def test_one_nan_is_said_and_ends_nothing(tmp_path: Path) -> None:
     for seed, value in enumerate((0.1, float("nan"), 0.6)):
         leave_run(tmp_path, f"lr=1,seed={seed}", value)

@@ -234,6 +234,10 @@ def test_the_summary_tells_the_numbers_and_what_to_do_next(tmp_path: Path, monke
         ["look", "at", "it", "tensorboard", "--logdir", "'outputs/my", "day'"],
         ["compare", "expt", "report"],
     ]
+    out = io.StringIO()
+    print_summary(Console(file=out, width=200), paths)
+    head, train, *_ = out.getvalue().splitlines()
+    assert head.index("accuracy") + len("accuracy") == train.index("0.7500") + len("0.7500"), "numbers end in a line"
     assert shown_path(Path("/elsewhere")) == "/elsewhere"
     (tmp_path / "outputs" / "my day" / "photos").mkdir()
     assert summary(paths)[-2][-1] == "day/run'", "not where other things lie"

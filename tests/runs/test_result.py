@@ -109,6 +109,11 @@ def test_a_folder_of_that_name_is_set_aside_whole(paths: RunPaths) -> None:
     assert (paths.folder / "result.json.damaged/mine").is_dir()
 
 
+def test_a_person_can_read_it(paths: RunPaths) -> None:
+    create_result(paths, name="lr=1", world_size=2)
+    assert paths.result.read_text() == '{\n  "status": "running",\n  "name": "lr=1",\n  "world_size": 2\n}\n'
+
+
 def test_the_objective_is_nan_where_a_record_has_none() -> None:
     assert objective_of({"objective": {"name": "loss/val", "value": 0.5}}) == 0.5
     assert math.isnan(objective_of({"status": COMPLETED}))

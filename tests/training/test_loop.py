@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from expt.data.loading import IGNORE_INDEX, Batch
 from expt.training.learner import Learner, Position
-from expt.training.loop import evaluate, train_epoch
+from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.metrics import Averages, Sums
 from expt.training.precision import Precision
 
@@ -201,3 +202,15 @@ def test_it_ends_with_the_runs_last_step_or_when_told() -> None:
     told = Position(10, 30)
     train_epoch(learner(plain()), batches(10), told, Sums(CPU), log_every=9, between_steps=lambda: told.step == 2)
     assert told.step == 2
+
+
+@pytest.mark.parametrize(("world_size", "sizes"), [(2, []), (3, [8, 8])])
+def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(world_size: int, sizes: list[int]) -> None:
+    module, seen = plain(), list[int]()
+    module.register_forward_hook(lambda _, images, __: seen.append(len(images[0])))
+    before = copy.deepcopy(module.state_dict())
+    subject = dataclasses.replace(learner(module, gradient_accumulation=2), world_size=world_size)
+    rehearse(subject, SHAPE, 48, CPU)
+    assert seen == sizes
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())

@@ -241,3 +241,13 @@ def test_the_learning_rate_follows_the_batch(rule: Any, factor: float) -> None:
     # The warm-up rises to the new rate, and the cosine starts there.
     used = rates(cosine(1.0), optimizer=optimizer)
     assert (used[0], used[10]) == pytest.approx((PEAK * factor / 11, PEAK * factor))
+
+
+def test_an_optimizer_without_guards_is_used_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    class Own(optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise NotImplementedError
+
+    assert unguarded.optimizer(Own) is Own
+    assert "Own without the guards" in (told := capsys.readouterr().err)
+    assert "has changed (its step has none)" in told

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from expt.errors import ConfigError, OutOfMemory
+from expt.errors import ConfigError, OutOfMemory, RunFailed
 from expt.worker.diagnosis import in_words
 from tests.conftest import Configured
 
@@ -46,3 +46,15 @@ def test_a_batch_norm_with_one_image_names_the_mend(words: list[str], mend: str,
     assert isinstance(told, ConfigError)
     assert str(told).startswith(f"{words[0]}: a batch norm of the model cannot train on one image by itself; ")
     assert str(told).endswith(mend)
+
+
+@pytest.mark.parametrize("file", ["/usr/lib/python3/multiprocessing/synchronize.py", "/home/me/net.py"])
+def test_no_room_for_the_locks_of_loader_processes_names_the_mend(file: str, configured: Configured) -> None:
+    with pytest.raises(OSError, match="No space left") as raised:
+        exec(compile("raise OSError(28, 'No space left on device')", file, "exec"))
+    told = in_words(raised.value, configured())
+    if file.startswith("/home"):
+        assert told is raised.value
+    else:
+        assert isinstance(told, RunFailed)
+        assert str(told).startswith("/dev/shm: No space left on device; the processes that read images need it; ")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
@@ -86,6 +89,59 @@ def test_it_works_with_nobody_looking_on(turning: Trained, train_alone: TrainAlo
     ours, theirs = alone.result, turning.result
     assert ours.keys() == theirs.keys()
     assert (ours["best"], ours["objective"], ours["steps"]) == (theirs["best"], theirs["objective"], theirs["steps"])
+
+
+class Watching(Observer):
+    """Notes each moment of an epoch, and who looks where."""
+
+    def __init__(self) -> None:
+        self.moments: list[str] = []
+
+    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.moments.append(f"batch of {len(batch.labels)}")
+            yield batch
+
+    def before_update(self) -> None:
+        self.moments.append("gradients")
+
+    def wants_review(self) -> bool:
+        return True
+
+    def end_epoch(self, *, review: bool) -> None:
+        self.moments.append(f"epoch, {review}")
+
+    def end_evaluation(self, split: str) -> None:
+        self.moments.append(split)
+
+    def close(self, *, complete: bool) -> None:
+        self.moments.append(f"end, {complete}")
+
+
+def test_who_looks_on_is_told_of_each_moment(train_alone: TrainAlone) -> None:
+    seen = Watching()
+    train_alone("dataset.train_limit=128", "epochs=1", observe=lambda *_: seen)
+    step = ["batch of 64", "gradients"]
+    assert seen.moments == [*step, *step, "epoch, True", "val", "test", "end, True"]
+
+
+def test_the_speed_is_that_of_all_epochs(train_alone: TrainAlone) -> None:
+    result = train_alone("dataset.train_limit=330", "drop_last=false", "epochs=2", "batch_size=64").result
+    assert result["samples_per_s"] == pytest.approx(2 * 330 / sum(result["epoch_s"]))
+
+
+def test_a_profile_is_a_trace_and_a_table(train_alone: TrainAlone) -> None:
+    done = train_alone("profile=true", "dataset.train_limit=640", "epochs=1")
+    with gzip.open(done.folder / "trace.json.gz") as trace:
+        found = {event.get("name") for event in json.load(trace)["traceEvents"]}
+    assert {"aten::addmm", "ProfilerStep#5"} <= found
+    head, *operators = (done.folder / "operators.txt").read_text().splitlines()
+    assert head.split() == ["ms/step", "share", "calls/step", "operator"]
+    assert 1 < len(operators) <= 10
+    assert all(float(line.split()[0]) >= 0 for line in operators)
+    shares = [float(line.split()[1].rstrip("%")) for line in operators]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) <= 100.1
 
 
 def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone) -> None:
