@@ -19,6 +19,7 @@ from rich.console import Console
 from expt.command import report as report_command
 from expt.command.report import main, parse
 from expt.errors import ConfigError
+from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, results_below, update_result
 from expt.runs.view import leaderboard
@@ -186,6 +187,23 @@ def test_curves_are_drawn(trained: Trained, tmp_path: Path, told: Told) -> None:
         assert image.size == (1440, 540)
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20) or []}
     assert (31, 119, 180) in colours, "the first run's blue"
+
+
+def test_a_legend_names_each_run_once(outputs: Path, told: Told) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    for name in ("a", "b"):
+        writer = MetricsWriter(RunPaths(outputs / "day" / name))
+        for step in (1, 2):
+            writer.write(step, step, {f"{metric}/{split}": 0.5 for metric in ("loss", "accuracy") for split in SPLITS})
+        writer.close()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        told("outputs/day", "--plot", "curves.svg")
+    text = Path("curves.svg").read_text()
+    assert [text.count(f">outputs/day/{name}<") for name in ("a", "b")] == [1, 1]
+    assert text.count("stroke-dasharray: 4.44,1.92") == 2 * 2 + 2, "train: two runs, two panels, and the legend"
+
+
+SPLITS = ("train", "val", "test")
 
 
 def test_without_matplotlib_it_says_what_to_install(

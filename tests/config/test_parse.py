@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 
 from expt.command.conf_files import conf_dir
 from expt.command.overrides import register_resolvers
-from expt.config import groups
-from expt.config.parse import parse
+from expt.config import groups, secrets
+from expt.config.parse import parse, parse_elsewhere
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
@@ -49,6 +49,18 @@ def parsed() -> Iterator[Parse]:
 
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         yield parse_overrides
+
+
+def test_settings_travel_without_their_secrets(parsed: Parse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_names", {})
+    monkeypatch.setenv("EXPT_TEST_ROOT", "/elsewhere")
+    sent: Any = OmegaConf.to_container(compose("config", overrides=["dataset=mnist", "seed=7"]), resolve=True)
+    sent["dataset"]["root"] = "${oc.env:EXPT_TEST_ROOT}"
+    there = parse_elsewhere(sent, machine(gpus=2))
+    assert (there.seed, getattr(there.dataset, "root", None)) == (7, "/elsewhere")
+    assert there.secrets == {"EXPT_TEST_ROOT": "/elsewhere"}
+    assert there.gpu_indices == parsed("dataset=mnist", on=machine(gpus=2)).gpu_indices
+    assert secrets.hidden("/elsewhere/x") == "${oc.env:EXPT_TEST_ROOT}/x", "what is printed there shows none"
 
 
 def test_the_defaults(parsed: Parse) -> None:

@@ -184,7 +184,7 @@ def test_every_kind_of_image_comes_out_alike(convert: Callable[[Tensor], Any]) -
     assert torch.equal(batch.labels, expected.labels)
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "P"])
+@pytest.mark.parametrize("mode", ["L", "RGB", "P", "RGBA"])
 def test_pil_images_of_any_mode(mode: str) -> None:
     channels = 1 if mode == "L" else 3
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
+from expt.errors import RunFailed
 from expt.training import shared_memory
-from expt.training.shared_memory import _allocated, _mapped, _place_of
+from expt.training.collectives import Worker
+from expt.training.shared_memory import SharedMemory, _allocated, _mapped, _place_of
+from tests.ranks import together
 
 
 @pytest.mark.parametrize("memory", [True, False], ids=["in memory", "in a file"])
@@ -50,3 +55,25 @@ def test_what_another_process_has_under_that_number_is_left_alone() -> None:
         mapped, problem = _mapped(place._replace(path="/proc/1/fd/none"), 4096)
         assert mapped is None
         assert problem
+
+
+def test_every_rank_is_told_which_one_cannot_share(tmp_path: Path) -> None:
+    """As in containers of their own; and where there is no room, also those that asked for none hear of it."""
+
+    def refusal(worker: Worker, *, room: bool) -> str:
+        if worker.rank == 1:
+            shared_memory._mapped = lambda place, size: (None, "no such place")
+        if not room:
+            shared_memory._allocated = lambda size: None
+        try:
+            SharedMemory(rank=worker.rank, world_size=3, timeout_s=5.0)
+        except RunFailed as error:
+            return str(error)
+        return "shared"
+
+    cut = "the workers cannot share memory (no such place); use ddp.shared_memory=false"
+    (tmp_path / "a").mkdir()
+    assert together(tmp_path / "a", 3, functools.partial(refusal, room=True)) == [cut] * 3
+    (tmp_path / "b").mkdir()
+    for told in together(tmp_path / "b", 3, functools.partial(refusal, room=False)):
+        assert told.endswith("can be shared by the workers; use ddp.shared_memory=false")
