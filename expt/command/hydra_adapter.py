@@ -8,7 +8,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO, cast
 
 import hydra
@@ -97,11 +97,8 @@ def _composed_once() -> Iterator[None]:
         self.config_loader = cast(ConfigLoader, _Composed(self.config_loader, config_name, overrides, composed))
         return mode
 
-    Hydra.get_mode = get_mode  # type: ignore[method-assign]
-    try:
+    with _replaced(Hydra, real, get_mode):
         yield
-    finally:
-        Hydra.get_mode = real  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -126,11 +123,18 @@ def _read_once() -> Iterator[None]:
             read[key] = real(self, config_path)
         return copy.deepcopy(read[key])  # whoever asks takes parts out of it
 
-    FileConfigSource.load_config = load_config  # type: ignore[method-assign]
+    with _replaced(FileConfigSource, real, load_config):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: type, real: Callable[..., Any], by: Callable[..., Any]) -> Iterator[None]:
+    """While entered, a class has another method in the place of its `real` one."""
+    setattr(owner, real.__name__, by)
     try:
         yield
     finally:
-        FileConfigSource.load_config = real  # type: ignore[method-assign]
+        setattr(owner, real.__name__, real)
 
 
 _AS_RUN = "hydra.mode=RUN"

@@ -78,7 +78,7 @@ class _Missing(NamedTuple):
 def refuse_missing_parts(config: RunConfig) -> None:
     """Raise ConfigError where a folder of images has not what is to be evaluated: before anything is decoded."""
     if isinstance(config.dataset, groups.ImageFolder):
-        root = Path(config.dataset.root).expanduser()
+        root = Path(config.dataset.root)
         val = config.dataset.val_fraction > 0 or (root / "val").is_dir()
         refuse_missing(config, val=val, test=(root / "test").is_dir())
 
@@ -182,7 +182,7 @@ def _check(arrays: Arrays, sources: Sequence[Path], num_classes: int) -> None:
 
 
 def _root(dataset: groups.Downloaded) -> Path:
-    return Path(dataset.root).expanduser() if dataset.root is not None else cache_dir() / "data"
+    return Path(dataset.root) if dataset.root is not None else cache_dir() / "data"
 
 
 def _search(dataset: groups.Downloaded) -> dict[Split, tuple[Path, ...]] | _Missing:

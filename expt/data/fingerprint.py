@@ -108,7 +108,7 @@ def _sums(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
 
 
 def _of_folder(dataset: groups.ImageFolder) -> str:
-    root = Path(dataset.root).expanduser()
+    root = Path(dataset.root)
     class_folders(root)  # raises where there are none
     names = images_of_all_splits(root)
     if wrong := [name for name in names if not (root / name).is_file()]:

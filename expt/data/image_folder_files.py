@@ -28,7 +28,7 @@ class Listing(NamedTuple):
 
 def list_parts(root: str | Path) -> dict[Part, Listing]:
     """The images of each part that is there: train, val if there is one, test if there is one; see `list_images`."""
-    root = Path(root).expanduser()
+    root = Path(root)
     return {part: list_images(root, part) for part in PARTS if part == "train" or (root / part).is_dir()}
 
 
@@ -37,7 +37,7 @@ def list_images(root: str | Path, part: Part) -> Listing:
 
     Raises DataError for a folder that is missing, has no classes, or has an empty class.
     """
-    root = Path(root).expanduser()
+    root = Path(root)
     classes = class_folders(root)
     folder = root / part
     files: list[str] = []
@@ -93,7 +93,7 @@ def decode(path: str, image_size: tuple[int, int]) -> np.ndarray:
 
 def images_of_all_splits(root: str | Path) -> list[str]:
     """Every image of the dataset, by its path below `root`, sorted."""
-    root = Path(root).expanduser()
+    root = Path(root)
     folders = [root / part for part in PARTS]
     return sorted(os.path.relpath(path, root) for folder in folders for path in _images_below(folder))
 

@@ -40,6 +40,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "config/rules": ("tests/config/test_parse.py",),
     "launch/workers": (WORKERS,),
     "training/patches/onednn_linear": (PATCHES,),
+    "worker/build": (ONE_WORKER,),
     "worker/run": (RESUME, NUMBERS),
     "worker/snapshot": (RESUME,),
     "training/shared_memory": ("tests/integration/test_shared_memory.py",),
