@@ -226,14 +226,18 @@ def test_a_run_that_is_asked_to_stop_is_resumed_to_the_same_numbers(train_alone:
 
 @pytest.mark.parametrize("log_every", [3, 100], ids=["at a log point", "at the epoch's end"])
 def test_a_loss_that_is_no_number_ends_the_run(log_every: int, train_alone: TrainAlone) -> None:
+    runs: list[Run] = []
+
     def spoil(run: Run) -> None:
         def forward(module: nn.Module, _: Any, logits: torch.Tensor) -> torch.Tensor:
             return logits * float("nan") if module.training and run.position.step == 7 else logits
 
         run.learner.module.register_forward_hook(forward)
+        runs.append(run)
 
     with pytest.raises(Diverged, match=r"the loss was nan at step 8 \(epoch 2\) on rank 0; "):
         train_alone("epochs=3", "dataset.train_limit=320", f"log_every={log_every}", before=spoil)
+    runs[0].record.interrupt()  # closes its files, as the worker's end would
 
 
 def test_skipped_steps_count_over_all_attempts(train_alone: TrainAlone) -> None:
