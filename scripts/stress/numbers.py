@@ -17,6 +17,8 @@ from scripts.stress.plain_loop import Curves, Settings, train
 
 TOLERANCE = 2e-4
 """Of a loss; gradients are added up in another order by another number of workers."""
+ROUNDINGS = 8
+"""Plain loops that round differently, one of which has to give the numbers."""
 
 
 def draw(chance: random.Random) -> Settings:
@@ -75,10 +77,11 @@ def differences(plain: Curves, result: expt.Result) -> list[str]:
             found.append(f"lr of step {step}: {lrs[step]}, not {lr}")
         if abs(losses[step] - loss) > TOLERANCE * max(1, abs(loss)):
             found.append(f"loss of step {step}: {losses[step]}, not {loss}")
-    val = zip(curve("loss/val").items(), curve("accuracy/val").items(), plain.val, strict=True)
-    for (step, loss), (_, accuracy), (plain_loss, plain_accuracy) in val:
-        if abs(loss - plain_loss) > TOLERANCE * max(1, plain_loss) or abs(accuracy - plain_accuracy) > 0.004:
-            found.append(f"val after step {step}: {loss}, {accuracy}, not {plain_loss}, {plain_accuracy}")
+    for split, expected in (("train", plain.train), ("val", plain.val)):
+        points_of = zip(curve(f"loss/{split}").items(), curve(f"accuracy/{split}").items(), expected, strict=True)
+        for (step, loss), (_, accuracy), (plain_loss, plain_accuracy) in points_of:
+            if abs(loss - plain_loss) > TOLERANCE * max(1, plain_loss) or abs(accuracy - plain_accuracy) > 0.004:
+                found.append(f"{split} after step {step}: {loss}, {accuracy}, not {plain_loss}, {plain_accuracy}")
     metrics = result.metrics
     best = result.record["best"]
     if (
@@ -88,6 +91,17 @@ def differences(plain: Curves, result: expt.Result) -> list[str]:
     ):
         found.append(f"test: {metrics['loss/test']}, not {plain.test[0]}")
     return found
+
+
+def _differs(settings: Settings, result: expt.Result) -> list[str]:
+    """The differences to the plain loop, unless rounding decides: a ReLU's input is next to 0, or two epochs tie."""
+    wrong: list[str] = []
+    for blurred in range(ROUNDINGS):
+        found = differences(train(settings, blurred=blurred), result)
+        if not found:
+            return []
+        wrong = wrong or found
+    return wrong
 
 
 def main() -> None:
@@ -103,7 +117,7 @@ def main() -> None:
             chance = random.Random(seed)
             settings = draw(chance)
             result = ours(settings, chance, Path(scratch) / str(seed))
-            wrong = differences(train(settings), result)
+            wrong = _differs(settings, result)
             failed += bool(wrong)
             for line in wrong[:5]:
                 print(f"  DIFFERS  {line}", flush=True)

@@ -18,6 +18,7 @@ from expt.models.convnet import ConvNet
 from expt.models.mlp import MLP
 
 MEAN, STD = 0.3053, 0.3760
+ROUNDING = 1e-7
 DIGITS = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=(MEAN,), std=(STD,))
 Settings = dict[str, Any]
 
@@ -28,16 +29,19 @@ class Curves:
 
     losses: list[float] = field(default_factory=list)
     lrs: list[float] = field(default_factory=list)
+    train: list[tuple[float, float]] = field(default_factory=list)
     val: list[tuple[float, float]] = field(default_factory=list)
     """loss and accuracy"""
     best_epoch: int = 0
     test: tuple[float, float] = (math.nan, math.nan)
 
 
-def train(settings: Settings) -> Curves:
-    """Train on digits, on one thread of this process."""
+def train(settings: Settings, *, blurred: int = 0) -> Curves:
+    """Train on digits, on one thread of this process; `blurred` seeds errors of the size of float32's rounding."""
     torch.set_num_threads(1)
     (images, labels), (test_images, test_labels) = _data("train"), _data("test")
+    if blurred:
+        images = images * (1 + ROUNDING * torch.randn(images.shape, generator=torch.Generator().manual_seed(blurred)))
     train, val = indexing.split(len(labels), settings["dataset.val_fraction"], settings["dataset.train_limit"])
     torch.manual_seed(settings["seed"])
     net = _net(settings)
@@ -51,13 +55,15 @@ def train(settings: Settings) -> Curves:
     for epoch in range(1, settings["epochs"] + 1):
         order = train[indexing.permutation(len(train), settings["seed"], epoch)]
         net.train()
+        sums = torch.zeros(3, dtype=torch.float64)
         for indices in order.split(batch)[:per_epoch]:
             if schedule is None:
                 optimizer.param_groups[0]["lr"] = peak * _factor(len(found.losses), per_epoch, total, peak, settings)
             found.lrs.append(optimizer.param_groups[0]["lr"])
-            loss = functional.cross_entropy(
-                net(images[indices]), labels[indices], label_smoothing=settings["label_smoothing"]
-            )
+            logits = net(images[indices])
+            loss = functional.cross_entropy(logits, labels[indices], label_smoothing=settings["label_smoothing"])
+            correct = int((logits.argmax(1) == labels[indices]).sum())
+            sums += torch.tensor([loss.item() * len(indices), correct, len(indices)])
             optimizer.zero_grad()
             loss.backward()
             if settings["gradient_clip"]:
@@ -66,6 +72,7 @@ def train(settings: Settings) -> Curves:
             if schedule is not None:
                 schedule.step()
             found.losses.append(loss.item())
+        found.train.append((float(sums[0] / sums[2]), float(sums[1] / sums[2])))
         found.val.append(_evaluated(net, images[val], labels[val]))
         if found.val[-1][1] > max((accuracy for _, accuracy in found.val[:-1]), default=-1.0):
             found.best_epoch, best = epoch, copy.deepcopy(net.state_dict())
