@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
-from expt.errors import RunFailed
+from expt.errors import RunFailed, TimedOut
 from expt.training import shared_memory
 from expt.training.collectives import Worker
 from expt.training.shared_memory import SharedMemory, _allocated, _mapped, _place_of
@@ -77,3 +78,18 @@ def test_every_rank_is_told_which_one_cannot_share(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for told in together(tmp_path / "b", 3, functools.partial(refusal, room=False)):
         assert told.endswith("can be shared by the workers; use ddp.shared_memory=false")
+
+
+def test_who_does_not_come_is_named(tmp_path: Path) -> None:
+    def gather(worker: Worker) -> str:
+        memory = SharedMemory(rank=worker.rank, world_size=3, timeout_s=0.2)
+        if worker.rank == 0:
+            return "stays away"
+        try:
+            memory.gather(torch.ones(2))
+        except TimedOut as error:
+            return str(error)
+        return "nobody is missed"
+
+    missed = "rank 0 did not arrive within 0.2 s (timeout_s)"
+    assert together(tmp_path, 3, gather) == ["stays away", missed, missed]
