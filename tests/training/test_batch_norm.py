@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +104,14 @@ def test_each_group_is_normalised_by_itself() -> None:
         torch.testing.assert_close(mine.grad, theirs.grad)
     for mine, *each in zip(grouped.buffers(), *statistics, strict=True):
         torch.testing.assert_close(mine.double(), torch.stack(each).mean(0))
+
+
+@pytest.mark.parametrize("options", [{}, {"track_running_stats": False}, {"dtype": torch.float64}], ids=str)
+def test_a_layer_in_groups_may_be_of_any_kind(options: dict[str, Any]) -> None:
+    layer, images = nn.Sequential(nn.BatchNorm2d(2, **options)), IMAGES.to(options.get("dtype", torch.float32))
+    batch_norm.group(layer, 12)
+    expected = [functional.batch_norm(part, None, None, training=True) for part in images.split(12)]
+    torch.testing.assert_close(layer(images), torch.cat(expected))
 
 
 def test_one_group_is_torchs_own_layer() -> None:

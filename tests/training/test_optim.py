@@ -171,9 +171,9 @@ def test_the_cosine_ends_where_it_should_and_stays_there() -> None:
 def test_one_cycle(name: str) -> None:
     optimizer = build_optimizer(CASES[name][0], net().parameters())
     peak = optimizer.param_groups[0]["lr"]
-    config = schema.OneCycle(name="one_cycle", rise_fraction=0.3, start_factor=0.04, end_factor=4e-6)
+    config = schema.OneCycle(name="one_cycle", rise_fraction=0.3, start_factor=0.1, end_factor=4e-6)
     used = rates(config, optimizer=optimizer, total_steps=100)
-    assert (used[0], max(used), used[-1]) == pytest.approx((peak * 0.04, peak, peak * 4e-6))
+    assert (used[0], max(used), used[-1]) == pytest.approx((peak * 0.1, peak, peak * 4e-6))
     assert used.index(max(used)) == 29
     assert used[:30] == sorted(used[:30])
     assert used[29:] == sorted(used[29:], reverse=True)

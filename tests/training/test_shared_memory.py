@@ -93,3 +93,19 @@ def test_who_does_not_come_is_named(tmp_path: Path) -> None:
 
     missed = "rank 0 did not arrive within 0.2 s (timeout_s)"
     assert together(tmp_path, 3, gather) == ["stays away", missed, missed]
+
+
+def test_what_takes_several_slots_is_put_together_again(tmp_path: Path) -> None:
+    def exchange(worker: Worker) -> tuple[object, object, bool]:
+        shared_memory.CHUNK = 3
+        memory = SharedMemory(rank=worker.rank, world_size=2, timeout_s=5.0)
+        before = memory.spent_s
+        mine = torch.arange(8.0) + 100 * worker.rank
+        everyones = memory.gather(mine).tolist()
+        memory.average(mine)
+        return everyones, mine.tolist(), before == 0 < memory.spent_s < 5
+
+    numbers = [float(number) for number in range(8)]
+    expected = [numbers, [number + 100 for number in numbers]]
+    for found in together(tmp_path, 2, exchange):
+        assert found == (expected, [number + 50 for number in numbers], True)
