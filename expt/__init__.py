@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from expt.api import Result, rerun, run, sweep
+    from expt.errors import SweepFailed
 
 
-__all__ = ["Result", "__version__", "rerun", "run", "sweep"]
+__all__ = ["Result", "SweepFailed", "__version__", "rerun", "run", "sweep"]
 __version__ = "0.1.0"
 
 
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> object:
         from expt import api
 
         return getattr(api, name)
+    if name == "SweepFailed":
+        from expt.errors import SweepFailed
+
+        return SweepFailed
     raise AttributeError(f"module 'expt' has no attribute '{name}'")

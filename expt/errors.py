@@ -56,7 +56,7 @@ class RunFailed(ExptError):
 class SweepFailed(RunFailed):
     """Runs of a sweep have failed; `completed` are the folders of those that have not."""
 
-    def __init__(self, text: str, completed: Sequence[Path]) -> None:
+    def __init__(self, text: str, completed: Sequence[Path] = ()) -> None:
         super().__init__(text)
         self.completed = completed
 
@@ -97,9 +97,12 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
+WARNING = "warning: "
+
+
 def warn(text: str) -> None:
     """Tell the person at the terminal, in a line, what is no reason to stop."""
-    print(f"warning: {printable(text)}", file=sys.stderr, flush=True)
+    print(f"{WARNING}{printable(text)}", file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -76,8 +76,10 @@ def with_conf_here(arguments: Sequence[str]) -> list[str]:
 def refuse_used_folder(arguments: Sequence[str]) -> None:
     """Raise ConfigError before Hydra writes into the folder of an earlier run."""
     for argument in arguments:
-        key, _, value = argument.partition("=")
+        key, equals, value = argument.partition("=")
         folder = Path(unquoted(value))
+        if key in ("hydra.run.dir", "hydra.sweep.dir") and equals and not unquoted(value):
+            raise ConfigError(f"{argument}: names no folder; is a variable of the shell empty?")
         if key != "hydra.run.dir" or "resume=auto" in arguments:
             continue
         paths = RunPaths(folder)
@@ -89,6 +91,13 @@ def refuse_used_folder(arguments: Sequence[str]) -> None:
         ended = read_result(paths).get("status") in (COMPLETED, DAMAGED)
         mend = "" if ended else ", or resume that run with resume=auto beside what has changed"
         raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder{mend}")
+
+
+def refuse_lone(arguments: Iterable[str]) -> None:
+    """Raise ConfigError for what concerns a sweep: a single run would do without it, as without a dry run."""
+    for word in arguments:
+        if word.startswith(("hydra.launcher.", "hydra/launcher=")):
+            raise ConfigError(f"{word}: is for a sweep; add -m")
 
 
 def refuse_mistyped_folder(arguments: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,13 +19,28 @@ from expt.runs.view.stale import print_stale, stale
 from expt.runs.worker_error import in_one_line
 
 
-def conclude(console: Console, folder: Path, sort: str | None = None, *, reverse: bool = False) -> None:
-    """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the failures."""
+def conclude(
+    console: Console,
+    folder: Path,
+    sort: str | None = None,
+    *,
+    reverse: bool = False,
+    failed_now: Collection[Path] = (),
+) -> None:
+    """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the failures.
+
+    `failed_now` are the folders of runs known to have failed, which a full disk may have kept from saying so.
+    """
     runs = read_runs(folder)
     if not runs:
         return
+    for run in runs:
+        if run["folder"] in failed_now:
+            run["status"] = FAILED
+    written = False
     try:
         write_summary(folder, runs)
+        written = True
     except OSError as error:  # a full disk, maybe: the table is still worth seeing
         warn(f"{folder}: {error.strerror}; summary.csv and summary.md are not written")
     old = stale((run["folder"], run) for run in runs)
@@ -39,7 +54,8 @@ def conclude(console: Console, folder: Path, sort: str | None = None, *, reverse
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
     for run in (run for run in runs if run["status"] == DAMAGED):
         say(console, f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts nowhere")
-    say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
+    if written:
+        say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))
     say(console, f"look at it   tensorboard --logdir {logdir}")
 
@@ -54,7 +70,8 @@ def print_lost(console: Console, folders: Sequence[Path]) -> None:
 def _print_failure(console: Console, run: FoundRecord) -> None:
     error = in_one_line(str(run.get("error") or ""))
     say(console, f"  {run['folder'].name}: {error}")
-    say(console, f"      again: {again(run)}")
+    if "identity" in run:  # else it was refused, and would be again
+        say(console, f"      again: {again(run)}")
 
 
 def again(run: FoundRecord) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +28,9 @@ from expt.errors import ConfigError, ExptError
 from expt.launch import forkserver
 from expt.runs import provenance
 from expt.runs.result import read_result
+
+if TYPE_CHECKING:
+    from expt.config.groups import Downloaded
 
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
@@ -209,10 +212,20 @@ def _datasets(root: str | None) -> Iterator[Finding]:
         if folder is None:
             missing.append(name)
         else:
-            yield Finding("pass", name, str(folder))
+            yield _checked(plain, folder)
     if missing:
         how = "downloaded when first used; or say where they are: dataset.root=FOLDER"
         yield Finding("note", "datasets", f"not here: {', '.join(missing)}; {how}")
+
+
+def _checked(dataset: Downloaded, folder: Path) -> Finding:
+    from expt.data import fingerprint
+
+    try:
+        fingerprint.of_data(dataset)
+    except ConfigError as error:
+        return Finding("fail", dataset.name, str(error), "say where its own files are: dataset.root=FOLDER")
+    return Finding("pass", dataset.name, str(folder))
 
 
 def two_workers(*words: str) -> Finding:

@@ -18,6 +18,7 @@ from expt.command import hydra_adapter, overrides
 from expt.command.arguments import (
     options_first,
     readable,
+    refuse_lone,
     refuse_mistyped_folder,
     refuse_unnamed,
     refuse_used_folder,
@@ -72,7 +73,8 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
         raise _in_words(error, arguments, task) from error
     finally:
         if outcome.sweep_folder is not None:
-            conclude(leaderboard.wide_console(), outcome.sweep_folder)
+            failed = [paths.folder for paths in outcome.failed]
+            conclude(leaderboard.wide_console(), outcome.sweep_folder, failed_now=failed)
     outcome.raise_if_failed()
     return outcome.completed
 
@@ -107,6 +109,7 @@ class Task:
         if sweep:
             self.outcome.sweep_folder = Path(hydra_config.sweep.dir)
         try:
+            refuse_lone(() if sweep else hydra_config.overrides.hydra)
             settings = plain(composed, sweep=sweep)
             config = parse(settings, machine.detect())
         except (ConfigError, OmegaConfBaseException):
@@ -154,6 +157,8 @@ def _in_earlier_folder(how: Launcher, arguments: Sequence[str]) -> list[str]:
 def _about_the_folder(error: OSError, arguments: Sequence[str], *, began: bool) -> ExptError:
     """What to say where the driver could not write: before a run began its folder cannot be used, else it failed."""
     where, why = error.filename, error.strerror or str(error)
+    if isinstance(error, BrokenPipeError):
+        return RunFailed("who reads the output has gone")
     if began:
         return RunFailed(
             f"{f'{where}: ' if where else ''}{why}; what was saved before is kept, and resume=auto goes on"

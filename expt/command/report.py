@@ -84,7 +84,10 @@ def report(console: Console, asked: argparse.Namespace) -> None:
         sys.stdout.write(as_csv(runs))
         return
     if asked.csv:
-        write_atomically(Path(asked.csv), as_csv(runs))
+        try:
+            write_atomically(Path(asked.csv), as_csv(runs))
+        except OSError as error:
+            raise ConfigError(f"--csv {asked.csv}: {error.strerror}") from None
     if asked.plot:
         from expt.runs.view import plot  # late: matplotlib, an extra
 

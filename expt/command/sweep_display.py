@@ -20,7 +20,7 @@ from expt.runs import tags
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, read_result
 from expt.runs.view import leaderboard
 from expt.runs.view.cells import cells, say
-from expt.runs.view.printed import Printed
+from expt.runs.view.printed import Printed, show_printed
 from expt.runs.view.progress import REFRESH_S, RunState, duration, waiting_for
 from expt.runs.worker_error import in_one_line
 
@@ -50,7 +50,7 @@ class SweepDisplay:
         self._next = self._next_printed = 0.0
 
     def __enter__(self) -> SweepDisplay:
-        say(self._console, f"sweep of {self._total} runs in {self._folder}")
+        say(self._console, f"sweep of {self._total} run{'s' * (self._total != 1)} in {self._folder}")
         if self._live:
             self._live.start()
         return self
@@ -114,10 +114,9 @@ class SweepDisplay:
         self._states.pop(job, None)
 
     def _show_printed(self, job: Job, *, last: bool = False) -> None:
-        printed = self._printed.get(job)
-        lines = [f"[{job.name}, rank {rank}] {line}" for rank, line in printed.new(last=last)] if printed else []
-        if lines:
-            say(self._console, "\n".join(lines))
+        if printed := self._printed.get(job):
+            new = printed.new(last=last)
+            show_printed(self._console, ((f"{job.name}, rank {rank}", line) for rank, line in new))
 
     def _line(self, what: str, job: Job, text: str, style: str = "dim") -> None:
         ended = sum(self._counts.values()) + self._skipped
@@ -178,11 +177,15 @@ def show_dry_run(
         else:
             config = job.request.config
             needs = f"{config.num_gpus} GPU" if config.num_gpus else f"{config.world_size} cores"
-            would = "be skipped, it is complete" if job.status == COMPLETED else "start"
+            would = "be skipped, it is complete" if job.status == COMPLETED else _begin(job)
             row = (job.name, identity(config, job.request.content), needs, would)
         table.add_row(*cells(place, *row))
     leaderboard.wide_console().print(table)
     return [run.finish() for run in runs]
+
+
+def _begin(job: Job) -> str:
+    return "resume from its last checkpoint" if job.paths.last.exists() else "start"
 
 
 def _size(job: Job) -> int:

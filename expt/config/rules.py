@@ -120,7 +120,7 @@ def _batch(config: RunConfig) -> list[str]:
     if config.print_every and config.print_every % config.log_every:
         problems.append(
             f"print_every={config.print_every}: what is printed is logged, and log_every={config.log_every}; "
-            "use a multiple of it"
+            f"use a multiple of it, or log_every={config.print_every}"
         )
     if config.batch_size % parts == 0:
         return [*problems, *_groups(config, config.batch_size // parts)]

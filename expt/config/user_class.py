@@ -26,7 +26,8 @@ def resolve(path: str, base: type[T]) -> type[T]:
             "its folder must be the current one or on PYTHONPATH"
         ) from error
     except SyntaxError as error:
-        raise ConfigError(f"_target_={path}: {error.filename}, line {error.lineno}: {error.msg}") from error
+        where = f"{error.filename}, line {error.lineno}" if error.filename else module_name
+        raise ConfigError(f"_target_={path}: {where}: {error.msg}") from error
     found = getattr(module, name, None)
     if found is None:
         raise ConfigError(f"_target_={path}: {module_name} has no {name}.{did_you_mean(name, dir(module))}")

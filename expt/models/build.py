@@ -35,18 +35,28 @@ def build(
     else:
         names = (field.name for field in dataclasses.fields(config) if field.name != "name")
         module = _class_of(config)(**shape, **{name: getattr(config, name) for name in names})
-    _give_shapes(module, channels, image_size)
+    _give_shapes(module, channels, image_size, type(module).__name__)
     initialise(module, init)
     return module
 
 
-def _give_shapes(module: nn.Module, channels: int, image_size: tuple[int, int]) -> None:
+def _give_shapes(module: nn.Module, channels: int, image_size: tuple[int, int], name: str) -> None:
     """Let torch's lazy layers see an image, without which their parameters have no shape."""
-    tensors = (*module.parameters(), *module.buffers())
-    if any(isinstance(tensor, UninitializedParameter | UninitializedBuffer) for tensor in tensors):
-        with torch.no_grad():
-            module.eval()(torch.zeros(1, channels, *image_size))  # not train: batch norms would count it
-        module.train()
+    if not _without_shape(module):
+        return
+    with torch.no_grad():
+        module.eval()(torch.zeros(1, channels, *image_size))  # not train: batch norms would count it
+    module.train()
+    if left := _without_shape(module):
+        raise ConfigError(
+            f"{name}: {', '.join(left)} of its lazy layers saw nothing when an image went through it in evaluation; "
+            "give such a layer its sizes"
+        )
+
+
+def _without_shape(module: nn.Module) -> list[str]:
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return [name for name, tensor in tensors if isinstance(tensor, UninitializedParameter | UninitializedBuffer)]
 
 
 def _class_of(config: groups.MLP | groups.ConvNet | groups.ResNet18) -> type[nn.Module]:

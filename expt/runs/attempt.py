@@ -16,7 +16,7 @@ from expt.runs import provenance
 from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import FAILED, INTERRUPTED, Record, create_result, read_result, so_far, update_result
+from expt.runs.result import FAILED, INTERRUPTED, STATUSES, Record, create_result, read_result, so_far, update_result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +51,11 @@ class Attempt:
         Raises ConfigError if its folder holds another run, or the checkpoint is another's.
         """
         resumes = self.request.resumes or self.number > 0
+        if resumes:
+            self._refuse_foreign()
         source = self._checkpoint(resumes=resumes)
         if resumes and source is None:
-            self._clear_records()
+            self.paths.clear_records()
         try:
             create_result(self.paths, may_exist=resumes, **self._first_record(port))
         except FileExistsError:
@@ -65,14 +67,18 @@ class Attempt:
             update_result(self.paths, resumed_from=resume.cut_back(source, self.paths))
         return source
 
-    def _clear_records(self) -> None:
-        """Begin anew, where what is there is a run's. Raises ConfigError where nothing says that it is."""
-        if self.paths.metrics.exists() and "identity" not in read_result(self.paths):
+    def _refuse_foreign(self) -> None:
+        """Raise ConfigError where nothing says that numbers are a run's: to begin anew would remove them."""
+        paths, record = self.paths, read_result(self.paths)
+        refused = record.get("status") in STATUSES and not paths.metrics.exists()
+        if "identity" in record or refused or paths.checkpoints.exists():
+            return
+        theirs = next((path for path in (paths.metrics, *paths.event_files()) if path.exists()), None)
+        if theirs:
             raise ConfigError(
-                f"{self.paths.metrics}: {self.paths.result.name} beside it is no run's; move it away, or choose "
-                "another folder by hydra.run.dir=FOLDER"
+                f"{theirs}: no {paths.result.name} beside it says that it is a run's; move it away, or choose another "
+                "folder by hydra.run.dir=FOLDER"
             )
-        self.paths.clear_records()
 
     @contextlib.contextmanager
     def recorded(self, on_start: Callable[[], None] | None = None) -> Iterator[Path | None]:

@@ -64,6 +64,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
     memory = _shared_memory(config, module, worker)
+    _refuse_uneven_last_batch(config, data.train.size)
     module, average_statistics = _with_batch_norm(config, module, worker, memory)
     if config.onednn and worker.device.type == "cpu":
         onednn_linear.use_for_linear(module)
@@ -186,6 +187,22 @@ def total_steps(config: RunConfig, data: Data) -> int:
     """Optimiser steps of the whole run."""
     steps = config.epochs * len(data.train)
     return min(steps, config.max_steps or steps)
+
+
+def _refuse_uneven_last_batch(config: RunConfig, images: int) -> None:
+    """Raise ConfigError where a worker has no image of an epoch's last batch, or fewer parts, and sync needs all alike.
+
+    What it would compute in place of an image would count in the statistics of all.
+    """
+    left, parts = images % config.batch_size, config.world_size * config.gradient_accumulation
+    if config.batch_norm != "sync" or config.world_size == 1 or config.drop_last or left % parts == 0:
+        return
+    if config.gradient_accumulation > 1 or left < config.world_size:
+        each = f" in {config.gradient_accumulation} parts each" if config.gradient_accumulation > 1 else ""
+        raise ConfigError(
+            f"batch_norm=sync: an epoch's last batch has {left} of {images} images, which {config.world_size} workers"
+            f"{each} cannot share alike; use drop_last=true, or another batch_size"
+        )
 
 
 def _with_batch_norm(

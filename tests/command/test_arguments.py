@@ -13,6 +13,7 @@ from expt.command.arguments import (
     continue_command,
     options_first,
     readable,
+    refuse_lone,
     refuse_mistyped_folder,
     refuse_unnamed,
     refuse_used_folder,
@@ -232,3 +233,16 @@ def test_the_habits_of_other_commands_are_helped(words: list[str], told: str) ->
 
 def test_hydras_options_are_let_through() -> None:
     refuse_unnamed(["-m", "--multirun", "--cfg", "job", "-cjob", "--config-dir=x", "-cd", "x", "--hydra-help", "--res"])
+
+
+@pytest.mark.parametrize("word", ["hydra.run.dir=", "hydra.sweep.dir=", "hydra.run.dir=''"])
+def test_a_folder_without_a_name_is_a_slip(word: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{word}: names no folder"):
+        refuse_used_folder([word])
+
+
+@pytest.mark.parametrize("word", ["hydra.launcher.dry_run=true", "hydra.launcher.retries=2", "hydra/launcher=basic"])
+def test_what_is_for_a_sweep_is_refused_beside_a_run(word: str) -> None:
+    refuse_lone(["hydra.run.dir=x"])
+    with pytest.raises(ConfigError, match=f"^{word}: is for a sweep; add -m$"):
+        refuse_lone(["hydra.run.dir=x", word])

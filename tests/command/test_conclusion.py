@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,22 @@ def test_a_full_disk_hides_no_leaderboard(
 
     leave_run(tmp_path, "lr=1", 0.25)
     monkeypatch.setattr(leaderboard, "write_atomically", full)
-    assert concluded(tmp_path)[1].split()[:3] == ["1", "0.2500", COMPLETED]
+    lines = concluded(tmp_path)
+    assert lines[1].split()[:3] == ["1", "0.2500", COMPLETED]
+    assert not any(line.startswith("summary") for line in lines), "for it is not there"
     assert capsys.readouterr().err == (
         f"warning: {tmp_path}: No space left on device; summary.csv and summary.md are not written\n"
     )
+
+
+def test_what_failed_is_another_thing_than_a_run_that_cannot_say(tmp_path: Path) -> None:
+    leave_run(tmp_path, "lr=1", 0.25)
+    leave_run(tmp_path, "lr=2", node=socket.gethostname())  # and says that it runs
+    out = io.StringIO()
+    conclude(Console(file=out, width=200), tmp_path, failed_now=[tmp_path / "lr=2"])
+    assert "1 failed" in out.getvalue()
+    assert not any(line.startswith("lost") for line in out.getvalue().splitlines())
+    assert any(line.startswith("lost") for line in concluded(tmp_path)), "another command can't know"
 
 
 @pytest.mark.parametrize(

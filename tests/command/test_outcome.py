@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -32,4 +33,5 @@ def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: st
     with pytest.raises(SweepFailed) as raised:
         outcome.raise_if_failed()
     assert str(raised.value) == said
+    assert vars(pickle.loads(pickle.dumps(raised.value))) == vars(raised.value), "it may come from another process"
     assert raised.value.completed == [paths.folder.absolute() for paths in outcome.completed]

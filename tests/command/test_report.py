@@ -80,6 +80,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
         (["--sort", "workers", "--filter", "status=completed"], ["a", "b", "lr=2"]),
         (["--filter", "model=mlp", "--filter", "optimizer.lr>=1"], ["lr=1", "lr=2"]),
         (["--filter", "run=*sweeps*"], ["lr=1", "lr=2"]),
+        (["--filter", "model==convnet"], ["b"]),
         (["--filter", "optimizer.lr=2.0"], ["lr=2"]),
         (["--filter", "accuracy/test<0.9", "--filter", "status!=failed"], ["b", "a"]),
     ],
@@ -171,6 +172,7 @@ def test_what_is_wrong_is_said_in_one_line(outputs: Path) -> None:
         ("--filter", "best>much"): "'much' is no number",
         ("--filter", "model=vgg"): "none of 4 runs has model=vgg",
         ("--plot", "curves.doc"): "curves.doc",
+        ("--csv", "nowhere/runs.csv"): r"^--csv nowhere/runs\.csv: No such file or directory$",
     }.items():
         with pytest.raises(ConfigError, match=message):
             report_command.report(leaderboard.wide_console(), parse(words))

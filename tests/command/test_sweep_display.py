@@ -136,3 +136,9 @@ def test_a_dry_run_says_how_far_it_has_composed(tmp_path: Path, capsys: pytest.C
     out, err = capsys.readouterr()
     assert err.splitlines()[0] == "2 of 6 points composed, the last is seed=1"
     assert [line.split()[1] for line in out.splitlines()] == ["run", *(f"seed={seed}" for seed in range(6))]
+    jobs[0].paths.checkpoints.mkdir(parents=True)
+    jobs[0].paths.last.touch()
+    show_dry_run(iter(runs[:2]), 2)
+    first, second = (line.rstrip() for line in capsys.readouterr().out.splitlines()[1:])
+    assert first.endswith("resume from its last checkpoint")
+    assert second.endswith("start")

@@ -179,7 +179,7 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         "lr_scaling=linear: needs the batch that optimizer.lr is meant for, as in base_batch_size=256",
     ]),
     "printing what is not logged": (0, ["print_every=75"], [
-        "print_every=75: what is printed is logged, and log_every=50; use a multiple of it",
+        "print_every=75: what is printed is logged, and log_every=50; use a multiple of it, or log_every=75",
     ]),
     "data parallel on one GPU": (1, ["strategy=dp"], [
         "strategy=dp: shares each batch out among at least 2 GPUs, and this run uses 1 GPU; "

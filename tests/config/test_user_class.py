@@ -62,3 +62,11 @@ def test_a_mistake_in_the_source_is_told_with_its_line(tmp_path: Path, monkeypat
         ConfigError, match=rf"^_target_=own_mistake.Net: {tmp_path}/own_mistake.py, line 2: invalid syntax$"
     ):
         build("own_mistake.Net", dict)
+
+
+def test_a_file_that_is_no_text_is_named_by_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_null.py").write_bytes(b"x = 1\0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"^_target_=own_null.Net: .*own_null.*null bytes$") as raised:
+        build("own_null.Net", dict)
+    assert "None" not in str(raised.value)

@@ -201,6 +201,18 @@ class Noisy(InRam):
         return noise / 3, index
 
 
+def test_what_a_dataset_draws_leaves_the_worker_as_it_was() -> None:
+    def state() -> list[str]:
+        return [str(random.getstate()), str(np.random.get_state()[1].tolist()), str(torch.get_rng_state().tolist())]  # type: ignore[index]
+
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    before = state()
+    list(streamed(dataset=Noisy()).epoch(1))
+    assert state() == before
+
+
 def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
     def by_sample(loader: Loader, epoch: int) -> dict[int, list[float]]:
         return {

@@ -28,18 +28,14 @@ def lines(stdout: str) -> dict[str, tuple[str, str]]:
 
 
 def test_a_machine_that_can_train_passes(tmp_path: Path) -> None:
-    raw = tmp_path / "data" / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
-        (raw / f"{name}-ubyte.gz").write_bytes(gzip.compress(b""))
+    (tmp_path / "data").mkdir()
     done = run("doctor", f"dataset.root={tmp_path / 'data'}", cwd=tmp_path, COLUMNS="200")
     assert done.returncode == 0, done.stdout + done.stderr
     found = lines(done.stdout)
     needed = ("python", "torch", "torchvision", "CPU", "/dev/shm", "disk", "backends", "digits", "workers")
     assert [found[what][0] for what in needed] == ["pass"] * len(needed)
-    assert found["mnist"] == ("pass", str(raw))
     assert found["datasets"][0] == "note"
-    assert "cifar10, cifar100" in found["datasets"][1]
+    assert "mnist, fashion_mnist, cifar10, cifar100" in found["datasets"][1]
     assert "two trained together over gloo" in found["workers"][1]
     assert done.stdout.rstrip().endswith("this machine can train")
     assert "\x1b" not in done.stdout, "colours are for terminals"
@@ -61,6 +57,28 @@ def test_a_torch_that_cannot_be_imported_fails_with_its_mend(tmp_path: Path) -> 
     assert refused.stderr == "error: doctor gpus=2: takes no such word; it takes dataset.root=FOLDER\n"
 
 
+def test_data_that_no_run_could_read_fails(tmp_path: Path) -> None:
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (raw / f"{name}-ubyte.gz").write_bytes(gzip.compress(b""))
+    found = {finding.what: finding for finding in doctor._datasets(str(tmp_path / "data"))}
+    assert found["mnist"].outcome == "fail"
+    assert "train-images-idx3-ubyte.gz is truncated" in found["mnist"].found
+    assert found["datasets"].found.startswith("not here: fashion_mnist, cifar10, cifar100; ")
+
+
+def test_data_of_another_set_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root = os.environ.get("EXPT_TEST_MNIST")
+    if root is None:
+        pytest.skip("needs the real MNIST")
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path))
+    found = {finding.what: finding for finding in doctor._datasets(root)}
+    assert (found["mnist"].outcome, found["fashion_mnist"].outcome) == ("pass", "fail")
+    assert f"the files in {root} are those of mnist" in found["fashion_mnist"].found
+
+
+@pytest.mark.usefixtures("_forkserver")  # one that the fault is no part of
 def test_two_workers_that_cannot_train_fail_with_the_error() -> None:
     found = doctor.two_workers("gpus=0", "++hydra.job.env_set.EXPT_FAULT='1:2:raise'")
     assert found.outcome == "fail"

@@ -89,6 +89,9 @@ def test_a_dry_run_of_every_experiment(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 def test_the_command_of_the_grid_needs_no_option(tmp_path: Path) -> None:
+    lone = run("hydra.launcher.dry_run=true", cwd=tmp_path)
+    assert (lone.returncode, lone.stderr) == (2, "error: hydra.launcher.dry_run=true: is for a sweep; add -m\n")
+    assert not any(tmp_path.rglob("result.json"))
     done = run("experiment=amp_sweep", "batch_size=64", "hydra.launcher.dry_run=true", cwd=tmp_path)
     assert (done.returncode, done.stdout.count("2 cores  start")) == (0, 2 * 3), done.stderr
     one = ("model=mlp", "batch_size=64", "optimizer.lr=0.1")

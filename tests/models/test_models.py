@@ -202,6 +202,25 @@ class Net(nn.Sequential):
 """
 
 
+UNREACHED = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, *, channels, image_size, num_classes):
+        super().__init__()
+        self.head, self.aside = nn.LazyLinear(num_classes), nn.LazyLinear(3)
+    def forward(self, images):
+        return self.head(images.flatten(1))
+"""
+
+
+def test_a_lazy_layer_that_saw_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_unreached.py").write_text(UNREACHED)
+    monkeypatch.syspath_prepend(tmp_path)
+    target = groups.Target(target="own_unreached.Net", kwargs={})
+    with pytest.raises(ConfigError, match=r"^Net: aside\.weight, aside\.bias of its lazy layers saw nothing"):
+        build(target, DEFAULT, **GREY_28)
+
+
 def test_lazy_layers_have_seen_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_lazy.py").write_text(LAZY)
     monkeypatch.syspath_prepend(tmp_path)

@@ -88,16 +88,24 @@ def test_without_a_checkpoint_it_starts_from_the_beginning_with_an_empty_record(
     assert "has no checkpoint yet, the run starts from the beginning" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.out.tfevents.123.other"])
 @pytest.mark.parametrize("record", [None, '{"accuracy": 1}', '{"status": "completed"}', "{"])
-def test_numbers_of_no_run_are_left_alone(tmp_path: Path, record: str | None) -> None:
+def test_numbers_of_no_run_are_left_alone(
+    tmp_path: Path, record: str | None, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = request(tmp_path, may_have_run=True)
-    asked.paths.metrics.write_text("mine\n")
+    theirs = asked.paths.folder / name
+    theirs.write_text("mine\n")
     if record is not None:
         asked.paths.result.write_text(record)
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl: result\.json beside it is no run's; move it away"):
+    if record == '{"status": "completed"}' and name != "metrics.jsonl":
+        attempt(asked).begin()  # as one leaves it that was refused
+        return
+    with pytest.raises(ConfigError, match=f"{name}: no result.json beside it says that it is a run's; move it away"):
         attempt(asked).begin()
-    assert asked.paths.metrics.read_text() == "mine\n"
+    assert theirs.read_text() == "mine\n"
     assert record is None or asked.paths.result.read_text() == record
+    assert capsys.readouterr().err == "", "nothing is said to begin"
 
 
 def test_to_train_in_this_process_is_recorded_to_its_end(tmp_path: Path) -> None:

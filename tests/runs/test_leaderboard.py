@@ -68,7 +68,7 @@ def test_seeds_are_joined_as_mean_and_standard_deviation(tmp_path: Path) -> None
         "| lr | accuracy/val | status | train_s |",
         "|---|---|---|---|",
         "| 1 | 0.3000 ± 0.2646 (3) | completed | 3.0 |",  # of a sample: the squares of 0.2, 0.1 and 0.3, over 2
-        "| 2 | 0.2000 | 1 of 2 completed | 1.5 |",
+        "| 2 | 0.2000 | 1 of 2 completed | 3.0 |",
     ]
 
 
@@ -201,16 +201,24 @@ def test_the_test_stands_beside_the_objective_and_may_sort(tmp_path: Path) -> No
     assert [line[0] for line in shown(tmp_path, sort="accuracy/test", reverse=True)[1:]] == ["2", "3", "1"]
 
 
-def test_a_narrow_terminal_breaks_words_of_settings_alone(tmp_path: Path) -> None:
-    for model in ("a_long_name_of_a_model", "mlp"):
+def test_a_narrow_terminal_folds_settings_and_no_number(tmp_path: Path) -> None:
+    for model in ("a_model_with_a_long_name_that_needs_room", "mlp"):
         for seed in (0, 1):
             leave_run(tmp_path, f"model={model},optimizer.lr=0.001,seed={seed}", 0.5, seedless_identity=model)
-    leave_run(tmp_path, "model=mlp,optimizer.lr=0.1", status=INTERRUPTED)
+    leave_run(tmp_path, "model=mlp,optimizer.lr=0.1,seed=0", status=INTERRUPTED)
     out = io.StringIO()
-    Console(file=out, width=48).print(leaderboard.leaderboard(leaderboard.read_runs(tmp_path)))
-    words = out.getvalue().split()
-    for whole in ("accuracy/val", "0.5000", "0.0000", "interrupted", "completed"):
-        assert whole in words, out.getvalue()
+    Console(file=out, width=80).print(leaderboard.leaderboard(leaderboard.read_runs(tmp_path)))
+    lines = out.getvalue().splitlines()
+    assert any("0.5000 ± 0.0000 (2)" in line for line in lines)
+    assert {len(line) for line in lines} == {80}
+    assert lines[0].endswith("train time")
+    assert all(word in out.getvalue().split() for word in ("interrupted", "completed", "accuracy/val")), out.getvalue()
+
+
+def test_the_time_is_that_of_completed_runs(tmp_path: Path) -> None:
+    leave_run(tmp_path, "lr=1,seed=0", 0.5)
+    leave_run(tmp_path, "lr=1,seed=1", status=INTERRUPTED)
+    assert [row.seconds for row in leaderboard.rows(leaderboard.read_runs(tmp_path))] == [3.0]
 
 
 def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

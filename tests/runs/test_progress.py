@@ -127,6 +127,22 @@ def test_what_workers_print_is_told_with_the_rank(tmp_path: Path) -> None:
     assert out.getvalue().splitlines() == ["[rank 1] here [bold] I am", "[rank 1] and \\x1b[2Jno end"]
 
 
+def test_a_workers_warning_is_told_once_where_the_commands_own_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths, out = RunPaths(tmp_path), io.StringIO()
+    for rank in (0, 1):
+        paths.stderr(0, rank).parent.mkdir(parents=True)
+        paths.stderr(0, rank).write_text("warning: of an earlier attempt\n")
+    with RunDisplay(paths, Console(file=out), epochs=1) as display:
+        display.update()
+        for rank in (1, 0):
+            with paths.stderr(0, rank).open("a") as log:
+                log.write("UserWarning: not ours\nwarning: 20 outputs \x1b[2J\n" + "x" * MAX_LAST_BYTES)
+    assert out.getvalue() == ""
+    assert capsys.readouterr().err == "warning: [rank 0] 20 outputs \\x1b[2J\n"
+
+
 def test_who_prints_without_end_is_cut_short_at_the_end(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.stdout(0, 1).parent.mkdir(parents=True)

@@ -25,7 +25,7 @@ from expt.machine import Machine
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.training.patches import onednn_linear
-from expt.worker.build import build_data, build_learner, total_steps
+from expt.worker.build import _refuse_uneven_last_batch, build_data, build_learner, total_steps
 
 
 def config(*overrides: str) -> RunConfig:
@@ -159,6 +159,39 @@ def test_the_guards_are_torchs_where_asked_for() -> None:
     _, learner = built("patches.unguarded=false", "ddp.shared_memory=false", "world_size=2", world_size=2)
     assert type(learner.parallel) is DistributedDataParallel
     assert type(learner.optimizer) is torch.optim.SGD
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("batch_size=63", "dataset.train_limit=128"),
+            "has 2 of 128 images, which 3 workers cannot share alike; use drop",
+        ),
+        (("batch_size=63", "dataset.train_limit=129"), None),
+        (("batch_size=63", "dataset.train_limit=128", "drop_last=true"), None),
+        (("batch_size=63", "dataset.train_limit=128", "batch_norm=per_worker"), None),
+        (
+            ("batch_size=66", "dataset.train_limit=69", "gradient_accumulation=2"),
+            "has 3 of 69 images, which 3 workers in 2 ",
+        ),
+        (("batch_size=66", "dataset.train_limit=72", "gradient_accumulation=2"), None),
+    ],
+)
+def test_sync_is_refused_where_a_worker_has_nothing_to_add(words: tuple[str, ...], told: str | None) -> None:
+    chosen = {"batch_norm": "sync", "drop_last": "false", "world_size": "3"}
+    chosen |= dict(word.split("=") for word in words)
+    made = config(*(f"{key}={value}" for key, value in chosen.items()))
+    data = build_data(made, worker(world_size=3))
+    if told is None:
+        _refuse_uneven_last_batch(made, data.train.size)
+        return
+    with pytest.raises(ConfigError, match=f"^batch_norm=sync: an epoch's last batch {told}"):
+        _refuse_uneven_last_batch(made, data.train.size)
+
+
+def test_a_single_worker_shares_with_nobody() -> None:
+    built("batch_norm=sync", "world_size=1", "drop_last=false", "batch_size=64", "dataset.train_limit=129")
 
 
 OUTPUTS = """

@@ -62,8 +62,9 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """Mean training time of a run."""
-        return statistics.fmean(sum(run.get("epoch_s") or [0.0]) for run in self.runs)
+        """Mean training time of a run; of those that have completed, if there are some."""
+        done = [run for run in self.runs if run["status"] == COMPLETED]
+        return statistics.fmean(sum(run.get("epoch_s") or [0.0]) for run in done or self.runs)
 
 
 def read_runs(folder: Path) -> list[FoundRecord]:
@@ -105,14 +106,8 @@ def leaderboard(
     num_settings = len(head) - len(_numbers(head))
     for index, column in enumerate(head):
         right = index >= num_settings and column != "status"
-        # In a narrow terminal words of settings alone are broken.
-        word = max((len(word) for line in (head, *lines) for word in line[index].split()), default=1)
-        table.add_column(
-            cells(column)[0],
-            justify="right" if right else "left",
-            overflow="fold",
-            min_width=word if index >= num_settings else None,
-        )
+        # In a narrow terminal settings are folded, and words of a status; a number stays whole.
+        table.add_column(cells(column)[0], justify="right" if right else "left", overflow="fold", no_wrap=right)
     for line in lines:
         table.add_row(*cells(*line))
     return table

@@ -21,7 +21,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.runs.typed import setting
 from expt.runs.view.cells import say
-from expt.runs.view.printed import Printed
+from expt.runs.view.printed import Printed, show_printed
 
 REFRESH_S = 0.1
 WIDE, BAR = 100, 16
@@ -154,8 +154,7 @@ class RunDisplay:
         if now < self._next:
             return
         self._next, self._began = now + REFRESH_S, True
-        if lines := [f"[rank {rank}] {line}" for rank, line in self._printed.new(last=last)]:
-            say(self._console, "\n".join(lines))  # at once: after each, a terminal's live lines are drawn anew
+        show_printed(self._console, ((f"rank {rank}", line) for rank, line in self._printed.new(last=last)))
         state = self._state
         points = state.read()
         steps = self._due(points, self._print_every) if self._print_every else []

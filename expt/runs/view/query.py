@@ -119,13 +119,13 @@ def check_key(key: str, runs: Sequence[ListedRun]) -> None:
 
 
 def _test(text: str, runs: Sequence[ListedRun]) -> Callable[[Mapping[str, Any]], bool]:
-    match = re.fullmatch(r"([^=!<>]+)(=|!=|<=|>=|<|>)(.*)", text)
+    match = re.fullmatch(r"([^=!<>]+)(==?|!=|<=|>=|<|>)(.*)", text)
     if match is None:
         raise ConfigError(f"{text}: write KEY=VALUE, with = != < > <= or >=")
     key, how, wanted = match.groups()
     check_key(key, runs)
-    if how in ("=", "!="):
-        return lambda values: _equal(values.get(key), wanted) == (how == "=")
+    if how in ("=", "==", "!="):
+        return lambda values: _equal(values.get(key), wanted) == (how != "!=")
     limit = _number(wanted)
     if limit is None:
         raise ConfigError(f"{text}: {wanted!r} is no number")
