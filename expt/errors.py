@@ -21,6 +21,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 
 class ExptError(Exception):
@@ -100,9 +101,9 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 WARNING = "warning: "
 
 
-def warn(text: str) -> None:
-    """Tell the person at the terminal, in a line, what is no reason to stop."""
-    print(f"{WARNING}{printable(text)}", file=sys.stderr, flush=True)
+def warn(text: str, file: TextIO | None = None) -> None:
+    """Tell the person at the terminal, in a line, what is no reason to stop; `file` is where, if not stderr."""
+    print(f"{WARNING}{printable(text)}", file=file or sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:

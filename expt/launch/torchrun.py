@@ -69,7 +69,9 @@ def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> Non
             meeting.tell(arrivals, told)
             with _logged(paths, attempt.number, 0) as terminal:
                 console = Console(file=terminal.out)
-                display = RunDisplay(paths, console, epochs=config.epochs, print_every=config.print_every)
+                display = RunDisplay(
+                    paths, console, epochs=config.epochs, print_every=config.print_every, errors=terminal.err
+                )
                 with watched(display):
                     _train(attempt, source, meeting, terminal)
     print_summary(Console(), paths)

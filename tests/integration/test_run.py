@@ -175,7 +175,14 @@ def test_gradients_that_never_came_are_named(tmp_path: Path, trained: Trained, m
 
 def test_torchrun_starts_workers_that_share_one_run_folder(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "expt", "epochs=2"]
+    (tmp_path / "wide.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, *, channels, image_size, num_classes):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, 12))\n"
+    )
+    own = ("+model._target_=wide.Net", "~model.hidden", "~model.dropout")
+    command = [*torchrun, "-m", "expt", "epochs=2", *own]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "outputs").glob("*/*")
@@ -183,6 +190,9 @@ def test_torchrun_starts_workers_that_share_one_run_folder(tmp_path: Path) -> No
     assert (result["status"], result["world_size"]) == ("completed", 2)
     assert len(list(folder.rglob("events.out.tfevents.*"))) == 1
     assert done.stdout.count("run folder") == 1
+    told = "model._target_=wide.Net: gives 12 outputs for each image"
+    assert done.stderr.count(f"warning: [rank 0] {told}") == 1, "in the terminal"
+    assert (folder / "logs/0/0/stderr.log").read_text().count(told) == 1, "and not again in the log that it comes from"
 
 
 def test_a_sweep_inside_torchrun_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 
@@ -59,11 +60,11 @@ class Printed:
         return True
 
 
-def show_printed(console: Console, lines: Iterable[tuple[str, str]]) -> None:
-    """Show lines, each with who has printed it; warnings go where a command's own go."""
+def show_printed(console: Console, lines: Iterable[tuple[str, str]], errors: TextIO | None = None) -> None:
+    """Show lines, each with who has printed it; warnings go where a command's own go, or to `errors`."""
     told = list(lines)
     if plain := [f"[{who}] {line}" for who, line in told if not line.startswith(WARNING)]:
         say(console, "\n".join(plain))  # at once: after each, a terminal's live lines are drawn anew
     for who, line in told:
         if line.startswith(WARNING):
-            warn(f"[{who}] {line.removeprefix(WARNING)}")
+            warn(f"[{who}] {line.removeprefix(WARNING)}", errors)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -117,14 +117,21 @@ class RunDisplay:
     """Shows a run that is under way; `update` is cheap and may be called at any rate.
 
     A line for each epoch that has ended, and for what workers print; in a terminal the progress below, if `live`:
-    a debugger's prompt would be drawn over.
+    a debugger's prompt would be drawn over. Workers' warnings go to `errors`, or to stderr: never to a log of theirs.
     """
 
     def __init__(
-        self, paths: RunPaths, console: Console, *, epochs: int, print_every: int | None = None, live: bool = True
+        self,
+        paths: RunPaths,
+        console: Console,
+        *,
+        epochs: int,
+        print_every: int | None = None,
+        live: bool = True,
+        errors: TextIO | None = None,
     ) -> None:
         self._state, self._console, self._print_every = RunState(paths, epochs=epochs), console, print_every
-        self._printed, self._began = Printed(paths), False
+        self._printed, self._began, self._errors = Printed(paths), False, errors
         self._next = self._line_at = time.monotonic()
         live = live and console.is_terminal and not console.is_dumb_terminal
         self._bar = _progress_bar(console) if live else None
@@ -154,7 +161,8 @@ class RunDisplay:
         if now < self._next:
             return
         self._next, self._began = now + REFRESH_S, True
-        show_printed(self._console, ((f"rank {rank}", line) for rank, line in self._printed.new(last=last)))
+        new = self._printed.new(last=last)
+        show_printed(self._console, ((f"rank {rank}", line) for rank, line in new), self._errors)
         state = self._state
         points = state.read()
         steps = self._due(points, self._print_every) if self._print_every else []
