@@ -89,25 +89,28 @@ def _sections(path: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     for line in path.read_text(encoding="utf-8").partition("\nhydra:")[0].splitlines():
         if line.startswith("# "):
             if title:
-                yield title, list(_keys(lines))
+                yield title, _keys(lines)
             title, lines = line.removeprefix("# "), []
         lines.append(line)
-    yield title, list(_keys(lines))
+    yield title, _keys(lines)
 
 
-def _keys(lines: Iterable[str], group: str = "") -> Iterator[tuple[str, str]]:
+def _keys(lines: Iterable[str], group: str = "") -> list[tuple[str, str]]:
     """Of lines such as `key: value  # meaning`, or `key:` above indented ones: `key=value` and its meaning."""
-    prefix = ""
+    prefix, found = "", list[tuple[str, str]]()
     for line in lines:
         setting, _, meaning = line.partition("#")
         key, colon, value = setting.partition(":")
+        if found and line.startswith(" ") and not setting.strip():  # a meaning that takes a second line
+            found[-1] = (found[-1][0], f"{found[-1][1]} {meaning.strip()}")
         if not colon or (group and key == "name"):
             continue
         prefix = prefix if key.startswith(" ") else ""
         if value.strip():
-            yield f"{group}{prefix}{key.strip()}={value.strip()}", meaning.strip()
+            found.append((f"{group}{prefix}{key.strip()}={value.strip()}", meaning.strip()))
         else:
             prefix = f"{key.strip()}."
+    return found
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> Table:
