@@ -108,6 +108,7 @@ def _has_come_to(folder: Path, step: int) -> bool:
     return any(f'"step": {step},' in path.read_text() for path in folder.rglob("metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_jobs_of_submitit_give_the_numbers_of_the_pool(tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="needs expt[slurm]")
     grid = ("model=mlp,convnet", "epochs=2", "model.dropout=0.2", "world_size=1")
