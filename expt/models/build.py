@@ -35,12 +35,12 @@ def build(
     else:
         names = (field.name for field in dataclasses.fields(config) if field.name != "name")
         module = _class_of(config)(**shape, **{name: getattr(config, name) for name in names})
-    _give_shapes(module, channels, image_size, type(module).__name__)
+    _give_shapes(module, channels, image_size)
     initialise(module, init)
     return module
 
 
-def _give_shapes(module: nn.Module, channels: int, image_size: tuple[int, int], name: str) -> None:
+def _give_shapes(module: nn.Module, channels: int, image_size: tuple[int, int]) -> None:
     """Let torch's lazy layers see an image, without which their parameters have no shape."""
     if not _without_shape(module):
         return
@@ -49,8 +49,8 @@ def _give_shapes(module: nn.Module, channels: int, image_size: tuple[int, int], 
     module.train()
     if left := _without_shape(module):
         raise ConfigError(
-            f"{name}: {', '.join(left)} of its lazy layers saw nothing when an image went through it in evaluation; "
-            "give such a layer its sizes"
+            f"{type(module).__name__}: {', '.join(left)} of its lazy layers saw nothing when an image went through it "
+            "in evaluation; give such a layer its sizes"
         )
 
 

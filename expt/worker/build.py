@@ -105,16 +105,12 @@ def _check_first_output(module: nn.Module, target: str, num_classes: int, *, war
         if not isinstance(output, torch.Tensor) or output.dim() != 2:
             what = shape or f"a {type(output).__name__}"
             raise ConfigError(f"model._target_={target}: gives {what}; return one tensor, [images, num_classes]")
+        gives = f"gives {output.shape[1]} outputs for each image, and there are {num_classes} classes"
+        mend = "let its last layer have num_classes, which it is given"
         if output.shape[1] < num_classes:
-            raise ConfigError(
-                f"model._target_={target}: gives {output.shape[1]} outputs for each image, and there are {num_classes} "
-                "classes; let its last layer have num_classes, which it is given"
-            )
+            raise ConfigError(f"model._target_={target}: {gives}; {mend}")
         if output.shape[1] > num_classes and warns:
-            warn(
-                f"model._target_={target}: gives {output.shape[1]} outputs for each image, and there are {num_classes} "
-                "classes: the others are never right; let its last layer have num_classes, which it is given"
-            )
+            warn(f"model._target_={target}: {gives}: the others are never right; {mend}")
 
     hook = module.register_forward_hook(check)
 

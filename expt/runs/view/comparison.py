@@ -48,10 +48,9 @@ def _listing(runs: Sequence[ListedRun], width: int, stale: Collection[Path]) -> 
     objectives = {run.objective for run in runs if run.objective}
     shared = objectives.pop() if len(objectives) == 1 else ""
     final = next((tag for tag in ("accuracy/test", "accuracy/val") if any(tag in run.values for run in runs)), None)
-    about = ["model", "dataset", "workers"]
-    if width < WIDE:
+    about, narrow = ["model", "dataset", "workers"], width < WIDE
+    if narrow:
         about = [key for key in about if len({run.values.get(key) for run in runs}) > 1]
-    narrow = width < WIDE
     numbers = ["best" if narrow else f"best {shared}".strip()]
     if final:
         numbers.append(final.rpartition("/")[2] if narrow else final)
