@@ -65,8 +65,13 @@ def content_of(config: RunConfig) -> Content:
 
 
 def refuse_changed(config: RunConfig, content: Content) -> None:
-    """Raise RunFailed where files have changed since `content` was taken: the run would not be what it is known as."""
+    """Raise RunFailed where files have changed since `content` was taken: the run would not be what it is known as.
+
+    Raises DataError where they are gone.
+    """
     now = content_of(config)
+    if now.data is None and content.data:
+        files.prepare(config.dataset)
     for what, before, after in (("dataset's files", content.data, now.data), ("own source", content.code, now.code)):
         if before != after:
             raise RunFailed(f"the {what} changed after the command was typed; type it again, for another run")

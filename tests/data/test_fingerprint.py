@@ -18,11 +18,11 @@ from expt.config import groups
 from expt.config.identity import identity
 from expt.config.parse import parse_again
 from expt.data import fingerprint
-from expt.errors import ConfigError, DataError, ExptError
+from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.machine import detect
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, write_atomically
-from tests.conftest import Trained, run, start
+from tests.conftest import Configured, Trained, run, start
 from tests.data.test_files import write_idx_set
 from tests.faults.running import wait_until
 
@@ -288,3 +288,21 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
     (root / "train/cat/x.png").symlink_to("nothing")
     with pytest.raises(DataError, match=r"x\.png is no file, or leads nowhere"):
         digits_of(folder(root))
+
+
+@pytest.mark.parametrize("change", ["gone", "other"])
+def test_files_that_go_before_a_runs_turn_are_said_to_be_missing(
+    configured: Configured, tmp_path: Path, change: str
+) -> None:
+    write_idx_set(tmp_path)
+    config = configured("dataset=mnist", f"dataset.root={tmp_path}", "dataset.download=false")
+    content = fingerprint.content_of(config)
+    fingerprint.refuse_changed(config, content)
+    if change == "gone":
+        (tmp_path / "train-labels-idx1-ubyte").unlink()
+        with pytest.raises(DataError, match=r"train-labels-idx1-ubyte .* not found"):
+            fingerprint.refuse_changed(config, content)
+    else:
+        write_idx_set(tmp_path, sizes=(40, 20))
+        with pytest.raises(RunFailed, match="files changed after the command was typed"):
+            fingerprint.refuse_changed(config, content)
