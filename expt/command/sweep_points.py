@@ -29,6 +29,9 @@ from expt.runs.result import COMPLETED, DAMAGED, Record, objective_of, read_resu
 ASKED, OF_SETTINGS = "asked:", "settings:"
 """Before the keys of runs that had no configuration, and of an older version's, which knew runs by their settings."""
 
+AHEAD = 50
+"""Points that are composed before the first of them starts, where none has been found in a folder that has runs."""
+
 
 class ComposedRun:
     """One point of the grid: Hydra's configuration of it, and the job that the pool runs."""
@@ -66,6 +69,7 @@ class Grid:
             warn(f"{path.result}: is damaged; what is there is left alone, and a run of its settings gets a new folder")
         self._jobs: dict[str, Job] = {}
         self._contents: dict[str, Content] = {}
+        self._is_of_others = bool(self._known)  # until a point is found there
 
     def compose(
         self,
@@ -74,8 +78,9 @@ class Grid:
         points: Sequence[Sequence[str]],
         first_number: int,
     ) -> Iterator[ComposedRun]:
-        """Compose one run after another, as they are asked for."""
+        """Compose one run after another, as they are asked for; warns at the end where the folder is another grid's."""
         names = folder_names([filter_overrides(point) for point in points], _swept_keys(master))
+        ahead = list[ComposedRun]()
         for offset, (point, name) in enumerate(zip(points, names, strict=True)):
             composed = composer.compose(master, point)
             with open_dict(composed):
@@ -83,7 +88,22 @@ class Grid:
             job = self._job(composed, filter_overrides(point), name)
             run = ComposedRun(composed, filter_overrides(point), job)
             _prepare_return(run)
-            yield run
+            ahead.append(run)
+            if not self._is_of_others or len(ahead) == AHEAD:
+                yield from ahead
+                ahead.clear()
+        self._warn_of_others(len(points))
+        yield from ahead
+
+    def _warn_of_others(self, num_points: int) -> None:
+        """The newest sweep may not be the one that was meant; to add points to a sweep is fine."""
+        if not self._is_of_others:
+            return
+        self._is_of_others = False  # once: sweepers may come with further batches
+        warn(
+            f"hydra.sweep.dir={self.folder}: the runs there are of another grid, without any of these {num_points} "
+            "points; leave hydra.sweep.dir out for a folder of their own"
+        )
 
     def _job(self, composed: DictConfig, overrides: Sequence[str], name: str) -> Job:
         """The job of a point; the very same one if the grid names the point twice."""
@@ -104,6 +124,7 @@ class Grid:
         known = self._known.get(key) or self._known.get(_asked(overrides))
         if known is None and config is not None:
             known = self._of_older_version(config, content) or self._without_data(config, content)
+        self._is_of_others &= known is None
         paths = known or RunPaths(self.folder / self._unused(name, key))
         _set_folder(composed, paths)
         request = None

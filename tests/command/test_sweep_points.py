@@ -89,7 +89,7 @@ def test_a_folder_of_another_run_is_left_to_it(
         (tmp_path / "seed=0" / "result.json").write_text(text)
         (run,) = composed([["seed=0"]], "seed=0,1")
         assert run.job.paths.folder.name.startswith("seed=0,"), "also where its record is damaged"
-    assert capsys.readouterr().err.startswith(f"warning: {tmp_path}/seed=0/result.json: is damaged; what is there is")
+    assert f"warning: {tmp_path}/seed=0/result.json: is damaged; what is there is" in capsys.readouterr().err
 
 
 def test_a_point_that_cannot_run_is_a_job_with_its_error(tmp_path: Path, composed: Composed) -> None:
@@ -143,3 +143,16 @@ def test_a_record_that_does_not_say_what_it_is_of_is_of_no_point(tmp_path: Path,
     create_result(RunPaths(tmp_path / "seed=0"))
     (run,) = composed([["seed=0"]], "seed=0,1")
     assert run.job.paths.folder.name.startswith("seed=0,")
+
+
+def test_a_sweep_whose_folder_is_another_grids_says_so(
+    tmp_path: Path, composed: Composed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run,) = composed([["seed=0"]], "seed=0,1")
+    complete(run, 0.75)
+    composed([["seed=1"], ["seed=0"]], "seed=1,0")
+    composed([["seed=0", "epochs=10"], ["seed=0", "epochs=20"]], "epochs=10,20")
+    assert not capsys.readouterr().err, "the same grid, and an extended one, in whatever words"
+    composed([["optimizer.lr=0.1"], ["optimizer.lr=0.2"]], "optimizer.lr=0.1,0.2")
+    told = f"warning: hydra.sweep.dir={tmp_path}: the runs there are of another grid, without any of these 2 points; "
+    assert capsys.readouterr().err.startswith(told)
