@@ -18,7 +18,7 @@ MAX_NAME_BYTES = 180  # file systems take 255; leaves room for a suffix and for 
 
 def as_dict(overrides: Sequence[str]) -> dict[str, Any]:
     """From `["model=mlp", "optimizer.lr=0.1"]` to keys and values."""
-    return {override.key_or_group: override.value() for override in _parsed(overrides)}
+    return {override.key_or_group: override.value() for override in parsed(overrides)}
 
 
 def about_run(name: str, overrides: Sequence[str]) -> Record:
@@ -28,10 +28,11 @@ def about_run(name: str, overrides: Sequence[str]) -> Record:
 
 def swept_keys(overrides: Sequence[str]) -> list[str]:
     """The keys that have several values: `model=mlp,convnet`, `seed=range(3)`."""
-    return [override.key_or_group for override in _parsed(overrides) if override.is_sweep_override()]
+    return [override.key_or_group for override in parsed(overrides) if override.is_sweep_override()]
 
 
-def _parsed(overrides: Sequence[str]) -> list[Override]:
+def parsed(overrides: Sequence[str]) -> list[Override]:
+    """The words by Hydra's grammar. Raises OverrideParseException."""
     from hydra.core.override_parser.overrides_parser import OverridesParser  # late: not for `expt rerun --help`
 
     return OverridesParser.create().parse_overrides(list(overrides))
@@ -42,7 +43,7 @@ def is_readable(override: str) -> bool:
     from hydra.errors import OverrideParseException
 
     try:
-        _parsed([override])
+        parsed([override])
     except OverrideParseException:
         return False
     return True

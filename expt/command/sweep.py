@@ -20,6 +20,7 @@ from expt.command.hydra_adapter import PointComposer
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
 from expt.command.sweep_points import ComposedRun, Grid
+from expt.command.sweep_values import refuse_wrong_values
 from expt.errors import ConfigError, Interrupted
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, Options
@@ -72,9 +73,14 @@ class Multirun:
             raise ConfigError("this makes several runs; use expt.sweep, which returns a list of results")
         setup_globals()
         overrides.register_resolvers()  # the line above has made Hydra's own anew
+        is_first_batch = self._grid is None
         self._open()
         assert self._grid is not None
         composed = self._grid.compose(self._composer, self._config, points, first_number)
+        if is_first_batch and points:  # later ones go on in any case
+            first = next(composed)
+            refuse_wrong_values(points, first.hydra_config, self._machine)
+            composed = itertools.chain([first], composed)
         if self._dry_run:
             returned = show_dry_run(composed, len(points))
             self._grid = None

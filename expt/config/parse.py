@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -39,10 +39,36 @@ def parse(composed: Mapping[str, Any], machine: Machine) -> RunConfig:
     Raises ConfigError with every problem found: unknown keys, wrong types, values out of range, combinations
     that cannot run.
     """
+    return _checked(_complete(composed, machine), machine)
+
+
+def wrong_values(composed: Mapping[str, Any], values: Mapping[str, Iterable[Any]], machine: Machine) -> list[str]:
+    """What is wrong with `values`, each by itself in its key's place in `composed`: of a wrong type, out of range.
+
+    Whether it can run beside the others is another question.
+    """
+    found = list[str]()
+    for key, several in values.items():
+        for value in several:
+            try:
+                _typed(_complete(_with(composed, key.split("."), value), machine))
+            except ConfigError as error:
+                found += [line for line in error.problems if line.startswith((f"{key}=", f"{key}."))]
+    return found
+
+
+def _with(node: Any, path: Sequence[str], value: Any) -> Any:
+    if not path:
+        return value
+    above = node if isinstance(node, Mapping) else {}
+    return {**above, path[0]: _with(above.get(path[0]), path[1:], value)}
+
+
+def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     node = fill_auto(composed, machine)
     for group in GROUPS:
         node[group] = _untarget(node.get(group), GROUPS[group].get("_target_"))
-    return _checked(node, machine)
+    return node
 
 
 def parse_elsewhere(hidden: Mapping[str, Any], machine: Machine) -> RunConfig:
@@ -64,12 +90,16 @@ def _with_secrets(hidden: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     return node, read
 
 
-def _checked(node: dict[str, Any], machine: Machine) -> RunConfig:
+def _typed(node: dict[str, Any]) -> RunConfig:
     try:
         # JSON, because pydantic then takes a list for a tuple and is strict all the same.
-        config = TypeAdapter(RunConfig).validate_json(json.dumps(node, default=str))
+        return TypeAdapter(RunConfig).validate_json(json.dumps(node, default=str))
     except ValidationError as error:
         raise ConfigError(explain(error, node)) from None
+
+
+def _checked(node: dict[str, Any], machine: Machine) -> RunConfig:
+    config = _typed(node)
     problems = rules.impossible(config, machine)
     if problems:
         raise ConfigError(problems)

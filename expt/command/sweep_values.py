@@ -1,0 +1,45 @@
+"""A sweep's values, each by itself, before the first run starts; that a point cannot run is told in its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import filter_overrides
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from expt.command.conf_files import groups
+from expt.command.overrides import parsed
+from expt.config.parse import plain, wrong_values
+from expt.errors import ConfigError
+from expt.machine import Machine
+
+MAX_VALUES = 200
+"""Of each key that are looked at, which takes 0.5 ms each."""
+
+
+def refuse_wrong_values(points: Sequence[Sequence[str]], composed: DictConfig, machine: Machine) -> None:
+    """Raise ConfigError for values that no point of the grid can have; `composed` is one of its points."""
+    try:
+        settings = plain(composed, sweep=True)
+    except OmegaConfBaseException:  # it has an error of its own
+        return
+    values: dict[str, list[object]] = {}
+    for override in _of_its_own_kind(points):
+        values.setdefault(override.key_or_group, []).append(override.value())
+    if wrong := wrong_values(settings, {key: found[:MAX_VALUES] for key, found in values.items()}, machine):
+        raise ConfigError(wrong)
+
+
+def _of_its_own_kind(points: Sequence[Sequence[str]]) -> Iterator[Override]:
+    """The overrides, each once, whose values mean the same in all points; not those of a group with several choices."""
+    found = parsed(list(dict.fromkeys(word for point in points for word in filter_overrides(point))))
+    choices = [override.key_or_group for override in found if override.key_or_group in groups()]
+    several = {group for group in choices if choices.count(group) > 1}
+    for override in found:
+        above = override.key_or_group.partition(".")[0]
+        of_several = "." in override.key_or_group and (above in several or "experiment" in several)
+        unknown = override.is_delete() or any(text in str(override.value()) for text in ("${", "???"))
+        if not (override.key_or_group in choices or "/" in override.key_or_group or of_several or unknown):
+            yield override
