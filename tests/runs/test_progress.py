@@ -259,6 +259,15 @@ def test_the_summary_tells_the_numbers_and_what_to_do_next(tmp_path: Path, monke
     assert summary(paths)[-2][-1] == "day/run'", "not where other things lie"
 
 
+def test_the_summary_of_a_run_that_was_at_its_end_says_that_nothing_was_trained(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    create_result(paths, steps=40, resumed_from={"checkpoint": "last.pt", "step": 20})
+    assert summary(paths)[0][:1] != ["nothing"]
+    update_result(paths, resumed_from={"checkpoint": "last.pt", "step": 40})
+    assert summary(paths)[0][:4] == ["nothing", "was", "left", "to"]
+    assert "40," in summary(paths)[0]
+
+
 def test_a_run_elsewhere_and_without_numbers_has_its_summary_too(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     create_result(paths, world_size=1, devices=["0"])

@@ -19,6 +19,8 @@ from expt.runs.view.progress import shown_path
 def print_summary(console: Console, paths: RunPaths) -> None:
     """The final numbers, each with its epoch, and what to do next."""
     result = read_result(paths)
+    if (step := result.get("resumed_from", {}).get("step")) and step == result.get("steps"):
+        say(console, f"nothing was left to train: the run was at its end, step {step}, already; more epochs=... go on")
     values: Mapping[str, float] = result.get("metrics") or {}
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("", "loss", "accuracy", "of epoch"):
