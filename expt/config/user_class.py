@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import traceback
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, TypeVar
 
+from expt.config.user_code import is_installed
 from expt.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -20,20 +23,27 @@ def resolve(path: str, base: type[T]) -> type[T]:
     module_name, _, name = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"_target_={path}: cannot import {module_name} ({error}); "
-            "its folder must be the current one or on PYTHONPATH"
-        ) from error
     except SyntaxError as error:
         where = f"{error.filename}, line {error.lineno}" if error.filename else module_name
         raise ConfigError(f"_target_={path}: {where}: {error.msg}") from error
+    except (Exception, SystemExit) as error:  # SystemExit of a script without `if __name__ == "__main__"`
+        raise ConfigError(f"_target_={path}: {_of_import(module_name, error)}") from error
     found = getattr(module, name, None)
     if found is None:
         raise ConfigError(f"_target_={path}: {module_name} has no {name}.{did_you_mean(name, dir(module))}")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(f"_target_={path}: refused, it is not a subclass of {base.__module__}.{base.__qualname__}")
     return found
+
+
+def _of_import(module: str, error: BaseException) -> str:
+    """What to say where importing `module` raised: that it is not found, or where in the person's own code it fails."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    own = (frame for frame in frames if not (frame.filename.startswith("<") or is_installed(Path(frame.filename))))
+    if (frame := next(own, None)) is None:
+        return f"cannot import {module} ({error}); its folder must be the current one or on PYTHONPATH"
+    told = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return f"importing {module} raised {told} ({frame.filename}, line {frame.lineno})"
 
 
 def build(path: str, base: type[T], *args: Any, **kwargs: Any) -> T:

@@ -70,7 +70,7 @@ def _files_of(module: str) -> Iterator[tuple[str, Path]]:
         if spec is None or spec.origin is None:  # a folder without __init__.py, if anything
             search = [str(at) for folder in search or sys.path if (at := Path(folder) / names[end - 1]).is_dir()]
             continue
-        if not Path(spec.origin).is_file() or _is_installed(Path(spec.origin)):
+        if not Path(spec.origin).is_file() or is_installed(Path(spec.origin)):
             return
         yield spec.name, Path(spec.origin)
         search = spec.submodule_search_locations or []
@@ -84,7 +84,8 @@ def _spec(name: str, search: Sequence[str] | None) -> importlib.machinery.Module
     return None
 
 
-def _is_installed(path: Path) -> bool:
+def is_installed(path: Path) -> bool:
+    """Whether a file is no part of the person's own code: Python's, expt's, or a package's."""
     of_packages = [folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
     folders = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), *of_packages)
     return any(path.is_relative_to(folder) for folder in folders)

@@ -70,3 +70,23 @@ def test_a_file_that_is_no_text_is_named_by_its_module(tmp_path: Path, monkeypat
     with pytest.raises(ConfigError, match=r"^_target_=own_null.Net: .*own_null.*null bytes$") as raised:
         build("own_null.Net", dict)
     assert "None" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "raised"),
+    [
+        ("import os\n\nraise RuntimeError('no licence\\nask for one')", "RuntimeError: no licence"),
+        ("\n\nimport no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("\nimport json\njson.loads('')", "JSONDecodeError: Expecting value: line 1 column 1 (char 0)"),
+        ("import sys\n\nsys.exit(3)", "SystemExit: 3"),
+    ],
+)
+def test_what_its_module_raises_is_told_with_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, raised: str
+) -> None:
+    (tmp_path / "own_raises.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        build("own_raises.Net", dict)
+    where = f"({tmp_path}/own_raises.py, line 3)"
+    assert str(refused.value) == f"_target_=own_raises.Net: importing own_raises raised {raised} {where}"
