@@ -25,7 +25,7 @@ from expt.data.loading import Loader, LoaderOptions, Shard
 from expt.data.memory import InMemoryLoader, place
 from expt.data.stream import StreamLoader, to_tensor
 from expt.data.synthetic import synthetic
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, warn
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,8 @@ def build(
     _check_augment(dataset.augment, source.shape[1:])
     val_fraction = 0.0 if source.val else dataset.val_fraction
     train_idx, val_idx = split(source.train.size, val_fraction, dataset.train_limit, source.classes)
+    if (limit := dataset.train_limit) and limit > len(train_idx) and shard.rank == 0:
+        warn(f"dataset.train_limit={limit}: there are {len(train_idx)} images to train on, and all are used")
     if drop_last:
         _check_batch(len(train_idx), batch_size, batch_parts)
     in_order = LoaderOptions(

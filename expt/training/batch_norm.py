@@ -22,6 +22,11 @@ Gather = Callable[[Tensor], Tensor]
 """From a worker's float32 values [N] to those of all workers, by rank [world_size, N]; a collective."""
 
 
+def is_in(module: nn.Module) -> bool:
+    """Whether `module` has a batch norm, of whatever class."""
+    return any(isinstance(layer, (*KINDS, nn.SyncBatchNorm)) for layer in module.modules())
+
+
 def synchronise(module: nn.Module, gather: Gather) -> None:
     """Have the batch norms inside `module` normalise by the statistics of all workers' images."""
     for layer in _batch_norms(module):

@@ -205,6 +205,8 @@ def _with_batch_norm(
     config: RunConfig, module: nn.Module, worker: Worker, memory: SharedMemory | None
 ) -> tuple[nn.Module, Callable[[], None]]:
     """The model with the batch norms that are wanted, and what ends a step for them; see Learner."""
+    if config.batch_norm != "per_worker" and worker.rank == 0 and not batch_norm.is_in(module):
+        warn(f"batch_norm={config.batch_norm}: the model has no batch norm, so that this changes nothing")
     # A function, which copies of the model share: the memory itself can't be copied.
     gather = (lambda values: memory.gather(values)) if memory else collectives.stack_across_workers
     if config.batch_norm == "groups":

@@ -164,6 +164,14 @@ def test_digits_are_built() -> None:
     assert build_data(digits(train_limit=50)).info.train_size == 50
 
 
+def test_a_limit_beyond_what_there_is_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in (0, 1):
+        build_data(digits(train_limit=2000), shard=Shard(rank, 2))
+    build_data(digits(train_limit=1293))
+    told = "warning: dataset.train_limit=2000: there are 1293 images to train on, and all are used\n"
+    assert capsys.readouterr().err == told
+
+
 def test_validation_is_held_out_whatever_the_seed() -> None:
     one, other = (build_data(digits(train_limit=limit), seed=seed).val for seed, limit in ((0, None), (1, 100)))
     assert one is not None

@@ -247,3 +247,15 @@ def test_outputs_that_no_class_has_are_told_once(
         module(torch.zeros(2, 1, 8, 8))
     said = "model._target_=own_more_outputs.Few: gives 11 outputs for each image, and there are 10 classes"
     assert capsys.readouterr().err.count(said) == (rank == 0)
+
+
+@pytest.mark.parametrize(("model", "how", "rank", "told"), [
+    ("mlp", "sync", 0, 1), ("mlp", "groups", 0, 1), ("mlp", "groups", 1, 0), ("mlp", "per_worker", 0, 0),
+    ("convnet", "groups", 0, 0),
+])  # fmt: skip
+def test_batch_norm_without_any_is_told(
+    model: str, how: str, rank: int, told: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = config(f"model={model}", f"batch_norm={how}")
+    build_learner(made, build_data(made, worker()), dataclasses.replace(worker(), rank=rank))
+    assert capsys.readouterr().err.count(f"batch_norm={how}: the model has no batch norm, so that") == told
