@@ -33,7 +33,7 @@ def readable(arguments: Sequence[str]) -> list[str]:
 
     So `'dataset.root=my data (old)'` and `hydra.run.dir=lr=0.1` need no second pair of quotes.
     """
-    options, settings = _apart(arguments)
+    options, settings = apart(arguments)
     options = [re.sub(r"(?<==)~(?=/|$)", os.path.expanduser("~"), word) for word in options]
     return [*options, *map(_readable, settings)]
 
@@ -168,7 +168,7 @@ def with_latest(arguments: Sequence[str]) -> list[str]:
 
 def refuse_unnamed(arguments: Sequence[str]) -> None:
     """Raise ConfigError for `=3`, groups such as `model=null`, and `--epochs 5`: Hydra's own errors are no help."""
-    options, settings = _apart(arguments)
+    options, settings = apart(arguments)
     for option, following in zip(options, [*options[1:], *settings[:1], ""], strict=False):
         if option.startswith("-"):
             _refuse_unknown_option(option, following)
@@ -196,11 +196,11 @@ def _refuse_unknown_option(option: str, following: str) -> None:
 
 def options_first(arguments: Sequence[str]) -> list[str]:
     """The same words with the options in front: Hydra's parser loses what follows an option that follows a setting."""
-    options, settings = _apart(arguments)
+    options, settings = apart(arguments)
     return [*options, *settings]
 
 
-def _apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def apart(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Options with their values, and settings."""
     options, settings, words = list[str](), list[str](), iter(arguments)
     for word in words:

@@ -45,6 +45,8 @@ def _run(arguments: Sequence[str], typed_at: float) -> int:
     if arguments and arguments[0] in WORDS:
         return int(importlib.import_module(WORDS[arguments[0]].module).main(arguments[1:]))
     if {"--help", "-h"} & {*arguments} or arguments[:1] == ["help"]:
+        if word := next((word for word in arguments if word in WORDS), None):
+            return int(importlib.import_module(WORDS[word].module).main(["--help"]))
         _help(arguments)
         return 0
     if "--version" in arguments:

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from expt.command.arguments import with_conf_here
-from expt.command.conf_files import conf_dir
+from expt.command.arguments import apart, with_conf_here
+from expt.command.conf_files import conf_dir, keys
 from expt.command.words import WORDS
+from expt.errors import ConfigError, did_you_mean
 
 EXAMPLES = (
     ("python -m expt", "an MLP on handwritten digits: all GPUs, or 2 workers on the CPU"),
@@ -22,8 +23,12 @@ EXAMPLES = (
 
 
 def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
-    """Print it, with the keys of the options that `arguments` choose, and those of a person's own folder of YAML."""
+    """Print it, with the keys of the options that `arguments` choose, and those of a person's own folder of YAML.
+
+    Raises ConfigError for a word that it has nothing to say about.
+    """
     folders = [conf_dir(), *_own_folders(arguments)]
+    _refuse_unknown(arguments, _names(folders))
     console.print("expt trains image classifiers with PyTorch.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n")
     console.print("[bold]Examples[/]")
     for command, meaning in EXAMPLES:
@@ -31,7 +36,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     console.print("\n[bold]Commands[/]  (each with --help)")
     console.print(_table([(f"python -m expt {name}", word.meaning) for name, word in WORDS.items()]))
     console.print("\n[bold]Groups[/]  (choose: model=resnet18; set a key of the choice: model.stem=imagenet)")
-    console.print(_groups(folders))
+    console.print(_table((group, ", ".join(sorted(options))) for group, options in _names(folders).items()))
     for title, rows in _sections(conf_dir() / "config.yaml"):
         console.print(f"\n[bold]{title}[/]")
         console.print(_table(rows))
@@ -58,12 +63,26 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     console.print(_table(more))
 
 
-def _groups(folders: list[Path]) -> Table:
+def _names(folders: list[Path]) -> dict[str, list[str]]:
+    """Of each group the options."""
     names: dict[str, list[str]] = {}
     for folder in folders:
         for path in sorted(folder.glob("*/*.yaml")):
             names.setdefault(path.parent.name, []).append(path.stem)
-    return _table((group, ", ".join(sorted(options))) for group, options in names.items())
+    return names
+
+
+def _refuse_unknown(arguments: Sequence[str], names: Mapping[str, Sequence[str]]) -> None:
+    for word in apart(arguments)[1]:
+        group, equals, value = word.partition("=")
+        if not equals and word != "help":
+            near = did_you_mean(word, [*WORDS, *names, *keys()])
+            raise ConfigError(f"{word}: --help takes a command or a choice, as in --help model=convnet.{near}")
+        for name in value.split(",") if group in names else ():
+            if name not in names[group]:
+                raise ConfigError(
+                    f"{group}={name}: not one of {', '.join(names[group])}.{did_you_mean(name, names[group])}"
+                )
 
 
 def _own_folders(arguments: Sequence[str]) -> Iterator[Path]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from expt.command import command_line
 from expt.command.conf_files import conf_dir, options
 from expt.command.help import EXAMPLES, print_help
+from expt.errors import ConfigError
 from expt.launch import forkserver
 from tests.conftest import run
 
@@ -90,3 +91,24 @@ def test_help_has_three_names(word: str, capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(forkserver, "kill", lambda: None)
     command_line.main([word])
     assert "Examples" in capsys.readouterr().out
+
+
+def test_a_word_that_help_knows_nothing_of_is_told() -> None:
+    for words, says in {
+        "seeed": "seeed: --help takes a command or a choice, as in --help model=convnet. Did you mean 'seed'?",
+        "model=convnt": "model=convnt: not one of convnet, mlp, paddle_convnet, resnet18. Did you mean 'convnet'?",
+    }.items():
+        with pytest.raises(ConfigError) as refused:
+            help_text("--help", words)
+        assert str(refused.value) == says
+    assert "Groups" in help_text("help", "-m", "model=resnet18,mlp", "epochs=3", "--config-dir", "nowhere")
+
+
+def test_help_of_a_command_is_that_command_s(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver, "kill", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["help", "report"])
+    assert not ended.value.code
+    assert "usage: python -m expt report" in capsys.readouterr().out
