@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from expt.config.groups import GROUPS, kind
+from expt.config.groups import GROUPS, Augment, kind
 from expt.config.schema import DDP, Checkpoint, Patches, RunConfig, TensorBoard
 from expt.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+PLAIN_GROUPS: dict[str, Any] = {"ddp": DDP, "checkpoint": Checkpoint, "tensorboard": TensorBoard, "patches": Patches}
+"""Keys that have others below them, and no choices."""
 
 
 def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
@@ -38,14 +44,34 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
         elif rule.startswith("union_tag"):
             names = [name for name in GROUPS[path[0]] if name != "_target_"]
             line = f"{key}.name={kind(value)}: not one of {', '.join(names)}.{did_you_mean(str(kind(value)), names)}"
+        elif rule == "dataclass_type":
+            line = f"{key}={value!r}: has keys of its own; set one, as in {key}.{_first_key(path)}=..."
         else:
-            line = f"{key}={value!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+            line = f"{key}={value!r}: {_told(problem)}{_as_a_list(key, value) if rule == 'tuple_type' else ''}"
         rules_by_key.setdefault(key, []).append(line)
     # A key of several types has a line for each type: `gpus` is an integer or a list.
     return [
         first + "".join(" or" + line.partition("input should be")[2] for line in others)
         for first, *others in map(dict.fromkeys, rules_by_key.values())
     ]
+
+
+def _told(problem: ErrorDetails) -> str:
+    """Pydantic's words, but for those that are not YAML's."""
+    if problem["type"] == "too_long":
+        return f"input should have at most {problem['ctx']['max_length']} values"
+    text = problem["msg"].replace("a valid array", "a list").replace("a valid boolean", "true or false")
+    return text[0].lower() + text[1:]
+
+
+def _as_a_list(key: str, value: object) -> str:
+    example = f"{value},{value}" if isinstance(value, int | float) and value > 0 and value is not True else "1,2"
+    return f", as in {key}=[{example}]"
+
+
+def _first_key(path: list[str]) -> str:
+    cls = Augment if path[-1] == "augment" else PLAIN_GROUPS[path[0]]
+    return dataclasses.fields(cls)[0].name
 
 
 def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
@@ -65,8 +91,5 @@ def _is_union_tag(part: int | str) -> bool:
 
 
 def _keys_beside(path: list[str], node: Mapping[str, Any]) -> list[str]:
-    plain_groups: dict[str, Any] = {
-        "ddp": DDP, "checkpoint": Checkpoint, "tensorboard": TensorBoard, "patches": Patches,
-    }  # fmt: skip
-    cls = RunConfig if len(path) == 1 else plain_groups.get(path[0]) or GROUPS[path[0]][str(kind(node[path[0]]))]
+    cls = RunConfig if len(path) == 1 else PLAIN_GROUPS.get(path[0]) or GROUPS[path[0]][str(kind(node[path[0]]))]
     return [field.name for field in dataclasses.fields(cls)]

@@ -159,17 +159,33 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "text for an integer": (0, ["batch_size=abc"], ["batch_size='abc': input should be a valid integer"]),
     "a float for an integer": (0, ["epochs=1.0"], ["epochs=1.0: input should be a valid integer"]),
     "an integer for a boolean": (
-        0, ["ddp.static_graph=1"], ["ddp.static_graph=1: input should be a valid boolean"],
+        0, ["ddp.static_graph=1"], ["ddp.static_graph=1: input should be true or false"],
     ),
-    "a number for a list": (0, ["model.hidden=256"], ["model.hidden=256: input should be a valid array"]),
+    "a number for a list": (
+        0, ["model.hidden=256"], ["model.hidden=256: input should be a list, as in model.hidden=[256,256]"],
+    ),
+    "a word for a list": (
+        0, ["model.hidden=abc"], ["model.hidden='abc': input should be a list, as in model.hidden=[1,2]"],
+    ),
+    "too long a list": (
+        0, ["dataset=synthetic", "dataset.image_size=[8,8,3]"],
+        ["dataset.image_size=[8, 8, 3]: input should have at most 2 values"],
+    ),
+    "a value for a group": (
+        0, ["ddp=true"], ["ddp=True: has keys of its own; set one, as in ddp.find_unused_parameters=..."],
+    ),
+    "a value for a group below one": (
+        0, ["dataset.augment=x"],
+        ["dataset.augment='x': has keys of its own; set one, as in dataset.augment.crop_padding=..."],
+    ),
     "null": (0, ["batch_size=null"], ["batch_size=None: input should be a valid integer"]),
     "below its range": (0, ["optimizer.lr=-1"], ["optimizer.lr=-1: input should be greater than 0"]),
     "above its range": (0, ["dataset.val_fraction=1"], ["dataset.val_fraction=1: input should be less than 1"]),
     "not a number": (0, ["gradient_clip=nan"], ["gradient_clip=nan: input should be a finite number"]),
     "a choice": (0, ["backend=glo"], ["backend='glo': input should be 'nccl' or 'gloo'"]),
-    "one of several types": (0, ["amp=fp8"], ["amp='fp8': input should be a valid boolean or 'bf16' or 'fp16'"]),
+    "one of several types": (0, ["amp=fp8"], ["amp='fp8': input should be true or false or 'bf16' or 'fp16'"]),
     "neither a number nor a list": (
-        2, ["gpus=all"], ["gpus='all': input should be a valid integer or a valid array"],
+        2, ["gpus=all"], ["gpus='all': input should be a valid integer or a list, as in gpus=[1,2]"],
     ),
     "a key taken away": (0, ["~model.hidden"], ["model.hidden: has no value; give one, as in model.hidden=..."]),
     "not so many per worker": (0, ["batch_size=x per worker"], [
@@ -249,7 +265,7 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     ]),
     # What pydantic says of these is not what a person did wrong.
     "a negative number of GPUs": (2, ["gpus=-1"], [
-        "gpus=-1: input should be greater than or equal to 0 or a valid array",
+        "gpus=-1: input should be greater than or equal to 0 or a list, as in gpus=[1,2]",
     ]),
     "infinite": (0, ["optimizer.lr=inf"], ["optimizer.lr=inf: input should be a finite number"]),
     "a key of another model": (0, ["+model.width=3"], ["model.width=3: there is no such key."]),

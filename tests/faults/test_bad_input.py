@@ -71,7 +71,7 @@ CASES = {
     "a full disk": Bad("hydra.run.dir=full/x", 2, "hydra.run.dir=full/x: No space left on device", ("full/x",)),
     "a sweep on a full disk": Bad("-m seed=0,1 hydra.sweep.dir=full/s", 2, "hydra.sweep.dir=full/s: No space left"),
     # YAML
-    "YAML with a wrong type": Bad("--config-dir conf model=type", 2, "model.hidden=3: input should be a valid array"),
+    "YAML with a wrong type": Bad("--config-dir conf model=type", 2, "model.hidden=3: input should be a list"),
     "YAML with a tab": Bad("--config-dir conf model=tab", 2, "tab.yaml\", line 2, column 1; mend that line"),
     "YAML with an error": Bad("--config-dir conf model=syntax", 2, "not valid YAML: while parsing a flow sequence"),
     "YAML that is not text": Bad("--config-dir conf model=bytes", 2, "conf/model/bytes.yaml: not text in UTF-8"),
