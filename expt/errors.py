@@ -92,6 +92,9 @@ class Interrupted(ExptError):
     exit_code = 130
 
 
+INTERRUPTED_BEFORE = "interrupted before a run began; type the command again"
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """` Did you mean 'x'?`, or an empty string when nothing is near."""
     near = difflib.get_close_matches(name, sorted(set(choices)), n=1, cutoff=0.6)

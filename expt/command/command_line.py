@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from expt import __version__, signals
 from expt.command import terminal
 from expt.command.words import WORDS
-from expt.errors import ConfigError, ExptError, Interrupted, did_you_mean, printable
+from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, did_you_mean, printable
 from expt.launch import forkserver, slurm_variables
 from expt.launch.launcher import launcher
 
@@ -62,8 +62,10 @@ def _run(arguments: Sequence[str], typed_at: float) -> int:
         if not {*PRINTING, "debug=true"} & {*arguments} and "hydra/launcher=submitit" not in " ".join(arguments):
             # At once: it imports torch on another core while this process composes the configuration.
             forkserver.warm(forkserver.SWEEP_MODULES if several else ())
-    from expt.command.main import command  # late: it imports Hydra
-
+    try:
+        from expt.command.main import command  # late: it imports Hydra
+    except KeyboardInterrupt:
+        raise Interrupted(INTERRUPTED_BEFORE) from None
     command(arguments, typed_at=typed_at)
     return 0
 

@@ -35,7 +35,7 @@ from expt.command.overrides import about_run
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
-from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
+from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch.launcher import Launcher, launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
@@ -58,14 +58,14 @@ def command(arguments: Sequence[str], *, typed_at: float, may_sweep: bool = True
 
 
 def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
-    overrides.register_resolvers()
-    words = readable(arguments)
-    if task.how.starts_workers:  # else the workers may have been started again, in their folder
-        refuse_used_folder(words)
-        refuse_mistyped_folder(words)
-    refuse_unnamed(arguments)
     outcome = task.outcome
     try:
+        overrides.register_resolvers()
+        words = readable(arguments)
+        if task.how.starts_workers:  # else the workers may have been started again, in their folder
+            refuse_used_folder(words)
+            refuse_mistyped_folder(words)
+        refuse_unnamed(arguments)
         words = _in_earlier_folder(task.how, with_earlier(with_latest(words)))
         with task.at_end:
             hydra_adapter.call(task, options_first(with_conf_here(with_own_keys(words))))
@@ -82,7 +82,7 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
 def _in_words(error: BaseException, arguments: Sequence[str], task: Task) -> ExptError:
     """The error for a person."""
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted(str(error) or "interrupted")
+        return Interrupted(str(error) or ("interrupted" if task.began else INTERRUPTED_BEFORE))
     if isinstance(error, COMPOSING):  # before OSError: Hydra's for a missing file is both
         if isinstance(error.__cause__, OSError):  # in making the default folder
             return _about_the_folder(error.__cause__, arguments, began=False)

@@ -21,7 +21,7 @@ from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
 from expt.command.sweep_points import ComposedRun, Grid
 from expt.command.sweep_values import refuse_wrong_values
-from expt.errors import ConfigError, Interrupted
+from expt.errors import INTERRUPTED_BEFORE, ConfigError, Interrupted
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
@@ -73,14 +73,10 @@ class Multirun:
             raise ConfigError("this makes several runs; use expt.sweep, which returns a list of results")
         setup_globals()
         overrides.register_resolvers()  # the line above has made Hydra's own anew
-        is_first_batch = self._grid is None
-        self._open()
-        assert self._grid is not None
-        composed = self._grid.compose(self._composer, self._config, points, first_number)
-        if is_first_batch and points:  # later ones go on in any case
-            first = next(composed)
-            refuse_wrong_values(points, first.hydra_config, self._machine)
-            composed = itertools.chain([first], composed)
+        try:
+            composed = self._composed(points, first_number)
+        except KeyboardInterrupt:
+            raise Interrupted(INTERRUPTED_BEFORE) from None
         if self._dry_run:
             returned = show_dry_run(composed, len(points))
             self._grid = None
@@ -99,6 +95,18 @@ class Multirun:
         self._refuse_if_all_were(list(runs))
         started = sorted(itertools.chain(*runs.values()), key=lambda run: int(run.hydra_config.hydra.job.num))
         return [run.finish() for run in started]
+
+    def _composed(self, points: Sequence[Sequence[str]], first_number: int) -> Iterator[ComposedRun]:
+        """The points as runs, each composed when it is asked for; of the first batch the values are checked before."""
+        is_first_batch = self._grid is None
+        self._open()
+        assert self._grid is not None
+        composed = self._grid.compose(self._composer, self._config, points, first_number)
+        if not (is_first_batch and points):
+            return composed
+        first = next(composed)
+        refuse_wrong_values(points, first.hydra_config, self._machine)
+        return itertools.chain([first], composed)
 
     def _pool(self, options: Mapping[str, Any]) -> Callable[[Observer], Runner]:
         pool_options = Options(**{key: value for key, value in options.items() if key != "dry_run"})

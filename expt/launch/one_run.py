@@ -10,7 +10,7 @@ from rich.console import Console
 from expt import machine
 from expt.config import user_code
 from expt.data.files import prepare
-from expt.errors import ConfigError, Diverged, FolderInUse, Interrupted, RunFailed
+from expt.errors import INTERRUPTED_BEFORE, ConfigError, Diverged, FolderInUse, Interrupted, RunFailed
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
 from expt.runs.attempt import Attempt
@@ -73,7 +73,7 @@ def _run_workers(request: RunRequest, on_start: Callable[[], None] | None, conso
             Pool(machine.detect(), Options(), _Shown(display, on_start)).run(iter([job]))
         except KeyboardInterrupt:
             if not paths.result.exists():
-                raise Interrupted("interrupted before the run began; type the command again") from None
+                raise Interrupted(INTERRUPTED_BEFORE) from None
             raise Interrupted(f"interrupted; to go on: {resume_command(paths)}") from None
     if job.error:
         if paths.last.exists() and isinstance(job.error, RunFailed) and not isinstance(job.error, Diverged):

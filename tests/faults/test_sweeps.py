@@ -18,7 +18,7 @@ from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG, SESSION_S
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # type: ignore[attr-defined]
 
 import expt
-from expt.errors import ConfigError, RunFailed
+from expt.errors import ConfigError, Interrupted, RunFailed
 from tests.conftest import Process, RunFolder, alive, descendants, run, start
 from tests.faults.running import wait_until
 from tests.integration.test_resume import _assert_equal
@@ -234,6 +234,20 @@ def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     with pytest.raises(ConfigError, match="there is no sweep"):
         expt.sweep("seed=0,1", "hydra.sweep.dir=latest")
+
+
+@pytest.mark.parametrize("during", ["expt.command.main.with_latest", "expt.command.sweep.refuse_wrong_values"])
+def test_ctrl_c_before_the_first_run_says_that_none_began(
+    during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(during, press)
+    with pytest.raises(Interrupted, match=r"^interrupted before a run began; type the command again$"):
+        expt.sweep("seed=0,1")
+    assert not any(tmp_path.iterdir())
 
 
 def _workers_of(process: Process, folder: Path) -> Iterator[tuple[str, int, int]]:
