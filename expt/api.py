@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from expt.command import terminal
 from expt.command.main import command
 from expt.command.rerun import rerun as rerun_of
 from expt.errors import ConfigError
@@ -85,5 +86,6 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
 
 
 def _results(arguments: Sequence[str], *, may_sweep: bool = True) -> list[Result]:
-    completed = command(arguments, typed_at=time.monotonic(), may_sweep=may_sweep)
+    with terminal.quietly(arguments) as words:
+        completed = command(words, typed_at=time.monotonic(), may_sweep=may_sweep)
     return [Result.of(paths.folder) for paths in completed]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import expt
 from expt.api import Result
 
 
@@ -32,3 +33,12 @@ def test_a_result_says_where_its_folder_is_from_anywhere(tmp_path: Path, monkeyp
     (tmp_path / "run/result.json").write_text('{"status": "completed"}')
     monkeypatch.chdir(tmp_path)
     assert Result.of(Path("run")).folder == tmp_path / "run"
+
+
+def test_quiet_is_a_word_of_functions_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (result,) = expt.sweep("-q", "epochs=1", "max_steps=1", "world_size=1")
+    assert result.record["steps"] == 1
+    assert not capsys.readouterr().out

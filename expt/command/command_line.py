@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import re
@@ -25,11 +24,8 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
     """Do what `expt ARGUMENTS` asks for, and exit: 0 done, 1 a run failed, 2 wrong input, 130 (143) interrupted."""
     terminal.prepare()
     try:
-        with contextlib.ExitStack() as quiet:
-            if {"-q", "--quiet"} & {*arguments}:
-                quiet.enter_context(contextlib.redirect_stdout(quiet.enter_context(open(os.devnull, "w"))))
-            spoken = [word for word in arguments if word not in ("-q", "--quiet")]
-            code = _run(spoken, time.monotonic() if typed_at is None else typed_at)
+        with terminal.quietly(arguments) as words:
+            code = _run(words, time.monotonic() if typed_at is None else typed_at)
     except ExptError as error:
         _complain(error)
         code = signals.exit_code() if isinstance(error, Interrupted) else error.exit_code

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator, Sequence
 
 _IN_ASCII = {"≥": ">=", "≤": "<=", "±": "+-", "…": "..."}
 
@@ -17,6 +19,16 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="expt")
+
+
+@contextlib.contextmanager
+def quietly(arguments: Sequence[str]) -> Iterator[list[str]]:
+    """The arguments without `-q`; while entered, that keeps all but errors and warnings from being printed."""
+    words = [word for word in arguments if word not in ("-q", "--quiet")]
+    with contextlib.ExitStack() as quiet:
+        if len(words) < len(arguments):
+            quiet.enter_context(contextlib.redirect_stdout(quiet.enter_context(open(os.devnull, "w"))))
+        yield words
 
 
 def _open_closed() -> None:

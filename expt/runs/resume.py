@@ -33,7 +33,7 @@ def find(config: RunConfig, content: Content, paths: RunPaths, *, may_have_run: 
     """
     source = None
     if may_have_run:
-        source = _newest(checkpoint.candidates(paths.last), mine=True)
+        source = _in_folder(paths)
         if source is None and any(paths.checkpoints.glob("*.corrupt*")):
             raise CheckpointError(f"{paths.checkpoints}: every checkpoint there is damaged; start anew elsewhere")
         if source is None and paths.metrics.exists():
@@ -64,6 +64,19 @@ def cut_back(source: Path, paths: RunPaths) -> Resumed:
         else:
             warn(f"{beside}: is not the best that {source.name} knows of; the test at the end is of a later one")
     return {"checkpoint": str(source), "step": state["position"]["step"]}
+
+
+def _in_folder(paths: RunPaths) -> Path | None:
+    """The newest of this very run. Raises ConfigError where nothing but a damaged file says that there is one."""
+    found = checkpoint.candidates(paths.last)
+    if paths.result.exists() or paths.metrics.exists():
+        return _newest(found, mine=True)
+    try:
+        return _newest(found, mine=False)
+    except CheckpointError as error:
+        raise ConfigError(
+            f"{paths.folder}: no {paths.result.name} says that a run is there, and {error}; choose another folder"
+        ) from error
 
 
 def _elsewhere(path: Path) -> Path:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from expt.command import terminal
+from expt.errors import warn
 from tests.conftest import environment
 
 PRINTS = """
@@ -39,3 +41,13 @@ def test_a_closed_stream_is_no_file_that_is_opened_later(tmp_path: Path, closed:
 
 def test_what_a_terminal_cannot_show_is_written_otherwise(tmp_path: Path) -> None:
     assert python(tmp_path, "", PYTHONIOENCODING="ascii").stdout == "seen >= 0.5 +- 0.1 ?\n"
+
+
+@pytest.mark.parametrize("word", ["-q", "--quiet"])
+def test_quietly_no_more_than_warnings_is_printed(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([word, "epochs=1"], ["epochs=1"]):
+        with terminal.quietly(arguments) as words:
+            print("a number")
+            warn("a warning")
+        assert words == ["epochs=1"]
+        assert capsys.readouterr() == ("" if word in arguments else "a number\n", "warning: a warning\n")

@@ -70,6 +70,15 @@ def test_a_new_run_looks_for_none(config: RunConfig, paths: RunPaths) -> None:
     assert resume.find(config, Content(), paths, may_have_run=False) is None
 
 
+def test_what_no_run_has_left_is_not_set_aside(config: RunConfig, tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.checkpoints.mkdir()
+    paths.last.write_text("of another program")
+    with pytest.raises(ConfigError, match=r"no result\.json says that a run is there, and no checkpoint is left"):
+        resume.find(config, Content(), paths, may_have_run=True)
+    assert [path.name for path in paths.checkpoints.iterdir()] == ["last.pt"]
+
+
 def test_points_after_the_checkpoint_are_cut_off_and_the_best_stays(paths: RunPaths) -> None:
     assert resume.cut_back(paths.last, paths) == {"checkpoint": str(paths.last), "step": 3}
     assert paths.metrics.stat().st_size == 30
