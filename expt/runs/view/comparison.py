@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -22,19 +23,37 @@ from expt.runs.view.stale import WORD
 
 
 def print_listing(console: Console, runs: Sequence[ListedRun], stale: Collection[Path] = ()) -> None:
-    """A line for each run; where its folder doesn't fit into one, it has a line of its own, to be copied whole."""
+    """A line for each run; where folders do not fit into it, those around several runs have lines of their own.
+
+    Where that does not do either, each run's has, to be copied whole.
+    """
     paths = [printable(str(run.values["run"])) for run in runs]
-    longest = max(len(text) for text in (*paths, "run"))
-    for width in (console.width, min(console.width, WIDE - 1)):
-        table = _listing(runs, width, stale)
+    whole, narrow = [("", path) for path in paths], min(console.width, WIDE - 1)
+    for width, named in ((console.width, whole), (narrow, whole), (narrow, _below_headings(paths))):
+        table, longest = _listing(runs, width, stale), max(len(name) for _, name in (*named, ("", "run")))
         if longest + 2 + console.measure(table).maximum <= console.width:
-            for line, path in zip(_lines(console, table), ["run", *paths], strict=True):
-                console.print(Text.assemble((path.ljust(longest), "bold" if path == "run" else ""), "  ", line))
+            for line, (heading, name) in zip(_lines(console, table), [("", "run"), *named], strict=True):
+                if heading:
+                    say(console, heading)
+                console.print(Text.assemble((name.ljust(longest), "bold" if name == "run" else ""), "  ", line))
             return
     for line, path in zip(_lines(console, table), ["", *paths], strict=True):
         if path:
             say(console, path)
         console.print(Text.assemble("  ", line), soft_wrap=True)
+
+
+def _below_headings(paths: Sequence[str]) -> list[tuple[str, str]]:
+    """A heading, or none, and a name for each: neighbours in one folder have that as heading of the first."""
+    named = list[tuple[str, str]]()
+    for folder, group in itertools.groupby(paths, key=lambda path: path.rpartition("/")[0]):
+        names = list(group)
+        if len(names) == 1 or not folder:
+            named += [("", name) for name in names]
+        else:
+            headings = [f"{folder}/", *[""] * (len(names) - 1)]
+            named += [(heading, f"  {name.rpartition('/')[2]}") for heading, name in zip(headings, names, strict=True)]
+    return named
 
 
 def _lines(console: Console, table: Table) -> list[Text]:
