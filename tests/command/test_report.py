@@ -163,6 +163,15 @@ def test_csv_holds_every_setting_and_metric(outputs: Path, told: Told) -> None:
     assert told("--csv", "-") == text.splitlines()
 
 
+def test_a_setting_of_null_is_an_empty_cell_and_found_as_it_is_typed(outputs: Path, told: Told) -> None:
+    for name, value in (("c", None), ("d", 5)):
+        leave(outputs / "day" / name, 500, 0.5)
+        update_result(RunPaths(outputs / "day" / name), config={"max_steps": value, "model": {"name": "None"}})
+    (row,) = csv.DictReader(told("--csv", "-", "--filter", "max_steps=null", "--filter", "model=None"))
+    assert (row["run"], row["max_steps"], row["model"]) == ("outputs/day/c", "", "None")
+    assert ["max_steps", "null", "5"] in [line.split() for line in told("outputs/day/c", "outputs/day/d")]
+
+
 def test_two_runs_side_by_side(outputs: Path, told: Told) -> None:
     lines = [line.split() for line in told("outputs/day/a", "outputs/day/b")]
     assert lines[:3] == [

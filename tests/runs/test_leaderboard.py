@@ -88,6 +88,14 @@ def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     assert found["lr=3"]["objective"] == ""
 
 
+def test_null_is_an_empty_cell_in_csv_and_null_in_a_table(tmp_path: Path) -> None:
+    leave_run(tmp_path, "clip=null", 0.5, overrides={"gradient_clip": None}, config={"gradient_clip": None})
+    leave_run(tmp_path, "clip=1", 0.25, overrides={"gradient_clip": 1.0}, config={"gradient_clip": 1.0})
+    leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
+    assert [row["gradient_clip"] for row in csv.DictReader(lines_of(tmp_path, "summary.csv"))] == ["1", ""]
+    assert lines_of(tmp_path, "summary.md")[2].startswith("| null | 0.5000 |")
+
+
 def test_a_default_stands_where_others_were_given_a_value(tmp_path: Path) -> None:
     config = {"optimizer": {"name": "sgd", "lr": 0.05}}
     leave_run(tmp_path, "a=1", 0.5, overrides={}, config=config)

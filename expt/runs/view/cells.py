@@ -22,7 +22,9 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 def setting(value: Any) -> str:
-    """A setting as a person writes it: `1e12` and `0.05`."""
+    """A setting as a person writes it: `1e12`, `0.05` and `null`."""
+    if value is None:
+        return "null"
     if not isinstance(value, float):
         return str(value)
     return re.sub(r"e([+-])0*", lambda found: f"e{found[1].strip('+')}", f"{value:.12g}")

@@ -149,7 +149,7 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
             *(_cell(metrics.get(tag)) for tag in tags),
             _cell(sum(run.get("epoch_s") or [0.0])),
         ]
-        settings = [setting(known.get(key, "")) for key in keys]
+        settings = ["" if (value := known.get(key)) is None else setting(value) for key in keys]
         line = [run["folder"].name, run["status"], run.get("identity", ""), *settings, *numbers, error]
         writer.writerow(map(in_csv, line))
     write_atomically(folder / "summary.csv", text.getvalue())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from expt.config.identity import hyperparameters
+from expt.config.identity import flat, hyperparameters
 from expt.errors import ConfigError, did_you_mean
 from expt.runs.result import Record, results_below
 from expt.runs.view.progress import shown_path
@@ -62,7 +62,9 @@ def settings_of(record: Record) -> dict[str, Any]:
 
     A person's own class has the name by which it was chosen, or else the class's.
     """
-    found: dict[str, Any] = {**hyperparameters(record.get("config") or {})}
+    config = record.get("config") or {}
+    none = [key for key, value in flat(config).items() if value is None]
+    found: dict[str, Any] = {**hyperparameters(config), **dict.fromkeys(none)}
     for group in [key for key, value in found.items() if value == "_target_" and f"{key}.target" in found]:
         own = f"{group}.kwargs."
         typed = {key: f"{group}.{key.removeprefix(own)}" for key in found if key.startswith(own)}
@@ -138,6 +140,8 @@ def _test(text: str, runs: Sequence[ListedRun]) -> Callable[[Mapping[str, Any]],
 
 
 def _equal(value: Any, wanted: str) -> bool:
+    if value is None:
+        return wanted == "None" or fnmatch.fnmatchcase("null", wanted)
     number = _number(wanted)
     if number is not None and not isinstance(value, bool) and _number(value) is not None:
         return _number(value) == number
