@@ -12,7 +12,7 @@ from expt import signals
 from expt.errors import ConfigError, Diverged, ExptError, RunFailed, TimedOut
 from expt.launch.processes import FINISHED
 from expt.runs.paths import RunPaths
-from expt.runs.worker_error import LOG, Raised, read_error
+from expt.runs.worker_error import LOG, RAISED, Raised, read_error
 from expt.worker import watchdog
 
 NO_SPACE_BYTES = 1_000_000
@@ -62,7 +62,7 @@ class Aftermath:
                 return Diverged(f"{raised.text}\n{log}")
             return RunFailed(f"{who}: {raised.text}\n{log}")
         if raised is not None:
-            return RunFailed(f"{who} raised\n\n{raised.traceback.rstrip()}\n\n{log}")
+            return RunFailed(f"{who}{RAISED}{raised.traceback.rstrip()}\n\n{log}")
         code = self._codes[rank]
         if code is not None and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""

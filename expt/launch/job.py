@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from expt.errors import ExptError, Interrupted, warn
 from expt.launch.workers import Live
+from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED
-from expt.runs.worker_error import in_one_line
+from expt.runs.worker_error import in_one_line, mistake_in
 
 QUEUED = "queued"
 
@@ -31,6 +32,8 @@ class Job:
     started_at: float = 0.0
     """By time.monotonic, which is no time of day."""
     ended_at: float = 0.0
+    _mistake: tuple[str, int] = ("", 0)
+    """By which its last attempt failed, and after which step that was told of."""
 
     @property
     def name(self) -> str:
@@ -41,6 +44,12 @@ class Job:
     def refused(self) -> bool:
         """Whether it has failed before it could start."""
         return self.error is not None and not self.started_at
+
+    def fails_alike(self, error: ExptError) -> bool:
+        """Whether this attempt fails as the one before: by the same mistake in the code, and no further on."""
+        before, points = self._mistake, MetricsReader(self.paths).read()
+        self._mistake = mistake_in(str(error)), points[-1].step if points else 0
+        return bool(before[0]) and before == self._mistake
 
     def end(self, error: ExptError | None, now: float) -> None:
         """Let it have completed, or ended by `error`."""

@@ -193,13 +193,21 @@ class Pool:
                 # A worker that has only just begun dies of the question.
                 error = failure if self._asked_at is None else Interrupted("interrupted by a person")
                 record_end(job.paths, error)
-            restarts = max(self._options.retries, request_of(job).config.max_restarts)
-            if isinstance(error, WorkersLost) and not job.paths.metrics.exists():
-                restarts = max(restarts, 1)  # it had not even begun
-            if error and not isinstance(error, ConfigError | Interrupted | Diverged) and job.retries < restarts:
+            if error and self._may_retry(job, error):
                 self._retry(number, error)
             else:
                 self._end(number, error)
+
+    def _may_retry(self, job: Job, error: ExptError) -> bool:
+        """Whether the job gets another try, and one may come to something else."""
+        restarts = max(self._options.retries, request_of(job).config.max_restarts)
+        if isinstance(error, WorkersLost) and not job.paths.metrics.exists():
+            restarts = max(restarts, 1)  # it had not even begun
+        if isinstance(error, ConfigError | Interrupted | Diverged) or job.retries >= restarts:
+            return False
+        if alike := job.fails_alike(error):
+            warn(f"{job.paths.folder}: has failed twice by the same mistake in the code, and is not tried again")
+        return not alike
 
     def _retry(self, number: int, error: ExptError) -> None:
         job = self._jobs[number]

@@ -12,6 +12,13 @@ from expt.config.secrets import hidden
 from expt.errors import ExptError
 
 LOG = "log: "
+RAISED = " raised\n\n"
+"""Between the rank that raised and its traceback, in the text of a run's error; the log comes after."""
+MISTAKES = {
+    *("AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "NotImplementedError"),
+    *("TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError"),
+}
+"""What the same code raises again, unlike what the network, the disk or the memory has a part in."""
 
 
 def write_error(path: Path, error: BaseException, exit_code: int) -> None:
@@ -60,6 +67,13 @@ def read_error(path: Path) -> Raised | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def mistake_in(error: str) -> str:
+    """The traceback of a mistake in the code that ended a run; empty where another try may come to something else."""
+    traceback_alone = error.partition(RAISED)[2].rpartition(f"\n\n{LOG}")[0]
+    name = traceback_alone.rpartition("\n")[2].partition(":")[0]
+    return traceback_alone if name in MISTAKES else ""
 
 
 def in_one_line(error: str, *, with_log: bool = True) -> str:
