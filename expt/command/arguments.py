@@ -182,6 +182,16 @@ def refuse_unnamed(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{word}: not one of {', '.join(path.stem for path in options_of(group))}.")
 
 
+def warn_of_repeated(arguments: Sequence[str]) -> None:
+    """Say which of two values of one key counts: Hydra takes the last, and says nothing."""
+    last = dict[str, str]()
+    for word in apart(arguments)[1]:
+        last[word.partition("=")[0].lstrip("+~")] = word
+    for word in dict.fromkeys(apart(arguments)[1]):
+        if (counts := last[word.partition("=")[0].lstrip("+~")]) != word:
+            warn(f"{word}: the key is there twice, and the last counts, {counts}")
+
+
 def _refuse_unknown_option(option: str, following: str) -> None:
     name, _, value = option.partition("=")
     known = name in OPTIONS or (len(name) > 3 and any(long.startswith(name) for long in OPTIONS))

@@ -8,7 +8,9 @@ import functools
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 import hydra
@@ -38,7 +40,7 @@ def call(task: TaskFunction, arguments: Sequence[str]) -> None:
     sys.argv = [argv[0], *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        with _without_echo(), _composed_once(), _read_once():
+        with _without_echo(), _warnings_in_a_line(), _composed_once(), _read_once():
             hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
     finally:
         sys.argv = argv
@@ -64,6 +66,23 @@ def _without_echo() -> Iterator[None]:
 
     real = sys.stderr
     with contextlib.redirect_stderr(cast(TextIO, Filter())):
+        yield
+
+
+@contextlib.contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Tell Hydra's own warnings like expt's; and that a callback raises each time, where Python tells of the first."""
+    real = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *more: Any, **named: Any) -> None:
+        if Path(filename).is_relative_to(Path(hydra.__file__).parent):
+            warn(str(message).strip())
+        else:
+            real(message, category, filename, *more, **named)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", r"Callback .* raised")
+        warnings.showwarning = show
         yield
 
 

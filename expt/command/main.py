@@ -22,6 +22,7 @@ from expt.command.arguments import (
     refuse_mistyped_folder,
     refuse_unnamed,
     refuse_used_folder,
+    warn_of_repeated,
     with_conf_here,
     with_earlier,
     with_latest,
@@ -66,6 +67,7 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
             refuse_used_folder(words)
             refuse_mistyped_folder(words)
         refuse_unnamed(arguments)
+        warn_of_repeated(arguments)
         words = _in_earlier_folder(task.how, with_earlier(with_latest(words)))
         with task.at_end:
             hydra_adapter.call(task, options_first(with_conf_here(with_own_keys(words))))

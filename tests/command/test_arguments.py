@@ -17,6 +17,7 @@ from expt.command.arguments import (
     refuse_mistyped_folder,
     refuse_unnamed,
     refuse_used_folder,
+    warn_of_repeated,
     with_conf_here,
     with_earlier,
     with_latest,
@@ -246,3 +247,8 @@ def test_what_is_for_a_sweep_is_refused_beside_a_run(word: str) -> None:
     refuse_lone(["hydra.run.dir=x"])
     with pytest.raises(ConfigError, match=f"^{word}: is for a sweep; add -m$"):
         refuse_lone(["hydra.run.dir=x", word])
+
+
+def test_of_two_values_of_a_key_one_is_told_which_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    warn_of_repeated(["-m", "epochs=1", "model=mlp", "--config-dir", "a=b", "seed=0", "+epochs=2", "seed=0"])
+    assert capsys.readouterr().err == "warning: epochs=1: the key is there twice, and the last counts, +epochs=2\n"

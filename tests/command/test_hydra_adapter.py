@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
 from hydra.plugins.plugin import Plugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode
@@ -203,3 +205,22 @@ def test_hydras_own_line_about_a_failure_is_left_out(tmp_path: Path, capfd: pyte
     with pytest.raises(ConfigError, match="epochs=0"):
         expt.run("epochs=0", f"hydra.run.dir='{tmp_path / 'run'}'")
     assert capfd.readouterr().err == ""
+
+
+def test_a_callback_that_raises_is_told_in_a_line_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+    class Bad(Callback):
+        def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+            raise ValueError("no licence")
+
+    callbacks = Callbacks()
+    callbacks.callbacks.append(Bad())
+
+    def warned() -> None:
+        with hydra_adapter._warnings_in_a_line():
+            for _ in range(2):
+                callbacks.on_run_start(DictConfig({}))
+            warnings.warn("of another's", stacklevel=1)
+
+    with pytest.warns(UserWarning, match="of another's"):
+        warned()
+    assert capsys.readouterr().err == 2 * "warning: Callback Bad.on_run_start raised ValueError: no licence\n"
