@@ -6,8 +6,10 @@ import copy
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 TIMEOUT_S = 100
 # torchrun and schedulers set these; a test session inside one must not look like a worker.
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+OF_PYTEST = "PYTEST_CURRENT_TEST"
 
 # A machine that is busy is no failure.
 settings.register_profile("expt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -46,6 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") != "gpu":  # before torch is imported: it looks once
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["XDG_RUNTIME_DIR"] = runtime = tempfile.mkdtemp()
+    config.add_cleanup(lambda: shutil.rmtree(runtime, ignore_errors=True))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -68,8 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a command under test: no launcher's variables, no terminal width of this machine."""
-    kept = {key: value for key, value in os.environ.items() if key not in LAUNCHER_VARIABLES}
+    """The environment of a command under test: no launcher's variables, no terminal width of this machine.
+
+    It is the same in all tests, and no warm server of who runs them is used.
+    """
+    kept = {key: value for key, value in os.environ.items() if key not in (*LAUNCHER_VARIABLES, OF_PYTEST)}
     return {**kept, "COLUMNS": "100", **extra}
 
 

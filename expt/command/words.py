@@ -19,6 +19,7 @@ WORDS = {
     "report": Word("expt.command.report", "list and compare runs; the leaderboard of a sweep"),
     "rerun": Word("expt.command.rerun", "train what a run has trained once more, to the same numbers"),
     "cache": Word("expt.command.cache", "what decoded datasets take on the disk, and how to remove them"),
+    "warm": Word("expt.command.warm", "keep torch imported, so that what is typed next starts without that wait"),
     "doctor": Word("expt.command.doctor", "whether this machine can train: torch, GPUs, memory, datasets, two workers"),
 }
 """All else is a run or a sweep. A module is imported when its word is typed."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from multiprocessing import forkserver
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver, util
 from typing import Any
 
 from expt import signals
+from expt.launch import warm as warm_server
 
 WORKER_MODULES = ("expt.launch.preload",)
 SWEEP_MODULES = (
@@ -35,7 +37,7 @@ def ensure_running() -> int | None:
     in_main = threading.current_thread() is threading.main_thread()  # else Python lets nobody change that
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in reach_all if in_main}
     try:
-        forkserver.ensure_running()
+        _start()
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -44,6 +46,8 @@ def ensure_running() -> int | None:
 
 def is_gone(pid: int | None, within_s: float = 0.0) -> bool:
     """Whether the one with this pid, of `ensure_running`, has died, or does so; its workers die with it."""
+    if _borrowed and _borrowed.pid == pid:
+        return _borrowed.has_ended(within_s)
     deadline = time.monotonic() + within_s
     with contextlib.suppress(ChildProcessError):  # there is another already
         while pid is None or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -58,12 +62,87 @@ def kill() -> None:
 
     By names that are Python's own: where a version has none of them, the forkserver ends by itself with this process.
     """
+    if _borrowed:
+        _borrowed.kill()
+        return
     pid, stop = _pid(), getattr(getattr(forkserver, "_forkserver", None), "_stop", None)
     if pid is None:
         return
     os.kill(pid, signal.SIGKILL)
     if stop is not None:
         stop()
+
+
+class _Borrowed:
+    """A forkserver that is a child of the warm server, and so not one that this process can wait for."""
+
+    def __init__(self, server: Any) -> None:
+        self._server, self.pid = server, int(server._forkserver_pid)
+        self._handle = os.pidfd_open(self.pid)
+        server.ensure_running = self._ensure_running  # which is what Python asks before it has a process forked
+
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        """Whether it has, or does so in this time."""
+        return bool(select.select([self._handle], [], [], within_s)[0])
+
+    def kill(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        self.has_ended(within_s=1)
+        self._forget()
+
+    def _ensure_running(self) -> None:
+        if self.has_ended():
+            self._forget()
+            _start()
+
+    def _forget(self) -> None:
+        """Let Python know of none, as at first."""
+        global _borrowed
+        server, _borrowed = self._server, None
+        os.close(self._handle)
+        os.close(server._forkserver_alive_fd)
+        with contextlib.suppress(OSError):  # a name that is in no folder
+            os.unlink(server._forkserver_address)
+        server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+        del server.ensure_running
+
+
+_borrowed: _Borrowed | None = None
+
+
+def _start() -> None:
+    """Have the warm server of `expt warm` fork it, where there is one for this process; else start a Python."""
+    global _borrowed
+    server: Any = getattr(forkserver, "_forkserver", None)
+    parts = ("ensure_running", "_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid")
+    if not all(hasattr(server, part) for part in parts) or not hasattr(util, "spawnv_passfds"):
+        forkserver.ensure_running()  # a Python that names its parts otherwise
+        return
+    if server._forkserver_pid is None:
+        with contextlib.suppress(warm_server.Cold), _forked_where_warm():
+            server.ensure_running()
+            _borrowed = _Borrowed(server)
+            return
+    server.ensure_running()
+
+
+@contextlib.contextmanager
+def _forked_where_warm() -> Iterator[None]:
+    """While entered, Python starts no interpreter for its forkserver. Raises Cold, with nothing left, where it must."""
+    real = util.spawnv_passfds
+
+    def spawn(path: Any, command: Sequence[Any], descriptors: Sequence[int]) -> int:
+        if "forkserver" not in str(command[-1]):  # Python's tracker of shared memory
+            return real(path, command, descriptors)
+        return warm_server.fork(str(command[-1]), descriptors)
+
+    util.spawnv_passfds = spawn  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        util.spawnv_passfds = real
 
 
 def _pid() -> int | None:

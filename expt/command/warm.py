@@ -1,0 +1,154 @@
+"""`expt warm`: what workers need is imported once, and the commands that follow start without that wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from rich.console import Console
+
+import expt
+from expt import signals
+from expt.command.words import Parser
+from expt.errors import ConfigError, RunFailed
+from expt.launch import warm
+from expt.launch.surroundings import fingerprint
+
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+IMPORT_S = 300
+"""How long torch may take to be imported, from a slow disk."""
+PROGRAM = (
+    "import sys; sys.path.append({root!r}); "
+    "from expt.launch.warm_server import main; main({name!r}, {idle_s!r}, {ready!r})"
+)
+ABOUT = """\
+Import once what the workers of every run need: torch, torchvision, TensorBoard. The runs and sweeps that are typed
+next start without that wait. It ends by itself when no command has used it for a while. A command in another
+environment (a variable, `ulimit`, `taskset`, an upgrade, another user) takes no notice of it."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Start the warm server, ask about it, or end it. Raises ConfigError for words that are not understood."""
+    parser = Parser("warm", ABOUT)
+    parser.add_argument(
+        "--for", dest="idle", default="30m", metavar="TIME", help="until when, unused: 90s, 30m, 2h [30m]"
+    )
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--status", action="store_true", help="show it, and whether a command typed here would use it")
+    either.add_argument("--stop", action="store_true", help="end it; runs under way are not touched")
+    asked = parser.parse_args(list(words))
+    idle_s = _seconds(asked.idle)
+    if asked.stop:
+        _stop_all()
+    elif asked.status:
+        _show(list(_answering()))
+    else:
+        _show([_started(idle_s)])
+    return 0
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"([1-9]\d*)([smh])", text)
+    if not found:
+        raise ConfigError(f"--for {text}: is no length of time; write it as in --for 90s, --for 30m or --for 2h")
+    return float(int(found[1]) * SECONDS[found[2]])
+
+
+def _started(idle_s: float) -> dict[str, Any]:
+    """What the warm server for commands typed here says of itself; it is started where there is none."""
+    if signals.in_slurm():
+        raise ConfigError("expt warm: not in a job of Slurm, whose processes end with it")
+    folder, name = warm.folder(), fingerprint()
+    if name is None or not hasattr(os, "pidfd_open"):
+        raise ConfigError("expt warm: needs Linux and its /proc; here every command imports torch by itself")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not warm.is_private(folder):
+        raise ConfigError(f"{folder}: must be a folder of yours that nobody else can enter; remove it, then try again")
+    with FileLock(folder / "lock"):
+        with contextlib.suppress(warm.Cold):
+            return {**warm.ask(name, "keep", idle_s=idle_s), "name": name}
+        for other in list(_answering()):
+            if other["prefix"] == sys.prefix:  # of before an upgrade, or with another `ulimit`
+                warm.ask(other["name"], "stop")
+        _start(name, idle_s)
+        if fingerprint() != name:
+            warm.ask(name, "stop")
+            raise RunFailed("expt warm: files of expt or torch changed while they were imported; type it again")
+        return {**warm.ask(name, "status"), "name": name}
+
+
+def _start(name: str, idle_s: float) -> None:
+    """Start the process, and wait until it is ready. Raises RunFailed where it ends before."""
+    ready, tell = os.pipe()
+    log = warm.folder() / f"{name}.log"
+    program = PROGRAM.format(root=str(Path(expt.__file__).parents[1]), name=name, idle_s=idle_s, ready=tell)
+    options = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    with os.fdopen(ready, "rb") as told, log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *options, "-c", program],
+            cwd=warm.folder(),  # where nothing lies that could be imported by mistake
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=[tell],
+        )
+        os.close(tell)
+        with Console(stderr=True).status("importing torch"):
+            is_ready = bool(select.select([told], [], [], IMPORT_S)[0] and told.read(1))
+    lines = log.read_text(errors="replace").strip().splitlines()
+    log.unlink()
+    if not is_ready:
+        process.kill()
+        process.wait()
+        raise RunFailed(f"expt warm: it ended before it was ready: {lines[-1] if lines else 'killed (out of memory?)'}")
+
+
+def _answering() -> Iterator[dict[str, Any]]:
+    """What each warm server of this user says of itself; what is left of those that were killed is removed."""
+    if not warm.is_private(warm.folder()):
+        return
+    for name in list(warm.sockets()):
+        with contextlib.suppress(warm.Cold):
+            yield {**warm.ask(name, "status"), "name": name}
+            continue
+        if not warm.listens(name):
+            (warm.folder() / f"{name}.socket").unlink(missing_ok=True)
+
+
+def _stop_all() -> None:
+    found = list(_answering())
+    for each in found:
+        warm.ask(each["name"], "stop")
+    if left := list(warm.sockets()):
+        raise RunFailed(f"{warm.folder()}: {len(left)} does not answer; `pkill -9 -f warm_server` ends it")
+    Console().print(f"ended {len(found)}" if found else "there was none")
+
+
+def _show(servers: Sequence[dict[str, Any]]) -> None:
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    if not servers:
+        console.print("there is none; `expt warm` starts one")
+    for found in servers:
+        here = found["name"] == fingerprint()
+        console.print(f"warm    process {found['pid']}, {_whose(here, found['prefix'])}")
+        console.print(f"holds   {found['mebibytes']} MiB")
+        console.print(f"used    by {found['commands']} commands, {found['under_way']} under way")
+        console.print(f"ends    after {_length(found['idle_s'])} without one, or by `expt warm --stop`")
+
+
+def _whose(here: bool, prefix: str) -> str:
+    return "used by commands typed here" if here else f"of another environment: not used here ({prefix})"
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"

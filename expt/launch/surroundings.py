@@ -1,0 +1,120 @@
+"""What a process inherits and cannot change later: all of it is the same where a warm server may be used.
+
+Free of torch: it is looked at before anything is imported, within a few ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import resource
+import signal
+import site
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import expt
+
+# What no library reads as it is imported: where a person sits, and what expt sets in each worker by itself. A worker
+# has them as the command has.
+OF_THE_TERMINAL = {
+    *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "TERM", "COLORTERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION"),
+    *("TERM_SESSION_ID", "VTE_VERSION", "WINDOWID", "WINDOW", "STY", "TMUX", "TMUX_PANE", "DISPLAY", "XAUTHORITY"),
+    *("SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "PS1", "HISTCMD", "LS_COLORS"),
+    *("XDG_SESSION_ID", "GNOME_TERMINAL_SCREEN", "GNOME_TERMINAL_SERVICE", "VIRTUAL_ENV_PROMPT", "HYDRA_FULL_ERROR"),
+    *("CUDA_VISIBLE_DEVICES", "EXPT_CACHE_GB", "EXPT_SIMULATED_GPUS"),
+}
+# Of /proc/self/status: users and groups, rights, umask, what may not be called, signals that are blocked or ignored.
+_STATUS = ("Uid", "Gid", "Groups", "Umask", "NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_SIGNALS = ("SigBlk", "SigIgn")
+_DEAF_TO = (signal.SIGINT, signal.SIGHUP)  # as each forkserver is, see expt.launch.forkserver
+
+
+def fingerprint() -> str | None:
+    """This process's surroundings in a few digits; None where they cannot all be known."""
+    try:
+        found = {**_python(), **_process(), "environment": _environment()}
+    except (OSError, AttributeError):  # no Linux, or a /proc that is hidden
+        return None
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in OF_THE_TERMINAL}
+
+
+def _python() -> dict[str, Any]:
+    """The interpreter, and the files of what is imported from, with their times."""
+    options = [list(sys.flags), sys.warnoptions, sorted(map(str, getattr(sys, "_xoptions", {}).items()))]
+    return {
+        "python": [
+            sys.version,
+            sys.prefix,
+            sys.base_prefix,
+            *_states([sys.executable, os.path.realpath(sys.executable)]),
+        ],
+        "options": options,
+        "expt": _states(sorted(Path(expt.__file__).parent.rglob("*.py"))),
+        "torch": _states(_of_torch()),
+        "packages": _states(_of_packages()),
+    }
+
+
+def _of_torch() -> Iterator[Path]:
+    for name in ("torch", "torchvision"):
+        spec = importlib.util.find_spec(name)  # imports nothing
+        if spec and spec.origin:
+            folder = Path(spec.origin).parent
+            yield from (folder.parent, folder / "__init__.py", folder / "version.py")
+            yield from sorted(folder.glob("_C*.so"))
+            if (folder / "lib").is_dir():
+                yield folder / "lib"
+
+
+def _of_packages() -> Iterator[Path]:
+    """The folders of installed packages, whose time changes as one comes, goes or is upgraded."""
+    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    for folder in filter(Path.is_dir, map(Path, folders)):
+        yield folder
+        yield from sorted(folder.glob("*.pth"))
+
+
+def _states(paths: Iterable[Path | str]) -> list[tuple[str, int, int]]:
+    states = [(str(path), os.stat(path)) for path in paths]
+    return [(path, state.st_mtime_ns, state.st_size) for path, state in states]
+
+
+def _process() -> dict[str, Any]:
+    """What the kernel holds of this process, and hands down to its children."""
+    namespaces = Path("/proc/self/ns")
+    root = os.stat("/")
+    return {
+        "status": _status(),
+        "limits": [resource.getrlimit(getattr(resource, name)) for name in sorted(dir(resource)) if "RLIMIT_" in name],
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "priority": [os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)],
+        "cgroup": Path("/proc/self/cgroup").read_text(),
+        "namespaces": sorted(f"{path.name} {path.readlink()}" for path in namespaces.iterdir()),
+        "root": [root.st_dev, root.st_ino],
+        "oom": Path("/proc/self/oom_score_adj").read_text(),
+        "personality": _readable("/proc/self/personality"),
+        "label": _readable("/proc/self/attr/current"),
+    }
+
+
+def _status() -> dict[str, str | int]:
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    heard = ~sum(1 << number - 1 for number in _DEAF_TO)
+    found: dict[str, str | int] = {name: lines[name].strip() for name in _STATUS if name in lines}
+    return found | {name: int(lines[name], 16) & heard for name in _SIGNALS}
+
+
+def _readable(path: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(path).read_text()
+    return ""

@@ -1,0 +1,126 @@
+"""The warm server of `expt warm`, as a command meets it: a process to fork the forkserver from, its imports made.
+
+Opt-in, and never a stale or foreign one: its socket bears the fingerprint of all that cannot be changed later, see
+expt.launch.surroundings, and lies in a folder that only this user can enter. Free of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from expt import machine, signals
+from expt.launch.surroundings import fingerprint
+
+PATIENCE_S = 0.2
+"""How long a command waits for a warm server before it starts a forkserver of its own."""
+MAX_BYTES = 1 << 20
+"""Of a message; one with an environment that is larger is not sent."""
+
+
+class Cold(Exception):
+    """There is no warm server for this process, or it does not answer."""
+
+
+def fork(program: str, descriptors: Sequence[int]) -> int:
+    """Have the warm server fork a process that runs `program`; returns its pid, that of nobody's child here.
+
+    It has this process's folder, environment, umask, stdout and stderr, and `descriptors` by the same numbers. Raises
+    Cold, within PATIENCE_S.
+    """
+    until = time.monotonic() + PATIENCE_S
+    if signals.in_slurm() or not is_private(folder()) or not any(sockets()):
+        raise Cold
+    name = fingerprint()
+    if name is None:
+        raise Cold
+    sent = [1, 2, *descriptors]
+    request = {"program": program, "env": dict(os.environ), "umask": machine.umask(), "descriptors": sent}
+    with _connected(name, until) as server:
+        if _asked(server, {"what": "fork", "folder": os.getcwd()}, until) != {"ready": True}:
+            raise Cold
+        # Only to one that is awake: the descriptors are not to be shared with a process that comes too late.
+        server.settimeout(_left(until))
+        socket.send_fds(server, [json.dumps(request).encode()], sent)
+        return int(_received(server, until)["pid"])
+
+
+def ask(name: str, what: str, timeout_s: float = 2.0, **more: object) -> dict[str, Any]:
+    """What the warm server says to "status", "keep" or "stop". Raises Cold where it does not answer."""
+    until = time.monotonic() + timeout_s
+    with _connected(name, until) as server:
+        return _asked(server, {"what": what, **more}, until)
+
+
+def listens(name: str) -> bool:
+    """Whether there still is a process at the socket, were it one that hangs."""
+    with contextlib.suppress(Cold), _connected(name, time.monotonic() + PATIENCE_S):
+        return True
+    return False
+
+
+def folder() -> Path:
+    """Where the sockets lie, of this user alone."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and is_private(Path(runtime)):
+        return Path(runtime) / "expt"
+    return Path(tempfile.gettempdir()) / f"expt-warm-{os.getuid()}"
+
+
+def is_private(path: Path) -> bool:
+    """Whether it is a folder that this user owns, and nobody else can enter."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def sockets() -> Iterator[str]:
+    """The names of the warm servers that have been ready, some of which may have ended."""
+    return (path.stem for path in folder().glob("*.socket"))
+
+
+@contextlib.contextmanager
+def address(name: str) -> Iterator[str]:
+    """That of a socket in the folder, however long the folder's name is."""
+    opened = os.open(folder(), os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{opened}/{name}"
+    finally:
+        os.close(opened)
+
+
+@contextlib.contextmanager
+def _connected(name: str, until: float) -> Iterator[socket.socket]:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, address(f"{name}.socket") as where:
+            server.settimeout(_left(until))
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BYTES)
+            server.connect(where)
+            yield server
+    except (OSError, ValueError, KeyError) as error:  # TimeoutError is an OSError
+        raise Cold from error
+
+
+def _asked(server: socket.socket, question: Mapping[str, object], until: float) -> dict[str, Any]:
+    server.send(json.dumps(question).encode())
+    return _received(server, until)
+
+
+def _received(server: socket.socket, until: float) -> dict[str, Any]:
+    server.settimeout(_left(until))
+    found: dict[str, Any] = json.loads(server.recv(MAX_BYTES))
+    return found
+
+
+def _left(until: float) -> float:
+    return max(until - time.monotonic(), 1e-3)

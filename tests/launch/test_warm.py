@@ -1,0 +1,338 @@
+"""`expt warm`: what is typed next starts from it, to the same numbers; never from one that is stale or another's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import expt
+from expt.launch import surroundings, warm
+from tests.conftest import Process, RunFolder, alive, children_of, descendants, environment, run, start
+from tests.faults.running import LONG, ranks, wait_until, working_in
+
+SMALL = ("dataset=synthetic", "dataset.train_limit=64", "batch_size=32", "epochs=1", "gpus=0")
+
+
+class Warm:
+    """A warm server in a folder of its own, and commands that may use it."""
+
+    def __init__(self, runtime: Path) -> None:
+        runtime.mkdir(mode=0o700)
+        self.runtime = {"XDG_RUNTIME_DIR": str(runtime)}
+        self.folder = runtime / "expt"
+
+    def command(self, *words: str) -> str:
+        """What `expt warm WORDS` prints."""
+        done = run("warm", *words, cwd=self.folder.parent, **self.runtime)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    @property
+    def pid(self) -> int:
+        found = re.search(r"process (\d+)", self.command("--status"))
+        assert found
+        return int(found[1])
+
+    @property
+    def num_used(self) -> int:
+        found = re.search(r"by (\d+) commands", self.command("--status"))
+        assert found
+        return int(found[1])
+
+    def run(self, *words: str, cwd: Path, **env: str) -> RunFolder:
+        """A run that completes."""
+        done = run(*SMALL, *words, "hydra.run.dir=run", cwd=cwd, **self.runtime, **env)
+        assert done.returncode == 0, done.stderr
+        return RunFolder(cwd / "run")
+
+    def used_by(self, begin: Callable[[Path], Any], cwd: Path) -> Any:
+        """What `begin` gives, tried anew: a command waits 0.2 s for it, on a busy machine too."""
+        for attempt in range(5):
+            before, folder = self.num_used, cwd / str(attempt)
+            folder.mkdir()
+            found = begin(folder)
+            if self.num_used == before + 1:
+                return found
+        raise AssertionError("no command has used it")
+
+    def training(self, cwd: Path) -> tuple[Process, set[int]]:
+        """As tests.faults.running.training: a long run that trains, and its processes but the driver."""
+
+        def begin(folder: Path) -> tuple[Process, set[int]]:
+            process = start(*LONG, cwd=folder, **self.runtime)
+            metrics = folder / "here" / "metrics.jsonl"
+            wait_until(lambda: metrics.exists() and metrics.stat().st_size, process)
+            return process, descendants(self.pid) | descendants(process.pid)
+
+        found: tuple[Process, set[int]] = self.used_by(begin, cwd)
+        return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    found = Warm(tmp_path_factory.mktemp("warm") / "runtime")
+    found.command()
+    yield found
+    found.command("--stop")
+    wait_until(lambda: not working_in(found.folder))
+
+
+def test_a_command_uses_it_and_leaves_nothing_behind(server: Warm, tmp_path: Path) -> None:
+    warm_run: RunFolder = server.used_by(lambda folder: server.run(cwd=folder), tmp_path)
+    (tmp_path / "cold").mkdir()
+    run(*SMALL, "hydra.run.dir=run", cwd=tmp_path / "cold")
+    assert warm_run.points == RunFolder(tmp_path / "cold" / "run").points != []
+    wait_until(lambda: not working_in(tmp_path))
+    wait_until(lambda: not alive(set(children_of(server.pid))))
+
+
+def test_a_sweep_uses_it_once_and_workers_have_the_commands_variables(server: Warm, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self, channels, image_size, num_classes):\n"
+        "        super().__init__(channels * image_size[0] * image_size[1], num_classes)\n"
+        "        print('sees', os.environ['TERM'], os.getcwd(), oct(os.umask(0o22)), flush=True)\n"
+        "    def forward(self, images):\n"
+        "        return super().forward(images.flatten(1))\n"
+    )
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "mine.yaml").write_text("_target_: mine.Net\n")
+    words = ("-m", *SMALL, "seed=0,1", "model=mine", "--config-dir", "../conf", "hydra.sweep.dir=sweep", "world_size=1")
+
+    def sweep(folder: Path) -> Path:
+        shutil.copy(tmp_path / "mine.py", folder)
+        done = run(*words, cwd=folder, TERM="of-here", **server.runtime)
+        assert done.returncode == 0, done.stderr
+        return folder
+
+    folder = server.used_by(sweep, tmp_path)
+    logs = [path.read_text() for path in folder.glob("sweep/*/logs/0/0/stdout.log")]
+    assert len(logs) == 2
+    assert all(f"sees of-here {folder} 0o22\n" in log for log in logs)
+
+
+def _fingerprint(
+    env: Mapping[str, str] | None = None,
+    *,
+    prefix: Sequence[str] = (),
+    options: Sequence[str] = (),
+    cwd: Path | None = None,
+) -> str:
+    """That of a Python which is started so."""
+    program = "from expt.launch.surroundings import fingerprint; print(fingerprint())"
+    command = [*prefix, sys.executable, *options, "-c", program]
+    here = {**environment(), **(env or {})}
+    return subprocess.run(command, env=here, cwd=cwd, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("prefix", "options", "env"),
+    [
+        ((), (), {"OMP_NUM_THREADS": "3"}),
+        ((), (), {"HOME": "/nowhere"}),
+        (("taskset", "-c", "0"), (), {}),
+        (("prlimit", "--nofile=900"), (), {}),
+        (("nice", "-n", "3"), (), {}),
+        (("sh", "-c", 'umask 027; exec "$@"', "sh"), (), {}),
+        (("sh", "-c", 'trap "" TERM; exec "$@"', "sh"), (), {}),
+        (("setpriv", "--no-new-privs"), (), {}),
+        (("unshare", "--mount"), (), {}),
+        ((), ("-X", "utf8"), {}),
+        ((), ("-O",), {}),
+    ],
+    ids=["a variable", "home", "cores", "ulimit", "nice", "umask", "signals", "rights", "namespace", "option", "-O"],
+)
+def test_what_a_process_inherits_tells_it_apart(
+    prefix: tuple[str, ...], options: tuple[str, ...], env: dict[str, str]
+) -> None:
+    if prefix[:1] in (("unshare",),) and os.getuid():
+        pytest.skip("only root may make a namespace")
+    if prefix[:1] == ("taskset",) and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    assert _fingerprint(env, prefix=prefix, options=options) != _fingerprint()
+
+
+def test_where_a_person_sits_does_not(tmp_path: Path) -> None:
+    there = {"TERM": "vt100", "PWD": str(tmp_path), "SSH_TTY": "/dev/pts/9", "CUDA_VISIBLE_DEVICES": "1"}
+    assert _fingerprint(there, cwd=tmp_path) == _fingerprint()
+    deaf = ("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh")  # as nohup has it
+    assert _fingerprint(prefix=deaf) == _fingerprint()
+
+
+@pytest.mark.parametrize("change", ["touched", "new", "gone"])
+def test_an_edited_file_of_expt_tells_it_apart(tmp_path: Path, change: str) -> None:
+    shutil.copytree(Path(expt.__file__).parent, tmp_path / "expt", ignore=shutil.ignore_patterns("__pycache__"))
+    here = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    before = _fingerprint(here, cwd=tmp_path)
+    assert before != _fingerprint(), "another copy"
+    file = tmp_path / "expt" / "training" / "loop.py"
+    if change == "touched":
+        os.utime(file, (1, 1))
+    elif change == "new":
+        file.with_name("added.py").touch()
+    else:
+        file.unlink()
+    assert _fingerprint(here, cwd=tmp_path) != before
+
+
+def test_torchs_files_and_the_packages_folder_are_looked_at() -> None:
+    found = surroundings._python()
+    names = [Path(path).name for path, _, _ in found["torch"]]
+    assert {"site-packages", "version.py", "lib"} <= {*names}
+    assert found["packages"]
+
+
+@pytest.mark.parametrize("why", ["variable", "slurm", "module of that name", "others can enter"])
+def test_another_command_starts_its_own(server: Warm, tmp_path: Path, why: str) -> None:
+    used, env = server.num_used, {}
+    if why == "variable":
+        env["OMP_NUM_THREADS"] = "1"
+    elif why == "slurm":
+        env["SLURM_JOB_ID"] = "1"
+    elif why == "module of that name":
+        (tmp_path / "tensorboard.py").write_text("")
+    else:
+        server.folder.chmod(0o711)
+    try:
+        if why == "module of that name":
+            with pytest.raises(warm.Cold):
+                _fork(server, tmp_path)
+        else:
+            assert server.run(cwd=tmp_path, **env).result["status"] == "completed"
+    finally:
+        server.folder.chmod(0o700)
+    assert server.num_used == used
+
+
+def _fork(server: Warm, cwd: Path, program: str = "pass") -> float:
+    """Ask it from a process like its own; returns how long that took. Raises Cold."""
+    code = (
+        "import os, time; from expt.launch import warm\n"
+        "began = time.monotonic()\n"
+        "try:\n"
+        f"    print(warm.fork({program!r}, []) and 'forked', end=' ')\n"
+        "except warm.Cold:\n"
+        "    print('cold', end=' ')\n"
+        "print(time.monotonic() - began)\n"
+    )
+    command = [sys.executable, "-c", code]
+    env = environment(**server.runtime)
+    said = subprocess.run(command, cwd=cwd, env=env, check=True, capture_output=True, text=True).stdout.split()
+    if said[0] == "cold":
+        raise warm.Cold(said[1])
+    return float(said[1])
+
+
+def test_one_that_hangs_or_was_killed_costs_little(tmp_path: Path) -> None:
+    own = Warm(tmp_path / "runtime")
+    own.command("--for", "2h")
+    pid = own.pid
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(warm.Cold) as hung:
+        _fork(own, tmp_path)
+    assert 0.1 < float(str(hung.value)) < 1, "0.2 s, on a machine that is not busy"
+    refused = run("warm", "--stop", cwd=tmp_path, **own.runtime)
+    assert refused.returncode == 1
+    assert "does not answer" in refused.stderr
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive({pid}))
+    with pytest.raises(warm.Cold):
+        _fork(own, tmp_path)
+    assert own.run(cwd=tmp_path).result["status"] == "completed"
+    assert own.command("--status") == "there is none; `expt warm` starts one\n"
+    assert not [*own.folder.glob("*.socket")]
+
+
+def test_it_ends_when_it_was_not_used_and_not_while_it_is(tmp_path: Path) -> None:
+    own = Warm(tmp_path / "runtime")
+    own.command("--for", "2h")
+    process, workers = own.training(tmp_path)
+    pid = own.pid
+    assert workers & {*children_of(pid)}, "else it would end at once"
+    assert f"process {pid}," in own.command("--for", "1s"), "the same one, with another time"
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    wait_until(lambda: not alive({pid, *workers}))
+    assert own.command("--status") == "there is none; `expt warm` starts one\n"
+    assert own.command("--stop") == "there was none\n"
+
+
+@pytest.mark.slow
+def test_runs_under_way_outlive_it(tmp_path: Path) -> None:
+    own = Warm(tmp_path / "runtime")
+    own.command()
+    process, workers = own.training(tmp_path)
+    pid = own.pid
+    assert own.command("--stop") == "ended 1\n"
+    wait_until(lambda: not alive({pid}))
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    wait_until(lambda: not alive(workers))
+
+
+def test_ctrl_c_saves_and_ends_its_workers(server: Warm, tmp_path: Path) -> None:
+    process, workers = server.training(tmp_path)
+    assert len(ranks(workers)) == 2
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    [record] = tmp_path.glob("*/here/result.json")
+    assert json.loads(record.read_text())["status"] == "interrupted"
+    wait_until(lambda: not alive(workers))
+
+
+def test_a_killed_driver_leaves_no_worker(server: Warm, tmp_path: Path) -> None:
+    process, workers = server.training(tmp_path)
+    process.kill()
+    process.communicate(timeout=60)
+    wait_until(lambda: not alive(workers))
+    assert server.pid
+
+
+@pytest.mark.parametrize("who", ["worker", "forkserver"])
+def test_a_killed_process_fails_the_run_in_words(server: Warm, tmp_path: Path, who: str) -> None:
+    process, workers = server.training(tmp_path)
+    [forkserver] = workers & {*children_of(server.pid)}
+    os.kill(ranks(workers)[1] if who == "worker" else forkserver, signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "killed" in err
+    assert "Traceback" not in err
+    wait_until(lambda: not alive(workers))
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "said"),
+    [
+        (("--for", "soon"), {}, "--for soon: is no length of time; write it as in --for 90s, --for 30m or --for 2h"),
+        (("--for", "0m"), {}, "--for 0m: is no length"),
+        (("now",), {}, "unrecognized arguments: now; see python -m expt warm --help"),
+        ((), {"SLURM_JOB_ID": "1"}, "expt warm: not in a job of Slurm"),
+    ],
+)
+def test_what_it_does_not_understand_is_refused(
+    tmp_path: Path, words: tuple[str, ...], env: dict[str, str], said: str
+) -> None:
+    done = run("warm", *words, cwd=tmp_path, XDG_RUNTIME_DIR=str(tmp_path), **env)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "expt").mkdir(mode=0o755)
+    done = run("warm", cwd=tmp_path, XDG_RUNTIME_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert "must be a folder of yours that nobody else can enter" in done.stderr
