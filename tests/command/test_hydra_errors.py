@@ -21,9 +21,9 @@ MISTAKES = {
     "bakend=gloo": "bakend=gloo: there is no key 'bakend'. Did you mean 'backend'?",
     "optimizer.lrr=1": "optimizer.lrr=1: there is no key 'optimizer.lrr'. Did you mean 'optimizer.lr'?",
     "model=resnet19": "model=resnet19: not one of convnet, mlp, paddle_convnet, resnet18. Did you mean 'resnet18'?",
-    "x": "x: neither a command (report, rerun, cache, doctor) nor of the form key=value.",
+    "x": "x: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value.",
     "reprot": (
-        "reprot: neither a command (report, rerun, cache, doctor) nor of the form key=value. Did you mean 'report'?"
+        "reprot: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value. Did you mean 'report'?"
     ),
     "seed=1 x": "x: not of the form key=value; quote values with spaces or brackets",
     "model=mlp,convnet": (
