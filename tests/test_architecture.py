@@ -141,13 +141,17 @@ def is_torch(name: str) -> bool:
 
 @pytest.mark.parametrize("door", ["__main__", "api", "command.main", "command.sweep", "launch.one_run", "launch.pool"])
 def test_the_driver_imports_no_torch(door: str) -> None:
-    """What it imports before a run's workers are started: the forkserver's import of torch runs beside it."""
+    """What it imports before a run's workers are started: the forkserver's import of torch runs beside it.
+
+    Nor numpy, which takes as long as Hydra, and of which many a run has no need in its driver.
+    """
     seen, todo = set[str](), [door]
     while todo:
         name = todo.pop()
         seen.add(name)
         found = imported_at_once(MODULES[name])
-        assert not {other for other in found if is_torch(other)}, f"{door} imports torch through {name}"
+        heavy = {other for other in found if is_torch(other) or other.partition(".")[0] == "numpy"}
+        assert not heavy, f"{door} imports {heavy} through {name}"
         own = {_module_of(other.removeprefix("expt.")) for other in found if other.startswith("expt.")}
         todo += [other for other in own if other and other not in seen]
 

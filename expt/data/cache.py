@@ -9,12 +9,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 from filelock import FileLock, Timeout
 
 from expt.errors import ConfigError
+
+if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
+    import numpy as np
 
 LIMIT_GB = 50.0
 _FORMAT = 1  # raise it when what is stored changes
@@ -65,6 +67,8 @@ def decoded(label: str, sources: Sequence[Path], decode: Callable[[], Arrays]) -
 
     `label` begins the name of the entry. Where the cache cannot be written, `decode()` runs in memory at every call.
     """
+    import numpy as np
+
     entry = _folder() / _name_of(label, sources)
     if (kept := _read(entry)) is not None:
         return kept
@@ -95,6 +99,8 @@ def fill(name: str, labels: np.ndarray, shape: tuple[int, ...], write: Callable[
     An entry whose name is the same up to the last dot makes way. Raises OSError where it cannot be written: the room
     on the disk is taken before `write` is called.
     """
+    import numpy as np
+
     entry = _folder() / name
     entry.parent.mkdir(parents=True, exist_ok=True)
     with _lock(entry):  # it may be held for minutes
@@ -172,6 +178,8 @@ def _make_room(kept: Path) -> None:
 
 
 def _read(entry: Path) -> Arrays | None:
+    import numpy as np
+
     try:
         # Copy-on-write: pages are shared until written, and torch takes the array without a warning.
         arrays = Arrays(*(np.load(entry / f"{part}.npy", mmap_mode="c") for part in Arrays._fields))

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
-import numpy as np
 from filelock import FileLock
 
 from expt.config import groups
@@ -18,7 +17,6 @@ from expt.config.schema import RunConfig
 from expt.data.cache import Arrays, cache_dir, decoded
 from expt.data.classes import CLASS_NAMES
 from expt.data.download import fetch
-from expt.data.formats import read_cifar, read_idx
 from expt.data.image_folder_cache import prepare_folder
 from expt.errors import ConfigError, DataError
 
@@ -124,8 +122,10 @@ def load(dataset: groups.Digits | groups.Downloaded, split: Split) -> Arrays:
     Raises DataError for files that are missing, damaged, or do not belong together.
     """
     if isinstance(dataset, groups.Digits):
+        import numpy as np
+
         with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
-            return Arrays(file[f"{split}_images"], file[f"{split}_labels"].astype(np.int64))
+            return Arrays(file[f"{split}_images"], file[f"{split}_labels"].astype("int64"))
     found = _search(dataset)
     if isinstance(found, _Missing):
         raise _missing_error(dataset, found, "")
@@ -152,6 +152,8 @@ def sources(dataset: groups.Downloaded) -> tuple[Path, ...] | None:
 
 
 def _read(name: str, split: Split, sources: tuple[Path, ...]) -> Arrays:
+    from expt.data.formats import read_cifar
+
     label = f"{name}-{split}"
     if name in _CIFAR:
         kind = _CIFAR[name]
@@ -162,8 +164,10 @@ def _read(name: str, split: Split, sources: tuple[Path, ...]) -> Arrays:
 
 
 def _read_idx_pair(sources: Sequence[Path]) -> Arrays:
+    from expt.data.formats import read_idx
+
     images, labels = read_idx(sources[0], 3), read_idx(sources[1], 1)
-    return Arrays(images[:, None], labels.astype(np.int64))
+    return Arrays(images[:, None], labels.astype("int64"))
 
 
 def _check(arrays: Arrays, sources: Sequence[Path], num_classes: int) -> None:

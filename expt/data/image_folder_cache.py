@@ -12,8 +12,6 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-import numpy as np
-
 from expt.config import groups
 from expt.data import cache
 from expt.data.image_folder_files import Listing, decode, list_parts
@@ -77,6 +75,8 @@ def _free_disk() -> int:
 
 
 def _decode_into_cache(listing: Listing, dataset: groups.ImageFolder) -> None:
+    import numpy as np
+
     def write(images: Path) -> None:
         with _stopped_together(len(listing.files)) as pool:
             starts = range(0, len(listing.files), CHUNK)
@@ -121,6 +121,8 @@ def _start_process() -> None:
 
 def _decode_chunk(images: Path, start: int, files: list[str], image_size: tuple[int, int]) -> None:
     """Decode `files` into the array stored in `images`, from row `start` on."""
+    import numpy as np
+
     array = np.load(images, mmap_mode="r+")
     for row, file in enumerate(files, start):
         array[row] = decode(file, image_size).transpose(2, 0, 1)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from expt.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Part: TypeAlias = Literal["train", "val", "test"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")
@@ -79,6 +80,7 @@ def decode(path: str, image_size: tuple[int, int]) -> np.ndarray:
     The same bytes as torchvision's resize and center_crop, whose import takes a second. Raises DataError for a file
     that is no image.
     """
+    import numpy as np
     from PIL import Image
 
     image = _read(path)

@@ -43,7 +43,10 @@ def test_each_word_has_help_of_its_own(
             ["reprot"],
             "reprot: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value. Did you mean",
         ),
-        (["train", "seed=1"], "train: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value.\n"),
+        (
+            ["train", "seed=1"],
+            "train: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value.\n",
+        ),
         (["rerun"], "the following arguments are required: FOLDER; see python -m expt rerun --help\n"),
         (["rerun", "a", "b", "c"], "unrecognized arguments: c; see python -m expt rerun --help\n"),
         (["rerun", "nowhere"], "nowhere: holds no run that could be repeated; name a folder with a result.json\n"),

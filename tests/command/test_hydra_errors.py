@@ -23,7 +23,8 @@ MISTAKES = {
     "model=resnet19": "model=resnet19: not one of convnet, mlp, paddle_convnet, resnet18. Did you mean 'resnet18'?",
     "x": "x: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value.",
     "reprot": (
-        "reprot: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value. Did you mean 'report'?"
+        "reprot: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value. "
+        "Did you mean 'report'?"
     ),
     "seed=1 x": "x: not of the form key=value; quote values with spaces or brackets",
     "model=mlp,convnet": (

@@ -129,7 +129,7 @@ def test_gzip_is_decoded_once_and_mapped(
     files.prepare(dataset)
     assert len(list((cache / "decoded").glob("mnist-*/images.npy"))) == 2
     assert not list((cache / "decoded").glob(".new-*"))
-    monkeypatch.setattr(files, "read_idx", None)  # decoding again would fail
+    monkeypatch.setattr("expt.data.formats.read_idx", None)  # decoding again would fail
     images = files.load(dataset, "train").images
     assert isinstance(images, np.memmap)
     assert images.flags.writeable  # copy-on-write: torch takes it without a warning
