@@ -28,7 +28,6 @@ from expt.command.arguments import (
     with_latest,
     with_own_keys,
 )
-from expt.command.conclusion import conclude
 from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.hydra_folder import leave_no_trace, renew
 from expt.command.outcome import Outcome
@@ -42,7 +41,6 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, objective_of, read_result
 from expt.runs.typed import quoted
-from expt.runs.view import leaderboard
 
 
 @machine.not_world_writable()
@@ -75,6 +73,9 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
         raise _in_words(error, arguments, task) from error
     finally:
         if outcome.sweep_folder is not None:
+            from expt.command.conclusion import conclude  # late: a run's start does not wait for tables
+            from expt.runs.view import leaderboard
+
             failed = [paths.folder for paths in outcome.failed]
             conclude(leaderboard.wide_console(), outcome.sweep_folder, failed_now=failed)
     outcome.raise_if_failed()

@@ -19,6 +19,7 @@ from scripts.benchmarks.systems import PEERS, System, num_gpus
 MEASURES: dict[str, Callable[[Bench], Iterator[Comparison]]] = {
     "epoch": trainings.epoch,
     "first_step": trainings.first_step,
+    "warm": trainings.warm,
     "sweep": trainings.sweep,
     "memory": trainings.memory,
     "step": steps.step,

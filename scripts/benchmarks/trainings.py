@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from scripts.benchmarks.bench import Bench, warm_epoch_s
 from scripts.benchmarks.comparison import OURS, Comparison
@@ -47,13 +48,26 @@ def epoch(bench: Bench) -> Iterator[Comparison]:
 
 def first_step(bench: Bench) -> Iterator[Comparison]:
     """Seconds from starting the process to the end of the first optimiser step."""
+    yield from _first_step(bench, "first_step", {"mlp": {"plain": 0.33}, "resnet18": {"plain": 0.5}})
+
+
+def warm(bench: Bench) -> Iterator[Comparison]:
+    """The same after `expt warm`."""
+    words = [sys.executable, "-m", "expt", "warm"]
+    start(words)
+    try:
+        yield from _first_step(bench, "warm", {"mlp": {"plain": 0.12}})
+    finally:
+        start([*words, "--stop"])
+
+
+def _first_step(bench: Bench, name: str, bars: Mapping[str, dict[str, float]]) -> Iterator[Comparison]:
     for model in bench.models:
         training = Training(
             model=model, data=bench.data(test=FEW_IMAGES), max_steps=3, workers=bench.workers, gpus=bench.gpus
         )
-        bars = {"plain": 0.4} if model == "mlp" else {}
         trainings = dict.fromkeys(bench.systems, training)
-        yield bench.compare("first_step", model, "s", trainings, lambda outcome: outcome.first_step_s, bars)
+        yield bench.compare(name, model, "s", trainings, lambda outcome: outcome.first_step_s, bars.get(model, {}))
 
 
 def sweep(bench: Bench, sizes: tuple[int, int] = (4, 12)) -> Iterator[Comparison]:
