@@ -37,14 +37,9 @@ def conclude(
     for run in runs:
         if run["folder"] in failed_now:
             run["status"] = FAILED
-    written = False
-    try:
-        write_summary(folder, runs)
-        written = True
-    except OSError as error:  # a full disk, maybe: the table is still worth seeing
-        warn(f"{folder}: {error.strerror}; summary.csv and summary.md are not written")
     old = stale((run["folder"], run) for run in runs)
     console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
+    written = _write_summary(folder, runs)  # after the table, for which somebody may wait
     failed = [run for run in runs if run["status"] == FAILED]
     if failed:
         say(console, f"\n{len(failed)} failed", "bold red")
@@ -58,6 +53,15 @@ def conclude(
         say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))
     say(console, f"look at it   tensorboard --logdir {logdir}")
+
+
+def _write_summary(folder: Path, runs: Sequence[FoundRecord]) -> bool:
+    try:
+        write_summary(folder, runs)
+    except OSError as error:  # a full disk, maybe: the table is still worth seeing
+        warn(f"{folder}: {error.strerror}; summary.csv and summary.md are not written")
+        return False
+    return True
 
 
 def print_lost(console: Console, folders: Sequence[Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -11,6 +12,7 @@ from expt.runs.paths import make_unused_folder
 from expt.runs.result import Record
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*=[\w.-]+", re.ASCII)
@@ -34,9 +36,14 @@ def swept_keys(overrides: Sequence[str]) -> list[str]:
 
 def parsed(overrides: Sequence[str]) -> list[Override]:
     """The words by Hydra's grammar. Raises OverrideParseException."""
+    return _parser().parse_overrides(list(overrides))
+
+
+@functools.cache  # it takes 0.5 ms to make one
+def _parser() -> OverridesParser:
     from hydra.core.override_parser.overrides_parser import OverridesParser  # late: not for `expt rerun --help`
 
-    return OverridesParser.create().parse_overrides(list(overrides))
+    return OverridesParser.create()
 
 
 def is_readable(override: str) -> bool:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from expt.command import overrides
 from expt.command.arguments import continue_command
-from expt.command.hydra_adapter import PointComposer
+from expt.command.point_composer import PointComposer
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
 from expt.command.sweep_points import ComposedRun, Grid
@@ -93,7 +93,7 @@ class Multirun:
             self._tell(runs)
             self._task.outcome.num_unseen += len(points) - sum(map(len, runs.values()))
         self._refuse_if_all_were(list(runs))
-        started = sorted(itertools.chain(*runs.values()), key=lambda run: int(run.hydra_config.hydra.job.num))
+        started = sorted(itertools.chain(*runs.values()), key=lambda run: run.number)
         return [run.finish() for run in started]
 
     def _composed(self, points: Sequence[Sequence[str]], first_number: int) -> Iterator[ComposedRun]:

@@ -152,7 +152,7 @@ class SweepDisplay:
 
 
 def _reached(job: Job) -> str:
-    objective = read_result(job.paths)["objective"]
+    objective = job.objective or read_result(job.paths)["objective"]
     return "" if objective["value"] is None else f"{objective['name']} {objective['value']:.4f}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from hydra.core.utils import env_override
 from hydra.types import HydraContext, TaskFunction
 
-from expt.command.hydra_adapter import use_config
+from expt.command.hydra_adapter import is_heard, use_config
 from expt.command.hydra_folder import save
 from expt.command.sweep_display import SweepDisplay
 from expt.command.sweep_points import ComposedRun
@@ -32,6 +32,7 @@ class SweepObserver(Observer):
     ) -> None:
         self._callbacks, self._task_function = context.callbacks, task_function
         self._runs, self._display = runs, display
+        self._is_heard = is_heard(self._callbacks)
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """Say so in the terminal."""
@@ -40,11 +41,12 @@ class SweepObserver(Observer):
     def job_starting(self, job: Job) -> None:
         """Make the run's folder Hydra's, and tell Hydra's callbacks."""
         run = self._runs[job][0]
-        use_config(run.hydra_config)
-        save(run.job.paths, run.returned.cfg, run.returned.overrides or (), run.returned.hydra_cfg)
+        returned = run.prepare_return()
+        save(run.job.paths, returned.cfg, returned.overrides or (), returned.hydra_cfg)
         self._display.starting(job)
-        if job.retries:
+        if job.retries or not self._is_heard:
             return  # for Hydra, the attempts of a run are one job
+        use_config(run.hydra_config)
         with env_override(dict(request_of(job).env)):
             self._callbacks.on_job_start(config=run.hydra_config, task_function=self._task_function)
 
@@ -60,8 +62,12 @@ class SweepObserver(Observer):
                 _record_end(job, run.about)
         except OSError as error:  # a full disk, maybe: the others go on
             warn(f"{job.paths.folder}: {error.strerror}; what became of the run is not recorded")
-        use_config(run.hydra_config)
-        self._callbacks.on_job_end(config=run.hydra_config, job_return=run.finish())
+        if self._is_heard:
+            use_config(run.hydra_config)
+            run.prepare_return()
+            self._callbacks.on_job_end(config=run.hydra_config, job_return=run.finish())
+        run.finish()
+        run.forget()
         self._display.ended(job)
 
     def tick(self, active: Sequence[Job]) -> None:

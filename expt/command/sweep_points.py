@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.hydra_adapter import PointComposer, fail, use_config
+from expt.command.hydra_adapter import fail, parted, use_config
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import about_run, folder_names, swept_keys
+from expt.command.point_composer import PointComposer
 from expt.config import user_code
+from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.identity import Content, identity, shown
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
@@ -24,7 +28,8 @@ from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, Record, objective_of, read_result, results
+from expt.runs.result import COMPLETED, DAMAGED, Objective, Record, objective_of, read_result
+from expt.runs.sweep_index import results_of_sweep
 
 ASKED, OF_SETTINGS = "asked:", "settings:"
 """Before the keys of runs that had no configuration, and of an older version's, which knew runs by their settings."""
@@ -34,26 +39,53 @@ AHEAD = 50
 
 
 class ComposedRun:
-    """One point of the grid: Hydra's configuration of it, and the job that the pool runs."""
+    """One point of the grid: the job that the pool runs, and for that time Hydra's configuration of it.
 
-    def __init__(self, hydra_config: DictConfig, overrides: Sequence[str], job: Job) -> None:
-        self.hydra_config, self.overrides, self.job = hydra_config, list(overrides), job
-        self.returned = JobReturn()
+    The whole configuration takes 300 kB, and most points of a large grid wait, or have ended.
+    """
+
+    def __init__(self, number: int, overrides: Sequence[str], job: Job, compose: Callable[[], DictConfig]) -> None:
+        self.number, self.overrides, self.job = number, list(overrides), job
+        self._compose = compose
+        self.returned = JobReturn(overrides=self.overrides, working_dir=str(Path.cwd()))
+
+    @functools.cached_property
+    def hydra_config(self) -> DictConfig:
+        """Hydra's configuration of it, composed when it is first asked for."""
+        composed = _numbered(self._compose(), self.number)
+        _set_folder(composed, self.job.paths)
+        return composed
 
     @property
     def about(self) -> Record:
         """What the run is called, and how it was asked for."""
         return about_run(self.job.name, self.overrides)
 
+    def prepare_return(self) -> JobReturn:
+        """What Hydra's callbacks get to know, but for what the run has come to."""
+        if self.returned.cfg is None:
+            composed = self.hydra_config
+            self.returned.cfg, self.returned.hydra_cfg = parted(composed)
+            self.returned.task_name = composed.hydra.job.name
+        return self.returned
+
     def finish(self) -> JobReturn:
         """What Hydra's sweepers and callbacks get to know."""
         job, returned = self.job, self.returned
+        if returned.status != JobStatus.UNKNOWN:
+            return returned
         if job.status == COMPLETED:
             returned.status = JobStatus.COMPLETED
-            returned.return_value = objective_of(read_result(job.paths))
+            known: Record = {"objective": job.objective} if job.objective else read_result(job.paths)
+            returned.return_value = objective_of(known)
         else:
             returned = self.returned = fail(returned, job.error or ExptError("was not started"))
         return returned
+
+    def forget(self) -> None:
+        """Keep what sweepers ask for alone, since callbacks know of the end now."""
+        self.__dict__.pop("hydra_config", None)
+        self.returned.cfg = self.returned.hydra_cfg = None
 
 
 class Grid:
@@ -62,11 +94,17 @@ class Grid:
     def __init__(self, folder: Path, machine: Machine) -> None:
         self.folder, self._machine = folder, machine
         # A run that could not be made into a configuration is known by what was asked of it.
-        there = list(results(folder))
-        self._known = {key: path for path, found in there if (key := _known_as(found))}
+        self._known: dict[str, RunPaths] = {}
+        self._completed: dict[Path, Objective] = {}
+        for paths, found in results_of_sweep(folder):
+            if found["status"] == DAMAGED:
+                left = "what is there is left alone, and a run of its settings gets a new folder"
+                warn(f"{paths.result}: is damaged; {left}")
+            if key := _known_as(found):
+                self._known[key] = paths
+            if found["status"] == COMPLETED:
+                self._completed[paths.folder] = found.get("objective") or Objective(name="", value=None)
         self._names = set[str]()
-        for path in (path for path, found in there if found["status"] == DAMAGED):
-            warn(f"{path.result}: is damaged; what is there is left alone, and a run of its settings gets a new folder")
         self._jobs: dict[str, Job] = {}
         self._contents: dict[str, Content] = {}
         self._is_of_others = bool(self._known)  # until a point is found there
@@ -82,12 +120,13 @@ class Grid:
         names = folder_names([filter_overrides(point) for point in points], _swept_keys(master))
         ahead = list[ComposedRun]()
         for offset, (point, name) in enumerate(zip(points, names, strict=True)):
-            composed = composer.compose(master, point)
-            with open_dict(composed):
-                composed.hydra.job.id = composed.hydra.job.num = first_number + offset
-            job = self._job(composed, filter_overrides(point), name)
-            run = ComposedRun(composed, filter_overrides(point), job)
-            _prepare_return(run)
+            number, overrides = first_number + offset, filter_overrides(point)
+            settings, composed = composer.settings(master, point), None
+            if settings is None:
+                composed = _numbered(composer.compose(master, point), number)
+            job = self._job(settings, composed, overrides, name)
+            compose = functools.partial(composer.compose, master, point)
+            run = ComposedRun(number, overrides, job, compose)
             ahead.append(run)
             if not self._is_of_others or len(ahead) == AHEAD:
                 yield from ahead
@@ -105,12 +144,16 @@ class Grid:
             "points; leave hydra.sweep.dir out for a folder of their own"
         )
 
-    def _job(self, composed: DictConfig, overrides: Sequence[str], name: str) -> Job:
-        """The job of a point; the very same one if the grid names the point twice."""
+    def _job(
+        self, known_settings: Mapping[str, Any] | None, composed: DictConfig | None, overrides: Sequence[str], name: str
+    ) -> Job:
+        """The job of a point, by its settings or its whole configuration; the same if the grid names it twice."""
         error: ExptError | None = None
         config, settings, content, key = None, None, None, _asked(overrides)
         try:
-            settings = plain(composed, sweep=True)
+            settings = (
+                plain(composed, sweep=True) if composed is not None else fill_auto_of_a_sweep(known_settings or {})
+            )
             config = parse(settings, self._machine)
             content = self._content_of(config)
             key = identity(config, content)
@@ -126,7 +169,6 @@ class Grid:
             known = self._of_older_version(config, content) or self._without_data(config, content)
         self._is_of_others &= known is None
         paths = known or RunPaths(self.folder / self._unused(name, key))
-        _set_folder(composed, paths)
         request = None
         if config is not None and settings is not None and content is not None:
             about = about_run(paths.folder.name, overrides)
@@ -136,16 +178,17 @@ class Grid:
                 content=content,
                 paths=paths,
                 about=about,
-                env=_env(composed),
+                env={} if composed is None else _env(composed, paths),
                 may_have_run=True,
             )
         status = QUEUED
-        if read_result(paths).get("status") == COMPLETED:
+        objective = self._completed.get(paths.folder)
+        if objective:
             if paths.metrics.exists():
                 status, error = COMPLETED, None
             else:
                 warn(f"{paths.folder}: its {paths.metrics.name} is gone; the run is made anew")
-        self._jobs[key] = job = Job(paths, request, status, error)
+        self._jobs[key] = job = Job(paths, request, status, error, objective if status == COMPLETED else None)
         return job
 
     def _of_older_version(self, config: RunConfig, content: Content | None) -> RunPaths | None:
@@ -199,24 +242,21 @@ def _swept_keys(master: DictConfig) -> list[str]:
     return swept_keys([*(f"{key}={value}" for key, value in params.items()), *master.hydra.overrides.task])
 
 
+def _numbered(composed: DictConfig, number: int) -> DictConfig:
+    with open_dict(composed):
+        composed.hydra.job.id = composed.hydra.job.num = number
+    return composed
+
+
 def _set_folder(composed: DictConfig, paths: RunPaths) -> None:
     with read_write(composed.hydra), open_dict(composed.hydra):
         composed.hydra.runtime.output_dir = str(paths.folder.absolute())
         composed.hydra.sweep.subdir = paths.folder.name
 
 
-def _env(composed: DictConfig) -> dict[str, str]:
+def _env(composed: DictConfig, paths: RunPaths) -> dict[str, str]:
     """What the run's workers find in their environment, by `hydra.job.env_set`."""
+    _set_folder(composed, paths)
     if composed.hydra.job.env_set:
         use_config(composed)  # an interpolation there may ask for it
     return {str(key): str(value) for key, value in composed.hydra.job.env_set.items()}
-
-
-def _prepare_return(run: ComposedRun) -> None:
-    composed = run.hydra_config
-    _set_folder(composed, run.job.paths)
-    run.returned.cfg = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-    run.returned.hydra_cfg = OmegaConf.masked_copy(composed, "hydra")
-    run.returned.overrides = list(composed.hydra.overrides.task)
-    run.returned.working_dir = str(Path.cwd())
-    run.returned.task_name = composed.hydra.job.name

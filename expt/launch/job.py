@@ -10,7 +10,7 @@ from expt.launch.workers import Live
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Objective
 from expt.runs.worker_error import in_one_line, mistake_in
 
 QUEUED = "queued"
@@ -25,6 +25,8 @@ class Job:
     """None where it could not be made, and `error` says why."""
     status: str = QUEUED
     error: ExptError | None = None
+    objective: Objective | None = None
+    """What it came to, where an earlier command has completed it."""
     devices: tuple[str, ...] = ()
     retries: int = 0
     """How often it has been started again."""

@@ -7,6 +7,7 @@ idle ones meanwhile, but nothing new starts on a claimed device, so the wait end
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,13 +41,17 @@ class Packing:
             wanted = demand.devices or self._devices[: demand.count]
             if len(wanted) != demand.count or not set(wanted) <= set(self._devices):
                 raise ValueError(f"run {demand.run} asks for {demand.devices or demand.count} of {self._devices}")
-            self._waiting.append(demand)
-        self._waiting.sort(key=lambda demand: (-demand.count, demand.run))
+            bisect.insort(self._waiting, demand, key=lambda waiting: (-waiting.count, waiting.run))
 
     @property
     def running(self) -> dict[int, tuple[str, ...]]:
         """The devices of each run that has started and not ended."""
         return dict(self._running)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no run waits."""
+        return not self._waiting
 
     @property
     def waiting(self) -> list[int]:

@@ -98,8 +98,8 @@ class Pool:
         if self._clock() - self._asked_at > signals.grace_s():
             raise KeyboardInterrupt
 
-    def _waiting(self) -> list[int]:
-        return [*self._gpus.waiting, *self._cores.waiting]
+    def _waiting(self) -> bool:
+        return not (self._gpus.is_empty and self._cores.is_empty)
 
     def _take(self, source: Iterator[Job]) -> bool:
         job = next(source, None)

@@ -34,6 +34,8 @@ def remove_empty(folder: Path) -> None:
 
 SWEEP_RECORD = "multirun.yaml"
 """What Hydra writes into a sweep's folder before it starts a run."""
+SWEEP_INDEX = ".index.json"
+"""What the records of a large sweep's runs say, see expt.runs.sweep_index."""
 
 
 def is_sweep(folder: Path) -> bool:

@@ -126,7 +126,7 @@ def read_result(paths: RunPaths) -> Record:
     Whoever writes there then sets it aside first, see `_to_be_changed`.
     """
     try:
-        content: Record = _with_nan(json.loads(paths.result.read_text(encoding="utf-8")))
+        content: Record = with_nan(json.loads(paths.result.read_text(encoding="utf-8")))
         _as_written().validate_python(content, strict=True)
     except FileNotFoundError:
         return {}
@@ -153,7 +153,7 @@ def _to_be_changed(paths: RunPaths) -> Record:
     return {}
 
 
-def _with_nan(content: Record) -> Record:
+def with_nan(content: Record) -> Record:
     """The record with nan where JSON has null for it."""
     metrics = content.get("metrics")
     if not isinstance(metrics, dict) or None not in metrics.values():

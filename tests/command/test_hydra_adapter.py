@@ -8,83 +8,30 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.plugins.plugin import Plugin
 from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, RunMode
+from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import ConfigAttributeError
 
 import expt
 from expt.command import hydra_adapter
-from expt.command.conf_files import conf_dir
-from expt.command.hydra_adapter import PointComposer, fail, prefer_own_launchers
-from expt.command.overrides import register_resolvers
+from expt.command.hydra_adapter import fail, prefer_own_launchers
 from expt.errors import ConfigError, RunFailed
 
 
 @pytest.fixture(autouse=True)
 def _says_it_again() -> None:
-    hydra_adapter._changed.cache_clear()
-
-
-@pytest.fixture
-def loader() -> Iterator[ConfigLoader]:
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        yield GlobalHydra.instance().config_loader()
-
-
-def context_and_master(loader: ConfigLoader, *words: str) -> tuple[HydraContext, DictConfig]:
-    """What a launcher is given for a sweep."""
-    master = loader.load_configuration("config", [f"hydra.sweep.dir={os.devnull}", *words], RunMode.MULTIRUN)
-    return HydraContext(config_loader=loader, callbacks=Callbacks()), master
-
-
-def test_a_sweeper_checks_what_is_new_alone_and_the_launcher_composes_all(loader: ConfigLoader) -> None:
-    context, master = context_and_master(loader)
-    composer = PointComposer(context, master)
-    checked = context.config_loader.load_sweep_config(master, ["seed=0", "model=mlp"])
-    assert (checked.seed, checked.model.name) == (0, "mlp")
-    seen = context.config_loader.load_sweep_config(master, ["seed=1", "model=mlp"])
-    with pytest.raises(ConfigAttributeError):
-        _ = seen.seed
-    for mistake in (["seed=2", "model=mpl"], ["seeed=2", "model=mlp"], ["seed=[", "model=convnet"]):
-        with pytest.raises(HydraException):
-            context.config_loader.load_sweep_config(master, mistake)
-    assert composer.compose(master, ["seed=0", "model=mlp"]) is checked
-    assert composer.compose(master, ["seed=1", "model=mlp"]).seed == 1
-    assert composer.compose(master, ["seed=0", "model=mlp"]) is not checked, "a point named twice is another object"
-
-
-def test_the_second_loader_knows_all_that_hydras_does(loader: ConfigLoader) -> None:
-    context, master = context_and_master(loader)
-    PointComposer(context, master)
-    assert context.config_loader is not loader
-    assert context.config_loader.get_group_options("model") == loader.get_group_options("model")
-    assert loader.load_sweep_config.__self__ is loader  # type: ignore[attr-defined]  # and it is as it was
-
-
-def test_a_sweeper_that_may_look_at_what_is_composed_is_given_hydras_own(loader: ConfigLoader) -> None:
-    context, master = context_and_master(loader)
-    master.hydra.runtime.choices["hydra/sweeper"] = "optuna"
-    composer = PointComposer(context, master)
-    assert context.config_loader is loader
-    assert composer.compose(master, ["seed=3"]).seed == 3
+    hydra_adapter.changed.cache_clear()
 
 
 def composed_by(*words: str) -> list[RunMode]:

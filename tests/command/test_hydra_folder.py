@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
 
-from expt.command.hydra_folder import leave_no_trace, renew, save
+from expt.command.hydra_folder import as_yaml, leave_no_trace, renew, save
 from expt.runs.paths import RunPaths
 
 
@@ -57,3 +61,13 @@ def test_what_holds_something_stays(run: RunPaths, kept: str) -> None:
     leave_no_trace(run)
     assert path.exists()
     assert run.overrides.exists() == (kept in ("result.json", "logs/0/0/stdout.log")), "a run's own record stays whole"
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text("ab :#-'\"\n%{}[]!&*1.é😀\x85\u2028\\")
+CONTENTS = st.recursive(SCALARS, lambda below: st.lists(below) | st.dictionaries(st.text("abc "), below), max_leaves=6)
+
+
+@given(st.dictionaries(st.text("abc.:é \n"), CONTENTS, max_size=3))
+def test_yaml_is_the_same_text_by_either_library(content: dict[str, Any]) -> None:
+    config = DictConfig(json.loads(json.dumps(content)))
+    assert as_yaml(config) == OmegaConf.to_yaml(config)

@@ -13,8 +13,8 @@ from hydra.core.utils import JobStatus
 from hydra.types import HydraContext, RunMode
 
 from expt.command.conf_files import conf_dir
-from expt.command.hydra_adapter import PointComposer
 from expt.command.overrides import register_resolvers
+from expt.command.point_composer import PointComposer
 from expt.command.sweep_points import ComposedRun, Grid
 from expt.config.identity import identity
 from expt.errors import RunFailed
@@ -59,7 +59,7 @@ def test_each_point_is_a_run_in_a_folder_that_says_what_differs(tmp_path: Path, 
     config = request_of(second.job).config
     assert (config.seed, config.epochs, config.threads) == (1, 2, 1), "in a sweep a worker has one thread"
     assert second.about["overrides"] == {"seed": 1, "epochs": 2}
-    assert (second.returned.overrides, second.returned.cfg["seed"]) == (points[1], 1)  # type: ignore[index]
+    assert (second.prepare_return().overrides, second.prepare_return().cfg["seed"]) == (points[1], 1)  # type: ignore[index]
     assert not any(tmp_path.iterdir()), "nothing is written before a run's turn comes"
 
 

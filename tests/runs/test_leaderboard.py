@@ -254,3 +254,14 @@ def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: p
     assert "the 2 others" in out.getvalue().splitlines()[-1]
     (tmp_path / "my_stale_model.py").unlink()
     assert stale((run["folder"], run) for run in runs) == [], "whether it is cannot be said"
+
+
+def test_of_many_rows_the_best_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaderboard, "SHOWN", 2)
+    for lr in range(1, 6):
+        leave_run(tmp_path, f"lr={lr}", lr / 10)
+    out = io.StringIO()
+    Console(file=out, width=80).print(leaderboard.leaderboard(leaderboard.read_runs(tmp_path)))
+    lines = [line.split()[0] for line in out.getvalue().splitlines()]
+    assert lines == ["lr", "5", "4", "3"]
+    assert "3 more in summary.md" in out.getvalue()

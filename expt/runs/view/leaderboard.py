@@ -19,13 +19,17 @@ from rich.table import Table
 
 from expt.config.identity import NOT_IN_RESULT, hyperparameters
 from expt.errors import printable
-from expt.runs.result import COMPLETED, FoundRecord, results, write_atomically
+from expt.runs.result import COMPLETED, FoundRecord, write_atomically
+from expt.runs.sweep_index import results_of_sweep
 from expt.runs.view.cells import cells, in_csv, setting
 from expt.runs.view.progress import elapsed
 from expt.runs.view.query import ListedRun, falls, ordered, settings_of
 from expt.runs.view.stale import WORD
 from expt.runs.worker_error import in_one_line
 
+SUMMARY_TABLE = "summary.md"
+SHOWN = 200
+"""Rows that are printed: of 10,000 the last were seen after 10 s, and the best not at all."""
 TEST = ("accuracy/test", "loss/test")
 """What is shown beside the objective: the first of them that there is."""
 
@@ -69,7 +73,7 @@ class Row:
 
 def read_runs(folder: Path) -> list[FoundRecord]:
     """What result.json says of every run below `folder`, with its path under `folder`."""
-    return [{**result, "folder": paths.folder} for paths, result in results(folder)]
+    return [{**result, "folder": paths.folder} for paths, result in results_of_sweep(folder)]
 
 
 def rows(runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False) -> list[Row]:
@@ -100,9 +104,12 @@ def wide_console() -> Console:
 def leaderboard(
     runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False, stale: Collection[Path] = ()
 ) -> Table:
-    """The table of `rows`; `stale` are the folders of runs of other code than today's."""
+    """The first of `rows` in a table; `stale` are the folders of runs of other code than today's."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    head, *lines = _lines(rows(runs, sort, reverse=reverse), _objective(runs), stale)
+    found = rows(runs, sort, reverse=reverse)
+    if len(found) > SHOWN:
+        table.caption, table.caption_justify = f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}", "left"
+    head, *lines = _lines(found[:SHOWN], _objective(runs), stale)
     num_settings = len(head) - len(_numbers(head))
     for index, column in enumerate(head):
         right = index >= num_settings and column != "status"
@@ -153,7 +160,7 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
         line = [run["folder"].name, run["status"], run.get("identity", ""), *settings, *numbers, error]
         writer.writerow(map(in_csv, line))
     write_atomically(folder / "summary.csv", text.getvalue())
-    write_atomically(folder / "summary.md", "\n".join(_markdown(found, _objective(runs))) + "\n")
+    write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, _objective(runs))) + "\n")
 
 
 def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:

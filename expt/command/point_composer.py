@@ -1,0 +1,179 @@
+"""A sweep's points: Hydra composes each choice of groups once, and the values of a point are set on a copy of that."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext
+from omegaconf import AnyNode, DictConfig, ListConfig, Node, OmegaConf
+
+from expt.command.hydra_adapter import changed, set_values
+from expt.config.parse import plain
+
+
+class PointComposer:
+    """Composes a sweep's points as Hydra does, which takes 0.15 s for each, in 3 ms.
+
+    Hydra's own sweeper composes each point before the first run, only to see whether it can be. Here it is given a
+    second loader, which composes those alone that hold a choice or a key not seen before; the launcher composes each
+    point as its turn comes.
+    """
+
+    def __init__(self, context: HydraContext, config: DictConfig) -> None:
+        self._loader = context.config_loader
+        self._parser = OverridesParser.create()
+        self._is_group: dict[str, bool] = {}
+        self._chosen: dict[tuple[str, ...], _Chosen | None] = {}
+        if config.hydra.runtime.choices.get("hydra/sweeper") != "basic":
+            return  # others may do more with what is composed than look whether it can be
+        try:
+            _ = vars(Sweeper)["validate_batch_is_legal"]  # what asks for it, and looks at nothing
+            context.config_loader = cast(ConfigLoader, _Checks(self._loader, self))
+        except (AttributeError, KeyError):
+            changed("this version of Hydra checks a sweep's points in another way; the first run may come late")
+
+    def compose(self, master: DictConfig, point: Sequence[str]) -> DictConfig:
+        """The whole configuration of one point. Raises what Hydra raises where there is none."""
+        with contextlib.suppress(Exception):  # a mistake, for which Hydra has many classes; below it tells it itself
+            words = self._parser.parse_overrides(list(point))
+            chosen, values = self._chosen_by(master, words)
+            if chosen is not None:
+                composed = chosen.composed()
+                if set_values(composed, values, words):
+                    OmegaConf.copy_cache(from_config=master, to_config=composed)
+                    return composed
+        return self._loader.load_sweep_config(master, list(point))
+
+    def settings(self, master: DictConfig, point: Sequence[str]) -> Mapping[str, Any] | None:
+        """What `plain` gives for the point, 50 times as fast; None where the whole configuration has to be asked."""
+        with contextlib.suppress(Exception):  # as above
+            chosen, values = self._chosen_by(master, self._parser.parse_overrides(list(point)))
+            return chosen.with_values(values) if chosen else None
+        return None
+
+    def is_group(self, master: DictConfig, key: str) -> bool:
+        """Whether `key` is that of a group, in whose folder Hydra looks for a choice."""
+        if key not in self._is_group:  # looks into folders, which takes 5 ms
+            asked = OmegaConf.to_container(master.hydra.overrides.hydra)
+            name = master.hydra.job.config_name
+            options = self._loader.get_group_options(key, None, name, cast(list[str], asked))
+            self._is_group[key] = bool(options)
+        return self._is_group[key]
+
+    def _chosen_by(self, master: DictConfig, words: Sequence[Override]) -> tuple[_Chosen | None, list[Override]]:
+        """What Hydra composes of the words that choose, and the words that set a value; None where they cannot part."""
+        if any(word.is_sweep_override() or word.key_or_group == "hydra" for word in words):
+            return None, []
+        values = [word for word in words if self._sets_value(master, word)]
+        choices = tuple(str(word.input_line) for word in words if word not in values)
+        if choices not in self._chosen:
+            composed = self._loader.load_sweep_config(master, list(choices))
+            self._chosen[choices] = _Chosen.of(composed)
+        return self._chosen[choices], values
+
+    def _sets_value(self, master: DictConfig, word: Override) -> bool:
+        key = word.key_or_group
+        if word.is_hydra_override() or word.package is not None:
+            return False
+        return isinstance(word.value(), dict) or not self.is_group(master, key)
+
+
+class _Chosen:
+    """What Hydra composed of a point's choices alone."""
+
+    def __init__(self, pickled: bytes, settings: Mapping[str, Any] | None) -> None:
+        self._pickled, self._settings = pickled, settings
+
+    @classmethod
+    def of(cls, composed: DictConfig) -> _Chosen | None:
+        """None where it cannot be copied: a person's own class for a configuration may not be importable."""
+        try:
+            pickled = pickle.dumps(composed, pickle.HIGHEST_PROTOCOL)  # ten times as fast as a deep copy
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return None
+        simple = not composed.hydra.job.env_set and all(map(_is_simple, _nodes(composed, but="hydra")))
+        return cls(pickled, plain(composed) if simple else None)
+
+    def composed(self) -> DictConfig:
+        """A new copy."""
+        return cast(DictConfig, pickle.loads(self._pickled))
+
+    def with_values(self, values: Sequence[Override]) -> Mapping[str, Any] | None:
+        """The settings with these values; None where one of them is more than a new value of a setting."""
+        settings = self._settings
+        for word in values:
+            value = word.value()
+            if settings is None or word.type != OverrideType.CHANGE or not _is_plain(value):
+                return None
+            settings = _with(settings, word.key_or_group.split("."), value)
+        return settings
+
+
+def _nodes(config: DictConfig | ListConfig, *, but: str = "") -> Iterator[Node]:
+    """All that is in it, interpolations not resolved."""
+    keys: Iterable[Any] = config.keys() if isinstance(config, DictConfig) else range(len(config))
+    for key in keys:
+        if key == but:
+            continue
+        node = config._get_node(key)
+        assert isinstance(node, Node)
+        yield node
+        if isinstance(node, DictConfig | ListConfig) and not (node._is_none() or _is_asked(node)):
+            yield from _nodes(node)
+
+
+def _is_asked(node: Node) -> bool:
+    return node._is_missing() or node._is_interpolation()
+
+
+def _is_simple(node: Node) -> bool:
+    """Whether it takes any value for what it is, and nobody else's depends on it."""
+    return not _is_asked(node) and (type(node) is AnyNode or OmegaConf.get_type(node) in (dict, list))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return "${" not in value and value != "???"
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _with(settings: Mapping[str, Any], key: Sequence[str], value: Any) -> Mapping[str, Any] | None:
+    """A copy with another value at `key`, which shares all else; None where there is no single value there."""
+    first, *rest = key
+    old = settings.get(first, settings)
+    if rest:
+        below = _with(old, rest, value) if isinstance(old, dict) and old is not settings else None
+        return below and {**settings, first: below}
+    return None if isinstance(old, dict | list) else {**settings, first: value}
+
+
+class _Checks:
+    """A config loader for a sweeper that looks at no point, only whether it can be composed."""
+
+    def __init__(self, loader: ConfigLoader, composer: PointComposer) -> None:
+        self._loader, self._composer = loader, composer
+        self._checked: set[str] = set()
+        self._nothing = OmegaConf.create({}, flags={"struct": True})  # has no key, and says so to whoever reads one
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Compose the point if something in it is new; else give what nobody can take for a configuration."""
+        new = {self._what_to_check(master_config, word) for word in sweep_overrides} - self._checked
+        if not new:
+            return self._nothing
+        self._checked |= new
+        return self._composer.compose(master_config, sweep_overrides)
+
+    def _what_to_check(self, master: DictConfig, override: str) -> str:
+        """Of a group every choice, of another key its name: its value is checked when the run's turn comes."""
+        key = override.partition("=")[0]
+        return override if self._composer.is_group(master, key.lstrip("+~").partition("@")[0]) else key
