@@ -135,6 +135,12 @@ def test_configuration_and_records_are_free_of_torch(module: Module) -> None:
         assert not {name for name in imported(module.tree) if is_torch(name)}
 
 
+@each_module
+def test_torchvision_is_imported_for_a_download_alone(module: Module) -> None:
+    """It takes as long as torch. What downloads imports it by name."""
+    assert not {name for name in imported(module.tree) if name.partition(".")[0] == "torchvision"}
+
+
 def is_torch(name: str) -> bool:
     return name.partition(".")[0] in ("torch", "torchvision", "tensorboard")
 

@@ -11,7 +11,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from expt.config import groups, user_class
 from expt.errors import ConfigError
+from expt.models.convnet import ConvNet
 from expt.models.init import initialise
+from expt.models.mlp import MLP
+from expt.models.resnet import ResNet18
+
+_CLASSES: dict[type, type[nn.Module]] = {groups.MLP: MLP, groups.ConvNet: ConvNet, groups.ResNet18: ResNet18}
 
 
 def build(
@@ -34,7 +39,7 @@ def build(
         module: nn.Module = user_class.build(config.target, nn.Module, **shape, **config.kwargs)
     else:
         names = (field.name for field in dataclasses.fields(config) if field.name != "name")
-        module = _class_of(config)(**shape, **{name: getattr(config, name) for name in names})
+        module = _CLASSES[type(config)](**shape, **{name: getattr(config, name) for name in names})
     _give_shapes(module, channels, image_size)
     initialise(module, init)
     return module
@@ -57,18 +62,3 @@ def _give_shapes(module: nn.Module, channels: int, image_size: tuple[int, int]) 
 def _without_shape(module: nn.Module) -> list[str]:
     tensors = (*module.named_parameters(), *module.named_buffers())
     return [name for name, tensor in tensors if isinstance(tensor, UninitializedParameter | UninitializedBuffer)]
-
-
-def _class_of(config: groups.MLP | groups.ConvNet | groups.ResNet18) -> type[nn.Module]:
-    # Imported here: torchvision costs over a second, and only ResNet-18 needs it.
-    if isinstance(config, groups.MLP):
-        from expt.models.mlp import MLP
-
-        return MLP
-    if isinstance(config, groups.ConvNet):
-        from expt.models.convnet import ConvNet
-
-        return ConvNet
-    from expt.models.resnet import ResNet18
-
-    return ResNet18

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,33 @@ def test_lazy_layers_have_seen_an_image(tmp_path: Path, monkeypatch: pytest.Monk
     named = dict(model.named_buffers())
     assert named["1.num_batches_tracked"] == 0, "a batch norm does not count it"
     assert not model[3].bias.any(), "what init asks for comes after"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("stem", ["small", "imagenet"])
+def test_resnet18_is_torchvisions_to_the_bit(stem: Any, channels: int) -> None:
+    """Its names, its first weights, what it computes and what it leaves of the random numbers."""
+    found = []
+    for cls in (_torchvisions, ResNet18):
+        torch.manual_seed(0)
+        model = cls(channels=channels, image_size=(9, 9), num_classes=5, stem=stem)
+        logits = model(torch.randn(2, channels, 9, 9))
+        logits.square().sum().backward()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        found.append(
+            [*model.state_dict().items(), *gradients.items(), ("logits", logits), ("rng", torch.get_rng_state())]
+        )
+    assert [name for name, _ in found[0]] == [name for name, _ in found[1]]
+    assert [name for (name, a), (_, b) in zip(*found, strict=True) if not torch.equal(a, b)] == []
+
+
+def _torchvisions(*, channels: int, image_size: object, num_classes: int, stem: str) -> nn.Module:
+    resnet: Any = importlib.import_module("torchvision.models.resnet")
+    model: Any = resnet.ResNet(resnet.BasicBlock, [2, 2, 2, 2], num_classes=num_classes)
+    if stem == "small":
+        model.conv1 = nn.Conv2d(channels, 64, kernel_size=3, stride=1, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    elif channels != 3:
+        model.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return model  # type: ignore[no-any-return]
