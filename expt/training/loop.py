@@ -74,18 +74,23 @@ def _learn(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[]
 
 def accumulate_gradients(learner: Learner, batch: Batch, sums: Sums) -> None:
     """Forward and backward on this worker's part of a global batch; adds to `sums`, waits for nothing."""
-    parts = learner.gradient_accumulation
-    images, labels = batch.images.chunk(parts), batch.labels.chunk(parts)
+    parts = _parts(batch, learner.gradient_accumulation)
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is the global batch's.
     weight = learner.world_size / batch.global_size
-    for index, (part_images, part_labels) in enumerate(zip(images, labels, strict=True)):
-        last = index == len(images) - 1
+    for index, (images, labels) in enumerate(parts):
+        last = index == len(parts) - 1
         with contextlib.nullcontext() if last else _without_all_reduce(learner.parallel):
             with learner.precision.autocast():
-                logits = learner.parallel(part_images)
-                loss_sum = summed_loss(logits, part_labels, learner.label_smoothing)
+                logits = learner.parallel(images)
+                loss_sum = summed_loss(logits, labels, learner.label_smoothing)
             learner.precision.backward(loss_sum * weight)
-        sums.add(logits.detach(), part_labels, loss_sum.detach())
+        sums.add(logits, labels, loss_sum)
+
+
+def _parts(batch: Batch, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    if count == 1:
+        return [(batch.images, batch.labels)]
+    return list(zip(batch.images.chunk(count), batch.labels.chunk(count), strict=True))
 
 
 def rehearse(learner: Learner, image_shape: tuple[int, int, int], batch_size: int, device: torch.device) -> None:
@@ -128,7 +133,7 @@ def evaluate(
 
     `observe` gets each batch and its logits.
     """
-    module, sums = learner.module, Sums(device)
+    module, sums = learner.module, Sums(device, at_once=learner.compiled)
     module.eval()
     for batch in batches:
         with learner.precision.autocast():

@@ -80,6 +80,22 @@ def test_an_evaluation_is_observed_batch_by_batch() -> None:
     assert seen == [(6, (6, CLASSES))] * 2
 
 
+def test_a_compiled_model_may_give_the_same_memory_again() -> None:
+    """CUDA graphs do: what was there is counted before."""
+
+    class Reusing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.memory = model(), torch.zeros(6, CLASSES)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.inner(images)
+            return logits if self.training else self.memory.copy_(logits)
+
+    expected = evaluate(learner(model()), batches(3), CPU)
+    assert evaluate(learner(Reusing(), compiled=True), batches(3), CPU) == expected
+
+
 def test_training_after_an_evaluation_trains_again() -> None:
     """Dropout and batch norm are back."""
     module = model()
@@ -187,7 +203,7 @@ def test_the_speed_is_that_of_the_images_trained_since(monkeypatch: pytest.Monke
     now = iter([100.0, 102.0, 106.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
     found, sums = list[float](), Sums(CPU)
-    sums.values += 1000.0
+    sums.values.add_(1000.0)
     several = itertools.chain(batches(3), batches(1, size=2))
     train_epoch(
         learner(plain()), several, Position(9, 9), sums, log_every=2, on_log=lambda _, speed: found.append(speed)

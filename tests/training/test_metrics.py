@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from expt.errors import Diverged
-from expt.training.metrics import Sums, averages
+from expt.training.metrics import MAX_KEPT, MAX_KEPT_LOGITS, Sums, averages
 
 CPU = torch.device("cpu")
 
@@ -55,3 +59,71 @@ def test_reset_starts_again() -> None:
     sums.reset()
     sums.add(torch.eye(2), torch.tensor([0, 1]), torch.tensor(1.0))
     assert averages(sums.values) == (0.5, 1.0, 2)
+
+
+def test_sums_are_those_of_single_additions_to_the_bit() -> None:
+    """However many batches are counted together, and whenever somebody looks."""
+    generator = torch.Generator().manual_seed(0)
+    sums, watched, at_once, expected = Sums(CPU), Sums(CPU), Sums(CPU, at_once=True), torch.zeros(3).double()
+    for _ in range(2 * MAX_KEPT + 3):
+        logits, labels = torch.randn(5, 4, generator=generator), torch.randint(4, (5,), generator=generator)
+        loss = torch.rand((), generator=generator) * 10 ** torch.randint(-9, 9, (), generator=generator)
+        for each in (sums, watched, at_once):
+            each.add(logits, labels, loss)
+        expected[0] += loss.double()
+        expected[1:] += torch.tensor([int((logits.argmax(1) == labels).sum()), 5])
+        assert torch.equal(watched.values, expected)
+    assert torch.equal(sums.values, expected)
+    assert torch.equal(at_once.values, expected)
+
+
+def test_a_batch_that_may_be_overwritten_is_counted_before() -> None:
+    sums, logits, loss = Sums(CPU, at_once=True), torch.eye(2), torch.tensor(1.0)
+    sums.add(logits, torch.tensor([0, 1]), loss)
+    logits.zero_()
+    assert averages(sums.values) == (0.5, 1.0, 2)
+
+
+def test_a_step_computes_nothing_for_the_sums() -> None:
+    """A small model feels each kernel."""
+    sums, logits, labels, loss = Sums(CPU), torch.eye(2), torch.tensor([0, 1]), torch.tensor(1.0)
+    sums.add(logits, labels, loss)
+    with Operators() as found:
+        sums.add(logits, labels, loss)
+    assert set(found.names) == {"detach"}
+
+
+def test_a_loss_that_is_not_finite_is_left_out_with_its_batch() -> None:
+    sums = Sums(CPU, finite_only=True)
+    for loss in (1.0, math.nan, math.inf, 3.0):
+        sums.add(torch.eye(2), torch.tensor([0, 0]), torch.tensor(loss))
+    assert averages(sums.values) == (1.0, 0.5, 4)
+    assert sums.first_not_finite() is not None
+
+
+def test_large_logits_are_not_kept() -> None:
+    sums, logits = Sums(CPU), torch.zeros(1, MAX_KEPT_LOGITS // 2)
+    sums.add(logits, torch.tensor([0]), torch.tensor(1.0))
+    with Operators() as found:
+        sums.add(logits, torch.tensor([0]), torch.tensor(1.0))
+    assert "argmax" in found.names
+
+
+def test_what_is_kept_is_forgotten_where_another_state_is_loaded() -> None:
+    sums = Sums(CPU)
+    sums.add(torch.eye(2), torch.tensor([0, 1]), torch.tensor(1.0))
+    sums.load_state_dict({"sums": [4.0, 1.0, 2.0], "logged": [0.0, 0.0, 0.0]})
+    assert averages(sums.values) == (2.0, 0.5, 2)
+
+
+class Operators(TorchDispatchMode):
+    """The operators that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See TorchDispatchMode."""
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
