@@ -76,7 +76,25 @@ def build_scheduler(
             cycle_momentum=bool(optimizer.defaults.get("momentum") or optimizer.defaults.get("betas")),
         )
     peak_lr = optimizer.param_groups[0]["lr"]
-    return LambdaLR(optimizer, lr_factor(config, peak_lr, steps_per_epoch=steps_per_epoch, total_steps=total_steps))
+    return Schedule(optimizer, lr_factor(config, peak_lr, steps_per_epoch=steps_per_epoch, total_steps=total_steps))
+
+
+class Schedule(LambdaLR):
+    """torch's, with one factor for all groups, and without the questions that it asks itself in each step."""
+
+    def step(self, epoch: int | None = None) -> None:
+        """The next step's learning rate."""
+        self.last_epoch += 1
+        factor = self.lr_lambdas[0](self.last_epoch)
+        for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(base_lr * factor)
+            else:
+                group["lr"] = base_lr * factor
+
+    def get_last_lr(self) -> list[float | torch.Tensor]:
+        """Of each group."""
+        return [group["lr"] for group in self.optimizer.param_groups]
 
 
 def _own_scheduler(config: groups.TargetScheduler, optimizer: Optimizer, *, epochs: int) -> LRScheduler:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn, optim
+from torch.optim.lr_scheduler import LambdaLR
 
 from expt.config import groups as schema
 from expt.errors import ConfigError
-from expt.training.optim import advance_after_epoch, build_optimizer, build_scheduler, scale_lr
+from expt.training.optim import Schedule, advance_after_epoch, build_optimizer, build_scheduler, scale_lr
 from expt.training.patches import unguarded
 
 CASES: dict[str, tuple[Any, type[optim.Optimizer], dict[str, Any]]] = {
@@ -88,6 +89,47 @@ def test_an_unguarded_optimizer_takes_a_second_group() -> None:
     optimizer = unguarded.optimizer(optim.SGD)(first.parameters(), lr=0.1)
     optimizer.add_param_group({"params": list(second.parameters()), "lr": 0.3})
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3]
+
+
+def test_an_unguarded_optimizer_drops_gradients_as_torch_does() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = unguarded.optimizer(optim.SGD)([parameter], lr=0.1)
+    parameter.sum().backward()
+    optimizer.zero_grad(set_to_none=False)
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == [0.0, 0.0]
+    optimizer.zero_grad()
+    assert parameter.grad is None
+
+
+def test_a_schedule_is_torchs_to_the_bit() -> None:
+    """Of several groups, of a rate that is a tensor, and from a checkpoint that torch's own has left."""
+    torchs, ours = (two_groups(cls) for cls in (LambdaLR, Schedule))
+    tensor = ours.optimizer.param_groups[1]["lr"]
+    for _ in range(3):
+        assert rates_of(ours) == rates_of(torchs)
+        torchs.step()
+        ours.step()
+    resumed = two_groups(Schedule)
+    resumed.load_state_dict(torchs.state_dict())
+    for schedule in (torchs, ours, resumed):
+        schedule.step()
+    assert rates_of(resumed) == rates_of(ours) == rates_of(torchs)
+    assert [float(rate) for rate in ours.get_last_lr()] == rates_of(ours)
+    assert ours.optimizer.param_groups[1]["lr"] is tensor, "compiled code has kept it"
+
+
+def two_groups(cls: type[LambdaLR]) -> LambdaLR:
+    first, _, second = net()
+    groups: Any = [{"params": first.parameters()}, {"params": second.parameters(), "lr": torch.tensor(0.7)}]
+    optimizer = optim.SGD(groups, lr=0.3)
+    schedule = cls(optimizer, lambda step: 1 / (step + 3))
+    optimizer.step()
+    return schedule
+
+
+def rates_of(schedule: LambdaLR) -> list[float]:
+    return [float(group["lr"]) for group in schedule.optimizer.param_groups]
 
 
 def test_the_compiler_is_not_imported_for_a_step() -> None:
