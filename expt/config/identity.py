@@ -17,7 +17,7 @@ NOT_IN_RESULT = {"resume", "max_restarts", "timeout_s", "debug", "profile", "pri
 NOT_IN_RESULT |= {f"checkpoint.{key}" for key in ("every_steps", "every_epochs", "every_minutes", "keep")}
 NOT_IN_RESULT |= {f"tensorboard.{key}" for key in ("images", "graph", "norms", "histograms", "health")}
 NOT_IN_RESULT |= {"dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache"}
-NOT_IN_RESULT |= {"patches.unguarded", "patches.malloc"}
+NOT_IN_RESULT |= {"patches.unguarded", "patches.backward", "patches.malloc"}
 # How the same sums are computed. They may be added up in another order, as on another processor: a loss can then differ
 # in its last digits (the tests allow 1e-5), which is not another experiment.
 NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory"}

@@ -33,6 +33,7 @@ class TensorBoard:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Patches:
     unguarded: bool = True
+    backward: bool = True
     malloc: bool = True
 
 

@@ -83,7 +83,7 @@ def accumulate_gradients(learner: Learner, batch: Batch, sums: Sums) -> None:
             with learner.precision.autocast():
                 logits = learner.parallel(images)
                 loss_sum = summed_loss(logits, labels, learner.label_smoothing)
-            learner.precision.backward(loss_sum * weight)
+            learner.precision.backward(loss_sum, weight)
         sums.add(logits, labels, loss_sum)
 
 

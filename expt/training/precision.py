@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Literal
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from expt.training.patches.backward import backward
 from expt.training.patches.fused_step import step_unless
 
 
@@ -22,7 +24,9 @@ class Precision:
         *,
         gradient_clip: float | None = None,
         skip_non_finite: bool = False,
+        short_backward: bool = False,
     ) -> None:
+        """`short_backward` is that of training/patches, where nothing scales the loss."""
         self.dtype = _autocast_dtype(amp, device)
         self._device = device
         self._gradient_clip = gradient_clip
@@ -30,13 +34,20 @@ class Precision:
         self.skipped = torch.zeros((), device=device)
         """Updates left out because a gradient was not finite; those of float16's scale are not counted."""
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
+        self._short_backward = short_backward and not skip_non_finite and not self.scaler.is_enabled()
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the forward pass and the loss are computed."""
-        return torch.autocast(self._device.type, dtype=self.dtype, enabled=self.dtype is not None)
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, dtype=self.dtype)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of `loss`, scaled if in float16."""
+    def backward(self, loss: torch.Tensor, weight: float = 1.0) -> None:
+        """Add the gradients of `loss` times `weight`, scaled if in float16."""
+        if self._short_backward:
+            backward(loss, weight)
+            return
+        loss = loss * weight
         if self._skip:
             # The gradients of an infinite loss may be finite: made nan here, all workers get to see it in their mean.
             loss = loss * (1 + 0 * loss.detach())

@@ -87,7 +87,11 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         ),
         scheduler_interval=getattr(config.scheduler, "interval", "step"),
         precision=Precision(
-            config.amp, worker.device, gradient_clip=config.gradient_clip, skip_non_finite=config.on_nan == "skip"
+            config.amp,
+            worker.device,
+            gradient_clip=config.gradient_clip,
+            skip_non_finite=config.on_nan == "skip",
+            short_backward=config.patches.backward,
         ),
         world_size=worker.world_size,
         compiled=bool(config.compile),

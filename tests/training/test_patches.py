@@ -11,6 +11,7 @@ from tests.conftest import RunFolder, Trained
 
 SMALL = ("epochs=1", "dataset.train_limit=640", "log_every=2", "ddp.shared_memory=false")
 UNGUARDED = "DistributedDataParallel without the guards is left out; say so with patches.unguarded=false"
+BACKWARD = "the shorter backward pass is left out; say so with patches.backward=false"
 ONEDNN = "oneDNN for linear layers is left out; say so with onednn=false"
 
 
@@ -37,7 +38,7 @@ def warnings(run: RunFolder) -> list[str]:
     [
         ("Renamed", [
             ONEDNN, "SGD without the guards is left out; say so with patches.unguarded=false", UNGUARDED,
-            "the time that gradients travel is left out",
+            "the time that gradients travel is left out", BACKWARD,
         ]),
         ("Reshaped", [ONEDNN, UNGUARDED]),
     ],
@@ -52,8 +53,11 @@ def test_a_run_goes_on_where_torch_has_changed(
     assert changed.points == points
 
 
+LEFT_OUT = ("patches.unguarded=false", "patches.backward=false", "patches.malloc=false")
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
-@pytest.mark.parametrize("keys", [(), ("patches.unguarded=false", "patches.malloc=false")], ids=["kept", "left out"])
+@pytest.mark.parametrize("keys", [(), LEFT_OUT], ids=["kept", "left out"])
 def test_a_patch_can_be_left_out(keys: tuple[str, ...], trained: Trained, points: list[str]) -> None:
     run = trained(own("Looking"), *SMALL, "onednn=false", *keys)
     assert (run.folder / "logs" / "0" / "0" / "stdout.log").read_text() == ("True False\n" if keys else "False True\n")

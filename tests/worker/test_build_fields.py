@@ -106,6 +106,16 @@ def test_the_learning_rate_follows_the_batch(rule: str, lr: float) -> None:
     assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(lr)
 
 
+def test_the_backward_pass_is_torchs_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[float]()
+    monkeypatch.setattr("expt.training.precision.backward", lambda _, weight: taken.append(weight))
+    for override in ("patches.backward=true", "patches.backward=false"):
+        _, learner = built(override)
+        loss = next(learner.module.parameters()).sum()
+        learner.precision.backward(loss, 0.5)
+    assert taken == [0.5]
+
+
 @pytest.mark.parametrize(("on_nan", "left"), [("stop", False), ("skip", True)])
 def test_what_a_nan_does(on_nan: str, left: bool) -> None:
     _, learner = built(f"on_nan={on_nan}")
