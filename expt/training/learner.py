@@ -28,6 +28,9 @@ class Learner:
     scheduler_interval: Literal["epoch", "step"] = "step"
     """After what the schedule advances: after an epoch, that is when it has been evaluated."""
     compiled: bool = False
+    overwrites: bool = False
+    """Whether the next batch may be given the memory of this one's logits: CUDA graphs do so, and who knows what own
+    models do."""
     label_smoothing: float = 0.0
     gradient_accumulation: int = 1
     average_statistics: Callable[[], None] = lambda: None

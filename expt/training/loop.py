@@ -133,7 +133,7 @@ def evaluate(
 
     `observe` gets each batch and its logits.
     """
-    module, sums = learner.module, Sums(device, at_once=learner.compiled)
+    module, sums = learner.module, Sums(device, at_once=learner.overwrites)
     module.eval()
     for batch in batches:
         with learner.precision.autocast():

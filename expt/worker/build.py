@@ -95,6 +95,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         ),
         world_size=worker.world_size,
         compiled=bool(config.compile),
+        overwrites=bool(config.compile) or config.model.name == "_target_",
         label_smoothing=config.label_smoothing,
         gradient_accumulation=config.gradient_accumulation,
     )

@@ -48,7 +48,7 @@ class Run:
         beat()
         random_state.seed(config.seed + 1 + worker.rank)  # but not the same dropout
         self.position = build.build_position(config, self.data)
-        self.sums = metrics.Sums(worker.device, finite_only=config.on_nan == "skip", at_once=self.learner.compiled)
+        self.sums = metrics.Sums(worker.device, finite_only=config.on_nan == "skip", at_once=self.learner.overwrites)
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
         self.history = History(config.objective)
         self.health = RankHealth(self.learner, self.position, worker, check_weights=config.tensorboard.health)

@@ -80,7 +80,7 @@ def test_an_evaluation_is_observed_batch_by_batch() -> None:
     assert seen == [(6, (6, CLASSES))] * 2
 
 
-def test_a_compiled_model_may_give_the_same_memory_again() -> None:
+def test_a_model_may_give_the_same_memory_again() -> None:
     """CUDA graphs do: what was there is counted before."""
 
     class Reusing(nn.Module):
@@ -93,7 +93,7 @@ def test_a_compiled_model_may_give_the_same_memory_again() -> None:
             return logits if self.training else self.memory.copy_(logits)
 
     expected = evaluate(learner(model()), batches(3), CPU)
-    assert evaluate(learner(Reusing(), compiled=True), batches(3), CPU) == expected
+    assert evaluate(learner(Reusing(), overwrites=True), batches(3), CPU) == expected
 
 
 def test_training_after_an_evaluation_trains_again() -> None:
