@@ -95,6 +95,7 @@ class Grid:
         self.folder, self._machine = folder, machine
         # A run that could not be made into a configuration is known by what was asked of it.
         self._known: dict[str, RunPaths] = {}
+        self._typed = set[str]()
         self._completed: dict[Path, Objective] = {}
         for paths, found in results_of_sweep(folder):
             if found["status"] == DAMAGED:
@@ -102,6 +103,7 @@ class Grid:
                 warn(f"{paths.result}: is damaged; {left}")
             if key := _known_as(found):
                 self._known[key] = paths
+            self._typed.add(_asked(found.get("arguments", ())))
             if found["status"] == COMPLETED:
                 self._completed[paths.folder] = found.get("objective") or Objective(name="", value=None)
         self._names = set[str]()
@@ -167,7 +169,7 @@ class Grid:
         known = self._known.get(key) or self._known.get(_asked(overrides))
         if known is None and config is not None:
             known = self._of_older_version(config, content) or self._without_data(config, content)
-        self._is_of_others &= known is None
+        self._is_of_others &= known is None and _asked(overrides) not in self._typed  # else of other code or data
         paths = known or RunPaths(self.folder / self._unused(name, key))
         request = None
         if config is not None and settings is not None and content is not None:

@@ -156,3 +156,11 @@ def test_a_sweep_whose_folder_is_another_grids_says_so(
     composed([["optimizer.lr=0.1"], ["optimizer.lr=0.2"]], "optimizer.lr=0.1,0.2")
     told = f"warning: hydra.sweep.dir={tmp_path}: the runs there are of another grid, without any of these 2 points; "
     assert capsys.readouterr().err.startswith(told)
+
+
+def test_a_grid_that_has_run_with_other_code_or_data_is_no_other(
+    tmp_path: Path, composed: Composed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_result(RunPaths(tmp_path / "seed=0"), identity="of other code", arguments=["seed=0"])
+    composed([["seed=0"], ["seed=1"]], "seed=0,1")
+    assert not capsys.readouterr().err

@@ -13,7 +13,7 @@ from expt.runs import checkpoint
 from expt.signals import ASK_WORKER, IMPATIENT_S
 from expt.worker.fault import VARIABLE
 from tests.conftest import Process, RunFolder, Trained, alive, run, start, start_cold
-from tests.faults.running import ranks, training, wait_until, waits_for
+from tests.faults.running import ranks, state, training, wait_until, waits_for
 from tests.integration.test_resume import _assert_equal
 
 
@@ -62,7 +62,9 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on(
 def _stuck(tmp_path: Path) -> tuple[Process, set[int]]:
     """A run of which rank 0 waits in a collective, and rank 1 will not come."""
     process, children = training(tmp_path)
-    os.kill(ranks(children)[1], signal.SIGSTOP)
+    stopped = ranks(children)[1]
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: state(stopped) == "T", process)  # before that it may take a signal that comes later
     return process, children
 
 
