@@ -101,8 +101,8 @@ def test_the_command_of_the_grid_needs_no_option(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def few(tmp_path: Path, mnist: str) -> dict[str, str]:
-    """The folders of two real datasets of which only the first images are left, by name."""
+def few(tmp_path: Path, mnist: str, request: pytest.FixtureRequest) -> dict[str, str]:
+    """The folders of two real datasets of which only the first images are left, 300 unless asked for, by name."""
     if not FASHION_MNIST.is_dir():
         pytest.skip("needs Debian's package dataset-fashion-mnist")
     folders = {}
@@ -110,7 +110,7 @@ def few(tmp_path: Path, mnist: str) -> dict[str, str]:
         folders[name] = str(tmp_path / name)
         (tmp_path / name).mkdir()
         arrays = [files.load(_dataset(name, root), split) for split in ("train", "test")]
-        size = 600 if name == "mnist" else 40
+        size = getattr(request, "param", 300) if name == "mnist" else 40
         contents = [part[:size] for split in arrays for part in (split.images[:, 0], split.labels)]
         for file, content in zip(NAMES, contents, strict=True):
             (tmp_path / name / file).write_bytes(idx(np.ascontiguousarray(content, dtype=np.uint8)))
@@ -122,7 +122,7 @@ def _dataset(name: Any, root: str) -> groups.Downloaded:
     return groups.Downloaded(name=name, root=root, download=False, **options)
 
 
-FEW = {"d2l_resnet18": ("batch_size=16", "max_steps=1"), "amp_sweep": ("model=convnet", "batch_size=64")}
+FEW = {"d2l_resnet18": ("batch_size=16", "max_steps=1"), "amp_sweep": ("model=convnet", "batch_size=16")}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -138,6 +138,7 @@ def test_each_experiment_trains_on_its_data(name: str, few: dict[str, str], trai
     assert 0 < done.result["metrics"]["loss/test"] < 10
 
 
+@pytest.mark.parametrize("few", [600], indirect=True)
 def test_the_parameters_that_paddle_mnist_saves_make_its_network(few: dict[str, str], trained: Trained) -> None:
     done = trained("experiment=paddle_mnist", f"dataset.root='{few['mnist']}'", "world_size=2", "epochs=3")
     saved = torch.load(done.folder / "checkpoints" / "best.pt", weights_only=True)["model"]
@@ -157,7 +158,7 @@ def test_the_parameters_that_paddle_mnist_saves_make_its_network(few: dict[str, 
 
 
 def test_ddp_mlp_has_the_loss_of_a_hand_written_loop(mnist: str, trained: Trained) -> None:
-    limit = 12_810  # 200 batches of 64, and a smaller one
+    limit = 3_210  # 50 batches of 64, and a smaller one
     options = (f"dataset.root='{mnist}'", f"dataset.train_limit={limit}", "epochs=1", "log_every=10")
     done = trained("experiment=ddp_mlp", *options)
 
@@ -176,9 +177,10 @@ def test_ddp_mlp_has_the_loss_of_a_hand_written_loop(mnist: str, trained: Traine
         losses.append(loss.item())
 
     curve = dict(done.curve("running/loss"))
-    assert [*curve] == [*range(10, 201, 10)]
-    means = [float(np.mean(losses[step - 10 : step])) for step in range(10, 201, 10)]
-    assert [curve[step] for step in range(10, 201, 10)] == pytest.approx(means, abs=1e-4)
+    steps = range(10, 51, 10)
+    assert [*curve] == [*steps]
+    means = [float(np.mean(losses[step - 10 : step])) for step in steps]
+    assert [curve[step] for step in steps] == pytest.approx(means, abs=1e-4)
     # The last batch has 10 images.
     of_epoch = (sum(losses[:-1]) * 64 + losses[-1] * 10) / limit
-    assert dict(done.curve("loss/train")) == pytest.approx({201: of_epoch}, abs=1e-4)
+    assert dict(done.curve("loss/train")) == pytest.approx({51: of_epoch}, abs=1e-4)

@@ -193,42 +193,41 @@ def test_torchs_files_and_the_packages_folder_are_looked_at() -> None:
     assert found["packages"]
 
 
-@pytest.mark.parametrize("why", ["variable", "slurm", "module of that name", "others can enter"])
-def test_another_command_starts_its_own(server: Warm, tmp_path: Path, why: str) -> None:
-    used, env = server.num_used, {}
-    if why == "variable":
-        env["OMP_NUM_THREADS"] = "1"
-    elif why == "slurm":
-        env["SLURM_JOB_ID"] = "1"
-    elif why == "module of that name":
-        (tmp_path / "tensorboard.py").write_text("")
-    else:
-        server.folder.chmod(0o711)
-    try:
-        if why == "module of that name":
-            with pytest.raises(warm.Cold):
-                _fork(server, tmp_path)
-        else:
-            assert server.run(cwd=tmp_path, **env).result["status"] == "completed"
-    finally:
-        server.folder.chmod(0o700)
+def test_a_command_with_another_variable_starts_its_own(server: Warm, tmp_path: Path) -> None:
+    used = server.num_used
+    assert server.run(cwd=tmp_path, OMP_NUM_THREADS="1").result["status"] == "completed"
     assert server.num_used == used
 
 
-def _fork(server: Warm, cwd: Path, program: str = "pass") -> float:
+@pytest.mark.parametrize("why", ["slurm", "module of that name", "others can enter"])
+def test_it_forks_for_none_but_its_like(server: Warm, tmp_path: Path, why: str) -> None:
+    env = {"SLURM_JOB_ID": "1"} if why == "slurm" else {}
+    if why == "module of that name":
+        (tmp_path / "tensorboard.py").write_text("")
+    if why == "others can enter":
+        server.folder.chmod(0o711)
+    try:
+        with pytest.raises(warm.Cold):
+            _fork(server, tmp_path, **env)
+    finally:
+        server.folder.chmod(0o700)
+
+
+def _fork(server: Warm, cwd: Path, **env: str) -> float:
     """Ask it from a process like its own; returns how long that took. Raises Cold."""
     code = (
         "import os, time; from expt.launch import warm\n"
         "began = time.monotonic()\n"
         "try:\n"
-        f"    print(warm.fork({program!r}, []) and 'forked', end=' ')\n"
+        "    print(warm.fork('pass', []) and 'forked', end=' ')\n"
         "except warm.Cold:\n"
         "    print('cold', end=' ')\n"
         "print(time.monotonic() - began)\n"
     )
     command = [sys.executable, "-c", code]
-    env = environment(**server.runtime)
-    said = subprocess.run(command, cwd=cwd, env=env, check=True, capture_output=True, text=True).stdout.split()
+    said = subprocess.run(
+        command, cwd=cwd, env=environment(**server.runtime, **env), check=True, capture_output=True, text=True
+    ).stdout.split()
     if said[0] == "cold":
         raise warm.Cold(said[1])
     return float(said[1])
