@@ -21,6 +21,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Comparison]]] = {
     "first_step": trainings.first_step,
     "warm": trainings.warm,
     "sweep": trainings.sweep,
+    "grid": steps.grid,
     "memory": trainings.memory,
     "step": steps.step,
     "allreduce": steps.allreduce,

@@ -1,0 +1,79 @@
+"""A sweep on simulated GPUs whose workers end at once: what is left is what the driver takes. Prints it in JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+import expt
+from expt.command import sweep
+from expt.launch.job import Observer, Options
+from expt.launch.pool import Pool
+from expt.machine import Machine
+from expt.runs.attempt import Attempt
+from expt.runs.result import Objective, update_result
+
+MACHINE = Machine(gpus=tuple(map(str, range(8))), cpus=16, simulated=True)
+
+
+class Ended:
+    """A worker that has completed as soon as it is looked at."""
+
+    sentinels: Sequence[int] = ()
+
+    def poll(self) -> bool:
+        """It has."""
+        return True
+
+    def ask_to_stop(self) -> None:
+        """Nothing is left to stop."""
+
+    stop = close = ask_to_stop
+
+
+def main(points: int, folder: str) -> None:
+    """Run a grid of so many points in `folder`."""
+    first, files = list[float](), 0
+
+    def start(attempt: Attempt) -> Ended:
+        nonlocal files
+        first.append(time.perf_counter() - began)
+        files = max(files, len(os.listdir("/proc/self/fd")))
+        attempt.begin()
+        paths = attempt.paths
+        paths.stdout(attempt.number, 0).parent.mkdir(parents=True)
+        paths.metrics.write_text('{"step": 1, "epoch": 1, "tag": "accuracy/val", "value": 0.5}\n')
+        metrics = {"accuracy/val": 0.5, "loss/train": 1.0, "loss/val": 0.5}
+        objective = Objective(name="accuracy/val", value=0.5)
+        update_result(paths, status="completed", metrics=metrics, objective=objective, epoch_s=[0.1] * 10)
+        return Ended()
+
+    def pool(observer: Observer) -> Pool:
+        return Pool(MACHINE, Options(), observer, start=start)
+
+    class Simulated(sweep.Multirun):
+        def __init__(self, *arguments: object, **_: object) -> None:
+            super().__init__(*arguments, machine=lambda: MACHINE, runner=pool)  # type: ignore[arg-type]
+
+    sweep.Multirun = Simulated  # type: ignore[misc]  # which Hydra's launcher `pool` looks up when it is asked
+    began = time.perf_counter()
+    expt.sweep(f"seed=range({points})", "gpus=1", f"hydra.sweep.dir={folder}/sweep", "-q")
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    found = {
+        "cpu_s": time.process_time(),
+        "first_s": first[0] if first else 0.0,
+        "wall_s": time.perf_counter() - began,
+        "mebibytes": usage.ru_maxrss / 1024,
+        "files": files,
+    }
+    print(json.dumps(found), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        main(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else scratch)
