@@ -96,7 +96,7 @@ def refuse_used_folder(arguments: Sequence[str]) -> None:
 def refuse_lone(arguments: Iterable[str]) -> None:
     """Raise ConfigError for what concerns a sweep: a single run would do without it, as without a dry run."""
     for word in arguments:
-        if word.startswith(("hydra.launcher.", "hydra/launcher=")):
+        if word.startswith(("hydra.launcher.", "hydra/launcher=", "hydra.sweep.")):
             raise ConfigError(f"{word}: is for a sweep; add -m")
 
 

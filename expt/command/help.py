@@ -76,13 +76,22 @@ def _refuse_unknown(arguments: Sequence[str], names: Mapping[str, Sequence[str]]
     for word in apart(arguments)[1]:
         group, equals, value = word.partition("=")
         if not equals and word != "help":
-            near = did_you_mean(word, [*WORDS, *names, *keys()])
-            raise ConfigError(f"{word}: --help takes a command or a choice, as in --help model=convnet.{near}")
+            raise ConfigError(
+                f"{word}: --help takes a command or a choice, as in --help model=convnet.{_near(word, names)}"
+            )
         for name in value.split(",") if group in names else ():
             if name not in names[group]:
                 raise ConfigError(
                     f"{group}={name}: not one of {', '.join(names[group])}.{did_you_mean(name, names[group])}"
                 )
+
+
+def _near(word: str, names: Mapping[str, Sequence[str]]) -> str:
+    """What may have been meant."""
+    if word in keys():
+        return " It shows every key where nothing else is typed."
+    choices = [f"{group}={name}" for group, options in names.items() for name in options if name == word]
+    return f" Did you mean {choices[0]!r}?" if choices else did_you_mean(word, [*WORDS, *names, *keys()])
 
 
 def _own_folders(arguments: Sequence[str]) -> Iterator[Path]:

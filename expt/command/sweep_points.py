@@ -142,8 +142,8 @@ class Grid:
             return
         self._is_of_others = False  # once: sweepers may come with further batches
         warn(
-            f"hydra.sweep.dir={self.folder}: the runs there are of another grid, without any of these {num_points} "
-            "points; leave hydra.sweep.dir out for a folder of their own"
+            f"hydra.sweep.dir={self.folder}: the runs there are of another grid, none of the {num_points} asked for; "
+            "type that grid to resume it, or leave hydra.sweep.dir out for a folder of their own"
         )
 
     def _job(

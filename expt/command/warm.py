@@ -8,7 +8,7 @@ import re
 import select
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from rich.console import Console
 import expt
 from expt import signals
 from expt.command.words import Parser
-from expt.errors import ConfigError, RunFailed
+from expt.errors import ConfigError, RunFailed, warn
 from expt.launch import warm
-from expt.launch.surroundings import fingerprint
+from expt.launch.surroundings import fingerprint, parts
 
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 IMPORT_S = 300
@@ -40,7 +40,7 @@ def main(words: Sequence[str]) -> int:
     """Start the warm server, ask about it, or end it. Raises ConfigError for words that are not understood."""
     parser = Parser("warm", ABOUT)
     parser.add_argument(
-        "--for", dest="idle", default="30m", metavar="TIME", help="until when, unused: 90s, 30m, 2h [30m]"
+        "--for", dest="idle", default="30m", metavar="TIME", help="ends when unused for so long: 90s, 30m, 2h [30m]"
     )
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--status", action="store_true", help="show it, and whether a command typed here would use it")
@@ -52,7 +52,10 @@ def main(words: Sequence[str]) -> int:
     elif asked.status:
         _show(list(_answering()))
     else:
-        _show([_started(idle_s)])
+        try:
+            _show([_started(idle_s)])
+        except OSError as error:  # a disk that is full, or read-only
+            raise ConfigError(f"expt warm: {error.filename or warm.folder()}: {error.strerror or error}") from error
     return 0
 
 
@@ -70,7 +73,8 @@ def _started(idle_s: float) -> dict[str, Any]:
     folder, name = warm.folder(), fingerprint()
     if name is None or not hasattr(os, "pidfd_open"):
         raise ConfigError("expt warm: needs Linux and its /proc; here every command imports torch by itself")
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     if not warm.is_private(folder):
         raise ConfigError(f"{folder}: must be a folder of yours that nobody else can enter; remove it, then try again")
     with FileLock(folder / "lock"):
@@ -79,6 +83,7 @@ def _started(idle_s: float) -> dict[str, Any]:
         for other in list(_answering()):
             if other["prefix"] == sys.prefix:  # of before an upgrade, or with another `ulimit`
                 warm.ask(other["name"], "stop")
+                warn(f"process {other['pid']}, of another environment ({_other(other['parts'])}), makes way")
         _start(name, idle_s)
         if fingerprint() != name:
             warm.ask(name, "stop")
@@ -140,15 +145,24 @@ def _show(servers: Sequence[dict[str, Any]]) -> None:
         console.print("there is none; `expt warm` starts one")
     for found in servers:
         here = found["name"] == fingerprint()
-        console.print(f"warm    process {found['pid']}, {_whose(here, found['prefix'])}")
+        console.print(f"warm    process {found['pid']}, {_whose(found['parts'], here=here)}")
         console.print(f"holds   {found['mebibytes']} MiB")
         console.print(f"used    by {found['commands']} commands, {found['under_way']} under way")
-        console.print(f"ends    after {_length(found['idle_s'])} without one, or by `expt warm --stop`")
+        left = "" if found["under_way"] else f" ({_length(found['left_s'])} left)"
+        console.print(f"ends    after {_length(found['idle_s'])} without one{left}, or by `expt warm --stop`")
 
 
-def _whose(here: bool, prefix: str) -> str:
-    return "used by commands typed here" if here else f"of another environment: not used here ({prefix})"
+def _whose(its: Mapping[str, str], *, here: bool) -> str:
+    if here:
+        return "used by commands typed here"
+    return f"not used by commands typed here: {_other(its)} differs; `expt warm` starts one for them"
+
+
+def _other(its: Mapping[str, str]) -> str:
+    """What of its surroundings is another than here."""
+    ours = parts()
+    return ", ".join(sorted(name for name in {*its, *ours} if its.get(name) != ours.get(name))[:4])
 
 
 def _length(seconds: float) -> str:
-    return f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
+    return f"{seconds / 60:.2g} min" if seconds >= 60 else f"{seconds:.0f} s"

@@ -32,20 +32,31 @@ OF_THE_TERMINAL = {
 # Of /proc/self/status: users and groups, rights, umask, what may not be called, signals that are blocked or ignored.
 _STATUS = ("Uid", "Gid", "Groups", "Umask", "NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _SIGNALS = ("SigBlk", "SigIgn")
-_DEAF_TO = (signal.SIGINT, signal.SIGHUP)  # as each forkserver is, see expt.launch.forkserver
+# Each forkserver is deaf to the first two, see expt.launch.forkserver; the third is told apart, see expt.launch.warm.
+_DEAF_TO = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def fingerprint() -> str | None:
     """This process's surroundings in a few digits; None where they cannot all be known."""
+    found = parts()
+    return _digest(found) if found else None
+
+
+def parts() -> dict[str, str]:
+    """The same by what it is made of, each part in a few digits; empty where they cannot all be known."""
     try:
-        found = {**_python(), **_process(), "environment": _environment()}
+        found = {**_python(), **_process(), **_environment()}
     except (OSError, AttributeError):  # no Linux, or a /proc that is hidden
-        return None
+        return {}
+    return {name: _digest(part) for name, part in found.items()}
+
+
+def _digest(found: object) -> str:
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _environment() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key not in OF_THE_TERMINAL}
+    return {f"variable {key}": value for key, value in os.environ.items() if key not in OF_THE_TERMINAL}
 
 
 def _python() -> dict[str, Any]:

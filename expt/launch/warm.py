@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,9 +45,10 @@ def fork(program: str, descriptors: Sequence[int]) -> int:
     if name is None:
         raise Cold
     sent = [1, 2, *descriptors]
-    request = {"program": program, "env": dict(os.environ), "umask": machine.umask(), "descriptors": sent}
+    deaf = signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN  # as what a script starts with `&`
+    request = {"program": program, "env": dict(os.environ), "umask": machine.umask(), "deaf": deaf, "descriptors": sent}
     with _connected(name, until) as server:
-        if _asked(server, {"what": "fork", "folder": os.getcwd()}, until) != {"ready": True}:
+        if _asked(server, {"what": "fork", "folder": os.getcwd(), "path": sys.path}, until) != {"ready": True}:
             raise Cold
         # Only to one that is awake: the descriptors are not to be shared with a process that comes too late.
         server.settimeout(_left(until))

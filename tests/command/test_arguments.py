@@ -242,7 +242,10 @@ def test_a_folder_without_a_name_is_a_slip(word: str) -> None:
         refuse_used_folder([word])
 
 
-@pytest.mark.parametrize("word", ["hydra.launcher.dry_run=true", "hydra.launcher.retries=2", "hydra/launcher=basic"])
+@pytest.mark.parametrize(
+    "word",
+    ["hydra.launcher.dry_run=true", "hydra.launcher.retries=2", "hydra/launcher=basic", "hydra.sweep.dir=latest"],
+)
 def test_what_is_for_a_sweep_is_refused_beside_a_run(word: str) -> None:
     refuse_lone(["hydra.run.dir=x"])
     with pytest.raises(ConfigError, match=f"^{word}: is for a sweep; add -m$"):

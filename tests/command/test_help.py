@@ -96,6 +96,9 @@ def test_help_has_three_names(word: str, capsys: pytest.CaptureFixture[str], mon
 def test_a_word_that_help_knows_nothing_of_is_told() -> None:
     for words, says in {
         "seeed": "seeed: --help takes a command or a choice, as in --help model=convnet. Did you mean 'seed'?",
+        "mlp": "mlp: --help takes a command or a choice, as in --help model=convnet. Did you mean 'model=mlp'?",
+        "seed": "seed: --help takes a command or a choice, as in --help model=convnet. "
+        "It shows every key where nothing else is typed.",
         "model=convnt": "model=convnt: not one of convnet, mlp, paddle_convnet, resnet18. Did you mean 'convnet'?",
     }.items():
         with pytest.raises(ConfigError) as refused:

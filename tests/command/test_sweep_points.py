@@ -154,7 +154,7 @@ def test_a_sweep_whose_folder_is_another_grids_says_so(
     composed([["seed=0", "epochs=10"], ["seed=0", "epochs=20"]], "epochs=10,20")
     assert not capsys.readouterr().err, "the same grid, and an extended one, in whatever words"
     composed([["optimizer.lr=0.1"], ["optimizer.lr=0.2"]], "optimizer.lr=0.1,0.2")
-    told = f"warning: hydra.sweep.dir={tmp_path}: the runs there are of another grid, without any of these 2 points; "
+    told = f"warning: hydra.sweep.dir={tmp_path}: the runs there are of another grid, none of the 2 asked for; "
     assert capsys.readouterr().err.startswith(told)
 
 

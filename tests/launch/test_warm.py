@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 
 import expt
 from expt.launch import surroundings, warm
+from expt.launch.warm_server import Imported
 from tests.conftest import Process, RunFolder, alive, children_of, descendants, environment, run, start
 from tests.faults.running import LONG, ranks, wait_until, working_in
 
@@ -163,10 +166,15 @@ def test_what_a_process_inherits_tells_it_apart(
     assert _fingerprint(env, prefix=prefix, options=options) != _fingerprint()
 
 
+def test_status_says_what_differs(server: Warm, tmp_path: Path) -> None:
+    done = run("warm", "--status", cwd=tmp_path, OMP_NUM_THREADS="7", **server.runtime)
+    assert "not used by commands typed here: variable OMP_NUM_THREADS differs" in done.stdout
+
+
 def test_where_a_person_sits_does_not(tmp_path: Path) -> None:
     there = {"TERM": "vt100", "PWD": str(tmp_path), "SSH_TTY": "/dev/pts/9", "CUDA_VISIBLE_DEVICES": "1"}
     assert _fingerprint(there, cwd=tmp_path) == _fingerprint()
-    deaf = ("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh")  # as nohup has it
+    deaf = ("sh", "-c", 'trap "" HUP INT QUIT; exec "$@"', "sh")  # as nohup has it, and `&` in a script
     assert _fingerprint(prefix=deaf) == _fingerprint()
 
 
@@ -199,24 +207,27 @@ def test_a_command_with_another_variable_starts_its_own(server: Warm, tmp_path: 
     assert server.num_used == used
 
 
-@pytest.mark.parametrize("why", ["slurm", "module of that name", "others can enter"])
+@pytest.mark.parametrize("why", ["slurm", "module of that name", "module on its path", "others can enter"])
 def test_it_forks_for_none_but_its_like(server: Warm, tmp_path: Path, why: str) -> None:
     env = {"SLURM_JOB_ID": "1"} if why == "slurm" else {}
     if why == "module of that name":
         (tmp_path / "tensorboard.py").write_text("")
+    if why == "module on its path":  # a script may put a folder there itself
+        (tmp_path / "lib" / "numpy").mkdir(parents=True)
+        (tmp_path / "lib" / "numpy" / "__init__.py").touch()
     if why == "others can enter":
         server.folder.chmod(0o711)
     try:
         with pytest.raises(warm.Cold):
-            _fork(server, tmp_path, **env)
+            _fork(server, tmp_path, path="lib" if why == "module on its path" else "other", **env)
     finally:
         server.folder.chmod(0o700)
 
 
-def _fork(server: Warm, cwd: Path, **env: str) -> float:
+def _fork(server: Warm, cwd: Path, *, path: str = "other", **env: str) -> float:
     """Ask it from a process like its own; returns how long that took. Raises Cold."""
     code = (
-        "import os, time; from expt.launch import warm\n"
+        f"import os, sys, time; sys.path.insert(0, {path!r}); from expt.launch import warm\n"
         "began = time.monotonic()\n"
         "try:\n"
         "    print(warm.fork('pass', []) and 'forked', end=' ')\n"
@@ -231,6 +242,21 @@ def _fork(server: Warm, cwd: Path, **env: str) -> float:
     if said[0] == "cold":
         raise warm.Cold(said[1])
     return float(said[1])
+
+
+def test_an_edited_file_of_what_is_imported_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "own_library.py"
+    file.write_text("x = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("own_library")
+    imported = Imported(time.time_ns())
+    assert not imported.is_stale()
+    path = [str(tmp_path), *sys.path]
+    assert not imported.is_shadowed(path, tmp_path / "nowhere")
+    assert imported.is_shadowed(path[::-1], tmp_path / "nowhere"), "another order"
+    file.write_text("x = 22")
+    assert imported.is_stale()
+    assert Imported(0).is_stale(), "edited while it was imported, maybe"
 
 
 def test_one_that_hangs_or_was_killed_costs_little(tmp_path: Path) -> None:
@@ -329,9 +355,13 @@ def test_what_it_does_not_understand_is_refused(
     assert said in done.stderr
 
 
-def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["open", "file"])
+def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, what: str) -> None:
     tmp_path.chmod(0o700)
-    (tmp_path / "expt").mkdir(mode=0o755)
+    if what == "open":
+        (tmp_path / "expt").mkdir(mode=0o755)
+    else:
+        (tmp_path / "expt").touch()
     done = run("warm", cwd=tmp_path, XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 2
     assert "must be a folder of yours that nobody else can enter" in done.stderr
