@@ -159,8 +159,8 @@ def _fingerprint(
 def test_what_a_process_inherits_tells_it_apart(
     prefix: tuple[str, ...], options: tuple[str, ...], env: dict[str, str]
 ) -> None:
-    if prefix[:1] in (("unshare",),) and os.getuid():
-        pytest.skip("only root may make a namespace")
+    if prefix and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip(f"{prefix[0]} is not there, or not allowed")
     if prefix[:1] == ("taskset",) and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
     assert _fingerprint(env, prefix=prefix, options=options) != _fingerprint()
