@@ -41,6 +41,11 @@ def group(module: nn.Module, size: int) -> None:
         layer.group_size = size
 
 
+def refuse_own_classes(module: nn.Module) -> None:
+    """Raise ConfigError where a batch norm inside `module` is of a class of its own, which torch's would replace."""
+    _batch_norms(module)
+
+
 def averaging_of_statistics(module: nn.Module, gather: Gather) -> Callable[[], None]:
     """What makes the running statistics inside `module` the mean of all workers'; to be called after each step."""
     buffers = [buffer for layer in _batch_norms(module) for buffer in (layer.running_mean, layer.running_var)]

@@ -81,6 +81,11 @@ def max_across_workers(values: Sequence[float], device: torch.device) -> list[fl
     return cast("list[float]", largest.tolist())
 
 
+def wait_for_all(device: torch.device) -> None:
+    """Return when every worker has come here."""
+    max_across_workers([0.0], device)
+
+
 def from_rank_0(value: T | None, device: torch.device) -> T:
     """Rank 0's `value`, on every worker; tensors in it must be on the CPU."""
     values = [value]

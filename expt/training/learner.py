@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +10,10 @@ from typing import Literal
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
+from expt.tasks.extra_metrics import ExtraMetrics
+from expt.tasks.task import Task
 from expt.training.precision import Precision
 
 
@@ -18,25 +22,35 @@ class Learner:
     """What a training step changes, and how."""
 
     module: nn.Module
-    """The bare model: evaluated, and saved."""
+    """The bare model: saved, and without `ema` evaluated."""
     parallel: nn.Module
     """The model that is trained: `module`, or DistributedDataParallel around it."""
     optimizer: Optimizer
     scheduler: LRScheduler
     precision: Precision
+    task: Task
+    """What a step computes, and what is measured."""
     world_size: int
+    extra_metrics: ExtraMetrics = dataclasses.field(default_factory=lambda: ExtraMetrics({}))
+    """What evaluations measure beside the task's own."""
     scheduler_interval: Literal["epoch", "step"] = "step"
     """After what the schedule advances: after an epoch, that is when it has been evaluated."""
     compiled: bool = False
     overwrites: bool = False
-    """Whether the next batch may be given the memory of this one's logits: CUDA graphs do so, and who knows what own
+    """Whether the next batch may be given the memory of this one's outputs: CUDA graphs do so, and who knows what own
     models do."""
-    label_smoothing: float = 0.0
     gradient_accumulation: int = 1
     average_statistics: Callable[[], None] = lambda: None
     """Ends a step where batch norms keep statistics that are to be alike on all workers; a collective."""
     all_reduce_s: Callable[[int], float] = lambda _: 0.0
     """Seconds that its first N steps have spent on averaging gradients, waiting for the others' included."""
+    ema: AveragedModel | None = None
+    """The moving average of `module`: evaluated, and saved beside."""
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model whose numbers count."""
+        return self.module if self.ema is None else self.ema.module
 
 
 @dataclass

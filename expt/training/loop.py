@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from expt.data.loading import Batch
+from expt.data.tree import leaves, mapped
 from expt.errors import ConfigError, OutOfMemory
-from expt.training.collectives import sum_across_workers
+from expt.tasks.sums import Averages, Sums
+from expt.training.collectives import gather_across_workers, sum_across_workers
 from expt.training.learner import Learner, Position
 from expt.training.memory_probe import largest_that_fits
-from expt.training.metrics import Averages, Sums, averages, summed_loss
 
 
 def train_epoch(
@@ -50,7 +53,7 @@ def train_epoch(
         if learner.scheduler_interval == "step":
             learner.scheduler.step()
         if position.step % log_every == 0:
-            values = averages(sum_across_workers(sums.values - sums.logged))
+            values = sums.averages(sum_across_workers(sums.values - sums.logged))
             now = time.perf_counter()
             on_log(values, trained / (now - since))
             since, trained = now, 0
@@ -65,8 +68,10 @@ def _learn(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[]
         accumulate_gradients(learner, batch, sums)
         check_gradients(learner)
         on_gradients()
-        learner.precision.update(learner.optimizer, learner.module.parameters())
+        moved = learner.precision.update(learner.optimizer, learner.module.parameters())
         learner.average_statistics()
+        if learner.ema is not None and moved:
+            learner.ema.update_parameters(learner.module)
     except torch.OutOfMemoryError as error:
         return str(error)
     return None
@@ -74,27 +79,67 @@ def _learn(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[]
 
 def accumulate_gradients(learner: Learner, batch: Batch, sums: Sums) -> None:
     """Forward and backward on this worker's part of a global batch; adds to `sums`, waits for nothing."""
-    parts = _parts(batch, learner.gradient_accumulation)
+    parts, task = _parts(batch, learner.gradient_accumulation), learner.task
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is the global batch's.
-    weight = learner.world_size / batch.global_size
-    for index, (images, labels) in enumerate(parts):
+    weight = 0.0 if batch.weightless else learner.world_size / batch.global_size
+    weights = list[Tensor | float]()
+    for index, part in enumerate(parts):
         last = index == len(parts) - 1
         with contextlib.nullcontext() if last else _without_all_reduce(learner.parallel):
             with learner.precision.autocast():
-                logits = learner.parallel(images)
-                loss_sum = summed_loss(logits, labels, learner.label_smoothing)
-            learner.precision.backward(loss_sum, weight)
-        sums.add(logits, labels, loss_sum)
+                outputs = task.forward(learner.parallel, part)
+                loss = task.training_loss(outputs, part)
+            _check_loss(loss, task)
+            learner.precision.backward(loss[0], weight)
+        sums.add(loss, outputs, part)
+        weights.append(0.0 if batch.weightless else loss[1])
+    if not task.weight_is_samples:
+        _divide_by_weight(learner, batch.global_size, weights)
 
 
-def _parts(batch: Batch, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _check_loss(loss: object, task: object) -> None:
+    """Raise ConfigError where a person's own task gives something else."""
+    if isinstance(loss, tuple) and len(loss) == 2:
+        total, weight = loss
+        if isinstance(total, Tensor) and not total.dim() and isinstance(weight, Tensor | int | float):
+            return
+        shown = f"{list(total.shape) if isinstance(total, Tensor) else total!r} and the weight {weight!r}"
+    else:
+        shown = f"a {type(loss).__name__}"
+    raise ConfigError(f"{type(task).__name__}.loss gives {shown}; return the summed loss, a tensor [], and its weight")
+
+
+@torch.no_grad()
+def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | float]) -> None:
+    """Make gradients of a loss by samples those of the loss by its weight over all workers; a collective of one number.
+
+    Where nothing has a weight they are zero.
+    """
+    device = next(learner.module.parameters()).device
+    mine = torch.stack([torch.as_tensor(weight, dtype=torch.float64, device=device) for weight in weights]).sum()
+    total = sum_across_workers(mine)
+    factor = torch.where(total > 0, samples / total, 0.0).float()
+    for parameter in itertools.chain.from_iterable(group["params"] for group in learner.optimizer.param_groups):
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
+def _parts(batch: Batch, count: int) -> list[Batch]:
     if count == 1:
-        return [(batch.images, batch.labels)]
-    return list(zip(batch.images.chunk(count), batch.labels.chunk(count), strict=True))
+        return [batch]
+    tensors = [tensor.chunk(count) for tensor in leaves((batch.inputs, batch.targets))]
+    if len({tuple(map(len, chunks)) for chunks in tensors}) > 1:
+        raise ConfigError(f"gradient_accumulation={count}: the tensors of a batch have unequal lengths; use 1")
+
+    def part(index: int) -> Batch:
+        inputs, targets = mapped(lambda tensor: tensor.chunk(count)[index], (batch.inputs, batch.targets))
+        return batch._replace(inputs=inputs, targets=targets)
+
+    return [part(index) for index in range(len(tensors[0]))]
 
 
-def rehearse(learner: Learner, image_shape: tuple[int, int, int], batch_size: int, device: torch.device) -> None:
-    """For three or more workers: a step on a blank batch that changes no weight; its effect on buffers is to be undone.
+def rehearse(learner: Learner, blank: Callable[[int], Batch], batch_size: int, device: torch.device) -> None:
+    """For three or more workers: a step on a blank batch that changes no weight; its effect on buffers must be undone.
 
     DistributedDataParallel sorts gradients into other buckets after its first step. A run that goes on has that step
     behind it: without one here, gradients would be added up in another order once.
@@ -102,8 +147,7 @@ def rehearse(learner: Learner, image_shape: tuple[int, int, int], batch_size: in
     if learner.world_size <= 2:
         return
     part = max(learner.gradient_accumulation, batch_size // learner.world_size)
-    images, labels = torch.zeros(part, *image_shape, device=device), torch.zeros(part, dtype=torch.long, device=device)
-    accumulate_gradients(learner, Batch(images, labels, batch_size), Sums(device))
+    accumulate_gradients(learner, blank(part)._replace(global_size=batch_size), Sums(learner.task, device))
     learner.optimizer.zero_grad(set_to_none=True)
 
 
@@ -127,22 +171,25 @@ def evaluate(
     learner: Learner,
     batches: Iterable[Batch],
     device: torch.device,
-    observe: Callable[[Batch, torch.Tensor], None] | None = None,
+    observe: Callable[[Batch, Any], None] | None = None,
 ) -> Averages:
     """Averages over every sample of every worker's `batches`; one collective, and no random number drawn.
 
-    `observe` gets each batch and its logits.
+    Metrics that are no sums take two collectives more. `observe` gets each batch and the model's outputs.
     """
-    module, sums = learner.module, Sums(device, at_once=learner.overwrites)
+    module, task, sums = learner.evaluated, learner.task, Sums(learner.task, device, at_once=learner.overwrites)
     module.eval()
     for batch in batches:
         with learner.precision.autocast():
-            logits = module(batch.images)
-            loss_sum = summed_loss(logits, batch.labels)
-        sums.add(logits, batch.labels, loss_sum)
+            outputs = task.forward(module, batch)
+            loss = task.loss(outputs, batch)
+        sums.add(loss, outputs, batch)
+        learner.extra_metrics.update(task, outputs, batch)
         if observe is not None:
-            observe(batch, logits)
-    return averages(sum_across_workers(sums.values))
+            observe(batch, outputs)
+    averages = sums.averages(sum_across_workers(sums.values))
+    extra = learner.extra_metrics.compute(gather_across_workers)
+    return dataclasses.replace(averages, values={**averages.values, **extra}) if extra else averages
 
 
 def _without_all_reduce(parallel: nn.Module) -> contextlib.AbstractContextManager[None]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from expt.data.loading import Batch
+from expt.data.tree import mapped
 from expt.training.learner import Learner
-from expt.training.metrics import summed_loss
 
 
 def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
-    """How many images a worker can train on at a time, halved until it does; None where that can't be said.
+    """How many samples a worker can train on at a time, halved until it does; None where that can't be said.
 
     For a run that has failed: the model has taken some steps more afterwards. No collective.
     """
@@ -19,13 +19,13 @@ def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
         return None
     if any(isinstance(layer, nn.SyncBatchNorm) for layer in learner.module.modules()):  # would wait for the others
         return None
-    count = len(batch.images) // learner.gradient_accumulation
+    count = batch.size // learner.gradient_accumulation
     while count > 1:
         count //= 2
         learner.optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
         try:
-            _step_alone(learner, batch.images[:count], batch.labels[:count])
+            _step_alone(learner, _first(batch, count))
         except torch.OutOfMemoryError:
             continue
         except Exception:  # a batch norm of one image, ...
@@ -34,11 +34,18 @@ def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
     return None
 
 
-def _step_alone(learner: Learner, images: torch.Tensor, labels: torch.Tensor) -> None:
+def _first(batch: Batch, count: int) -> Batch:
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor[:count]
+
+    return Batch(mapped(cut, batch.inputs), mapped(cut, batch.targets), count)
+
+
+def _step_alone(learner: Learner, batch: Batch) -> None:
     """A step of this worker alone; not through `backward`, which would have DistributedDataParallel call the others."""
     parameters = [parameter for parameter in learner.module.parameters() if parameter.requires_grad]
     with learner.precision.autocast():
-        loss = summed_loss(learner.module(images), labels)
+        loss, _ = learner.task.training_loss(learner.task.forward(learner.module, batch), batch)
     for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
         parameter.grad = gradient
     learner.optimizer.step()

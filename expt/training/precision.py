@@ -23,13 +23,14 @@ class Precision:
         device: torch.device,
         *,
         gradient_clip: float | None = None,
+        gradient_clip_value: float | None = None,
         skip_non_finite: bool = False,
         short_backward: bool = False,
     ) -> None:
         """`short_backward` is that of training/patches, where nothing scales the loss."""
         self.dtype = _autocast_dtype(amp, device)
         self._device = device
-        self._gradient_clip = gradient_clip
+        self._gradient_clip, self._gradient_clip_value = gradient_clip, gradient_clip_value
         self._skip = skip_non_finite
         self.skipped = torch.zeros((), device=device)
         """Updates left out because a gradient was not finite; those of float16's scale are not counted."""
@@ -53,27 +54,39 @@ class Precision:
             loss = loss * (1 + 0 * loss.detach())
         self.scaler.scale(loss).backward()
 
-    def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+    def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
         """Clip and apply the gradients, then drop them. Waits for the device only where the optimiser makes it.
 
-        Left out where a gradient is not finite, in float16 or with `skip_non_finite`.
+        Left out where a gradient is not finite, in float16 or with `skip_non_finite`; returns False if it is known to
+        have been, for which a GPU would have to be waited for.
         """
-        if self._gradient_clip is not None:
-            self.scaler.unscale_(optimizer)  # clipping scaled gradients would clip at the wrong norm
-            nn.utils.clip_grad_norm_(parameters, self._gradient_clip, foreach=True)
-        if self._skip and not self.scaler.is_enabled():
-            self._step_if_finite(optimizer)
+        skips = self._skip and not self.scaler.is_enabled()
+        bad = self._any_not_finite(optimizer) if skips else None  # before they are clipped: infinity would be no more
+        self._clip(optimizer, parameters)
+        if bad is not None:
+            self.skipped += bad
+            step_unless(bad, optimizer)
         else:
             self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        return bad is None or bad.is_cuda or not bad.item()
 
-    def _step_if_finite(self, optimizer: Optimizer) -> None:
-        """All workers decide alike: they have the same gradients."""
+    def _any_not_finite(self, optimizer: Optimizer) -> torch.Tensor:
+        """All workers see alike: they have the same gradients."""
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        bad = ~is_finite(gradients)
-        self.skipped += bad
-        step_unless(bad, optimizer)
+        return ~is_finite(gradients)
+
+    def _clip(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+        """By value, then by norm."""
+        if self._gradient_clip is None and self._gradient_clip_value is None:
+            return
+        self.scaler.unscale_(optimizer)  # clipping scaled gradients would clip at the wrong norm
+        parameters = list(parameters)
+        if self._gradient_clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self._gradient_clip_value, foreach=True)
+        if self._gradient_clip is not None:
+            nn.utils.clip_grad_norm_(parameters, self._gradient_clip, foreach=True)
 
 
 def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -14,10 +14,11 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 
-from expt.data.loading import IGNORE_INDEX, Batch
+from expt.data.loading import Batch
+from expt.tasks.classification import Classification
+from expt.tasks.sums import Averages, Sums
 from expt.training.learner import Learner, Position
 from expt.training.loop import evaluate, rehearse, train_epoch
-from expt.training.metrics import Averages, Sums
 from expt.training.precision import Precision
 
 CPU = torch.device("cpu")
@@ -34,7 +35,7 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(18, CLASSES))
 
 
-def learner(module: nn.Module, *, clip: float | None = None, **settings: Any) -> Learner:
+def learner(module: nn.Module, *, clip: float | None = None, label_smoothing: float = 0.0, **settings: Any) -> Learner:
     """With SGD, and a learning rate that falls by a tenth each step."""
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     return Learner(
@@ -44,8 +45,12 @@ def learner(module: nn.Module, *, clip: float | None = None, **settings: Any) ->
         scheduler=LambdaLR(optimizer, lambda step: 0.9**step),
         precision=Precision(False, CPU, gradient_clip=clip),
         world_size=1,
-        **settings,
+        **{"task": Classification(label_smoothing), **settings},
     )
+
+
+def sums() -> Sums:
+    return Sums(Classification(), CPU)
 
 
 def batches(count: int, size: int = 6) -> Iterator[Batch]:
@@ -66,17 +71,17 @@ def test_an_evaluation_is_of_the_model_at_rest_and_changes_nothing() -> None:
     assert first == second
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
-    whole = [torch.cat(parts) for parts in zip(*((b.images, b.labels) for b in batches(3)), strict=True)]
+    whole = [torch.cat(parts) for parts in zip(*((b.inputs, b.targets) for b in batches(3)), strict=True)]
     with torch.no_grad():
         logits = copy.deepcopy(module).eval()(whole[0])
     assert first.loss == pytest.approx(functional.cross_entropy(logits, whole[1]).item(), rel=1e-6)
-    assert first.accuracy == pytest.approx((logits.argmax(1) == whole[1]).float().mean().item())
+    assert first.values["accuracy"] == pytest.approx((logits.argmax(1) == whole[1]).float().mean().item())
     assert first.samples == 18
 
 
 def test_an_evaluation_is_observed_batch_by_batch() -> None:
     seen = []
-    evaluate(learner(model()), batches(2), CPU, lambda batch, logits: seen.append((len(batch.images), logits.shape)))
+    evaluate(learner(model()), batches(2), CPU, lambda batch, logits: seen.append((len(batch.inputs), logits.shape)))
     assert seen == [(6, (6, CLASSES))] * 2
 
 
@@ -102,7 +107,7 @@ def test_training_after_an_evaluation_trains_again() -> None:
     subject = learner(module)
     evaluate(subject, batches(1), CPU)
     buffers = {name: value.clone() for name, value in module.named_buffers()}
-    train_epoch(subject, batches(1), Position(1, 1), Sums(CPU), log_every=1)
+    train_epoch(subject, batches(1), Position(1, 1), Sums(subject.task, CPU), log_every=1)
     assert all(part.training for part in module.modules())
     assert not any(torch.equal(buffers[name], value) for name, value in module.named_buffers())
 
@@ -114,14 +119,14 @@ def test_training_after_an_evaluation_trains_again() -> None:
 )
 def test_steps_are_those_of_a_plain_loop(settings: dict[str, Any]) -> None:
     subject, reference = learner(plain(), **settings), plain()
-    sums, lr = Sums(CPU), 0.1
-    train_epoch(subject, batches(4), Position(4, 4), sums, log_every=100)
+    summed, lr = sums(), 0.1
+    train_epoch(subject, batches(4), Position(4, 4), summed, log_every=100)
     total = 0.0
     for step, batch in enumerate(batches(4)):
         loss = functional.cross_entropy(
-            reference(batch.images), batch.labels, label_smoothing=settings.get("label_smoothing", 0.0)
+            reference(batch.inputs), batch.targets, label_smoothing=settings.get("label_smoothing", 0.0)
         )
-        total += loss.item() * len(batch.labels)
+        total += loss.item() * len(batch.targets)
         reference.zero_grad()
         loss.backward()
         if "clip" in settings:
@@ -132,15 +137,14 @@ def test_steps_are_those_of_a_plain_loop(settings: dict[str, Any]) -> None:
                 parameter.sub_(lr * 0.9**step * parameter.grad)
     for mine, other in zip(subject.module.parameters(), reference.parameters(), strict=True):
         assert torch.allclose(mine, other, atol=1e-6)
-    assert sums.values[0].item() == pytest.approx(total, rel=1e-6)
+    assert summed.values[1].item() == pytest.approx(total, rel=1e-6)
 
 
-def test_a_label_that_does_not_count_moves_nothing() -> None:
+def test_a_batch_without_weight_moves_nothing() -> None:
     subject = learner(plain())
     before = subject.module[1].weight.clone()  # type: ignore[index]
     (batch,) = batches(1)
-    ignored = torch.full_like(batch.labels, IGNORE_INDEX)
-    train_epoch(subject, [Batch(batch.images, ignored, 6)], Position(1, 1), Sums(CPU), log_every=9)
+    train_epoch(subject, [batch._replace(weightless=True)], Position(1, 1), Sums(subject.task, CPU), log_every=9)
     assert torch.equal(subject.module[1].weight, before)  # type: ignore[index]
 
 
@@ -168,7 +172,7 @@ def test_each_moment_of_a_step_comes_in_its_order() -> None:
         subject,
         batches(2),
         position,
-        Sums(CPU),
+        sums(),
         log_every=2,
         on_gradients=on_gradients,
         on_step=on_step,
@@ -187,11 +191,21 @@ def test_each_moment_of_a_step_comes_in_its_order() -> None:
 def test_a_log_point_averages_since_the_one_before() -> None:
     subject, found = learner(plain()), list[Averages]()
     train_epoch(
-        subject, batches(4), Position(4, 4), Sums(CPU), log_every=2, on_log=lambda values, _: found.append(values)
+        subject,
+        batches(4),
+        Position(4, 4),
+        sums(),
+        log_every=2,
+        on_log=lambda values, _: found.append(values),
     )
     alone = list[Averages]()
     train_epoch(
-        learner(plain()), batches(4), Position(4, 4), Sums(CPU), log_every=1, on_log=lambda v, _: alone.append(v)
+        learner(plain()),
+        batches(4),
+        Position(4, 4),
+        sums(),
+        log_every=1,
+        on_log=lambda v, _: alone.append(v),
     )
     assert [values.loss for values in found] == pytest.approx(
         [(alone[0].loss + alone[1].loss) / 2, (alone[2].loss + alone[3].loss) / 2]
@@ -202,21 +216,28 @@ def test_the_speed_is_that_of_the_images_trained_since(monkeypatch: pytest.Monke
     """After a resume the sums hold what was counted before; an epoch's last batch may be smaller."""
     now = iter([100.0, 102.0, 106.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
-    found, sums = list[float](), Sums(CPU)
-    sums.values.add_(1000.0)
+    found, before = list[float](), sums()
+    before.values.add_(1000.0)
     several = itertools.chain(batches(3), batches(1, size=2))
     train_epoch(
-        learner(plain()), several, Position(9, 9), sums, log_every=2, on_log=lambda _, speed: found.append(speed)
+        learner(plain()), several, Position(9, 9), before, log_every=2, on_log=lambda _, speed: found.append(speed)
     )
     assert found == [12 / 2.0, 8 / 4.0]
 
 
 def test_it_ends_with_the_runs_last_step_or_when_told() -> None:
     position = Position(10, 3)
-    train_epoch(learner(plain()), batches(10), position, Sums(CPU), log_every=9)
+    train_epoch(learner(plain()), batches(10), position, sums(), log_every=9)
     assert (position.step, position.step_in_epoch) == (3, 3)
     told = Position(10, 30)
-    train_epoch(learner(plain()), batches(10), told, Sums(CPU), log_every=9, between_steps=lambda: told.step == 2)
+    train_epoch(
+        learner(plain()),
+        batches(10),
+        told,
+        sums(),
+        log_every=9,
+        between_steps=lambda: told.step == 2,
+    )
     assert told.step == 2
 
 
@@ -226,7 +247,7 @@ def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(world_size: int, si
     module.register_forward_hook(lambda _, images, __: seen.append(len(images[0])))
     before = copy.deepcopy(module.state_dict())
     subject = dataclasses.replace(learner(module, gradient_accumulation=2), world_size=world_size)
-    rehearse(subject, SHAPE, 48, CPU)
+    rehearse(subject, lambda size: next(batches(1, size)), 48, CPU)
     assert seen == sizes
     assert all(parameter.grad is None for parameter in module.parameters())
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())

@@ -57,6 +57,29 @@ def test_scaling_changes_no_gradient(make: Any, clip: float | None) -> None:
         assert plain.norm().item() > 1
 
 
+@pytest.mark.parametrize("amp", [False, "fp16"])
+def test_clipping_by_value_comes_after_unscaling_and_before_the_norm(amp: Any) -> None:
+    def taken(**clip: Any) -> torch.Tensor:
+        weight = nn.Parameter(torch.zeros(3))
+        precision = Precision(amp, CPU, **clip)
+        precision.backward((weight * torch.tensor([0.25, -2.0, 3.0])).sum())
+        precision.update(optim.SGD([weight], lr=1.0), [weight])
+        return -weight.detach()
+
+    assert taken(gradient_clip_value=0.5).tolist() == [0.25, -0.5, 0.5]
+    clipped = torch.tensor([0.25, -0.5, 0.5])  # its norm is 0.75
+    torch.testing.assert_close(taken(gradient_clip_value=0.5, gradient_clip=0.375), clipped / 2, rtol=1e-4, atol=0.0)
+
+
+def test_an_infinite_gradient_is_not_clipped_to_a_finite_one() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    precision = Precision(False, CPU, skip_non_finite=True, gradient_clip_value=0.5)
+    for gradient, moves in ((torch.inf, False), (2.0, True)):
+        weight.grad = torch.tensor([gradient])
+        assert precision.update(optim.SGD([weight], lr=1.0), [weight]) == moves
+    assert (precision.skipped.item(), weight.item()) == (1, -0.5)
+
+
 @pytest.mark.parametrize("clip", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_a_step_with_infinite_gradients_is_skipped(make: Any, clip: float | None) -> None:

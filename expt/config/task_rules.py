@@ -1,0 +1,181 @@
+"""Which task, data and model go together, and what can be measured of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from expt.config.constraints import Target
+from expt.config.datasets import Augment, Diabetes, SegmentationFolder, Table, TargetDataset, Text
+from expt.config.groups import Transformer, UNet
+from expt.config.tasks import (
+    Classification,
+    LanguageModel,
+    Segmentation,
+    TargetTask,
+    in_evaluations_alone,
+    metrics_of,
+)
+from expt.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from expt.config.schema import RunConfig
+
+TASK_DATASETS: dict[str, tuple[type, ...]] = {
+    "multilabel": (TargetDataset, Table),
+    "regression": (TargetDataset, Table, Diabetes),
+    "language_model": (Text, TargetDataset),
+    "segmentation": (SegmentationFolder, TargetDataset),
+}
+"""What each task but classification can be trained on."""
+_TARGETS = {
+    "table": "columns of numbers or classes; use task=regression, multilabel or classification",
+    "diabetes": "one number to predict; use task=regression",
+}
+
+
+def of_task(config: RunConfig) -> list[str]:
+    """What does not go with the task, one line each, with the mend."""
+    return [*_task(config), *_of_pixels(config), *_folds(config), *_objective(config), *_early_stop(config)]
+
+
+def _of_pixels(config: RunConfig) -> list[str]:
+    """Models of a class for each pixel with such a task alone, and the other way round."""
+    model, task = config.model, config.task
+    if isinstance(model, UNet) and not isinstance(task, Segmentation | TargetTask):
+        return [f"model=unet: gives a class for each pixel, and task={task.name} takes one for a sample; use model=mlp"]
+    if isinstance(task, Segmentation) and not isinstance(model, UNet | Target):
+        return [
+            f"model={model.name}: gives a class for each image; task=segmentation needs model=unet, or one of your own"
+        ]
+    return []
+
+
+def of_tokens(config: RunConfig) -> list[str]:
+    """Models for tokens with data of such alone, and the other way round."""
+    model, dataset = config.model, config.dataset
+    if isinstance(dataset, Text) and not isinstance(model, Transformer | Target):
+        return [f"model={model.name}: takes images, and dataset=text has tokens; use model=transformer"]
+    if isinstance(model, Transformer) and not isinstance(dataset, Text | TargetDataset):
+        return [f"model=transformer: takes tokens, and dataset={dataset.name} has no vocabulary; use dataset=text"]
+    return []
+
+
+def _task(config: RunConfig) -> list[str]:
+    problems, task, dataset = [], config.task, config.dataset
+    has_classes = getattr(dataset, "num_classes", 1) is not None
+    if isinstance(task, Classification) and not has_classes:
+        problems.append("dataset.num_classes: task=classification needs it, as in dataset.num_classes=10")
+    if isinstance(task, Classification) and isinstance(dataset, Diabetes):
+        problems.append("task=classification: dataset=diabetes has a number to predict, no class; use task=regression")
+    several = len(dataset.targets) if isinstance(dataset, Table) and not isinstance(dataset.targets, str) else 1
+    if isinstance(task, Classification) and several > 1:
+        problems.append(
+            f"task=classification: dataset.targets names {several} columns, and a class is one; name one, or use "
+            "task=multilabel or task=regression"
+        )
+    if isinstance(dataset, SegmentationFolder):
+        problems += _segmentation_folder(dataset, task)
+    elif isinstance(task, Segmentation) and isinstance(dataset, TargetDataset):
+        problems += _own_masks(dataset, task)
+    for name in in_evaluations_alone(task):
+        if name in {"loss", *getattr(task, "METRICS", ())}:
+            problems.append(f"task.metrics.{name}: the task has one of that name; choose another")
+    if isinstance(dataset, Text) and not isinstance(task, LanguageModel | TargetTask):
+        problems.append(f"task={task.name}: dataset=text has tokens alone; use task=language_model")
+    elif isinstance(task, LanguageModel) and not isinstance(dataset, TASK_DATASETS[task.name]):
+        problems.append(f"task=language_model: dataset={dataset.name} has no tokens; use dataset=text")
+    elif not isinstance(task, Classification | TargetTask) and not isinstance(
+        dataset, TASK_DATASETS.get(task.name, ())
+    ):
+        has = _TARGETS.get(dataset.name, "one class for each image; use task=classification")
+        problems.append(f"task={task.name}: dataset={dataset.name} has {has}, or a dataset of your own with _target_")
+    for name in task.metrics if isinstance(task, TargetTask) else ():
+        if name == "loss" or not name.isidentifier():
+            why = "is always there; leave it out" if name == "loss" else "use letters, digits and underscores alone"
+            problems.append(f"task.metrics.{name}: {why}")
+    if config.label_smoothing and not isinstance(task, Classification):
+        problems.append(f"label_smoothing={config.label_smoothing}: is of task=classification; use label_smoothing=0.0")
+    return problems
+
+
+def _folds(config: RunConfig) -> list[str]:
+    folds, fold = config.dataset.folds, config.dataset.fold
+    if folds is None and fold is not None:
+        return [f"dataset.fold={fold}: is one of dataset.folds; say how many there are, as in dataset.folds=5"]
+    if folds is not None and fold is None:
+        return [
+            f"dataset.folds={folds}: say which one validates, as in dataset.fold=0 or -m 'dataset.fold=range({folds})'"
+        ]
+    if folds is not None and fold is not None and fold >= folds:
+        return [f"dataset.fold={fold}: dataset.folds={folds} are counted from 0; use 0 to {folds - 1}"]
+    return []
+
+
+def _segmentation_folder(dataset: SegmentationFolder, task: object) -> list[str]:
+    problems = []
+    if dataset.augment != Augment():
+        problems.append("dataset.augment: would move images and leave their masks; leave it out of segmentation_folder")
+    if not isinstance(task, Segmentation | TargetTask):
+        name = getattr(task, "name", "")
+        problems.append(f"task={name}: dataset=segmentation_folder has a mask for each image; use task=segmentation")
+    elif isinstance(task, Segmentation) and task.num_classes not in (None, dataset.num_classes):
+        problems.append(f"task.num_classes={task.num_classes}: dataset.num_classes={dataset.num_classes}; leave it out")
+    return problems
+
+
+def _own_masks(dataset: TargetDataset, task: Segmentation) -> list[str]:
+    if dataset.num_classes is not None:
+        number = dataset.num_classes
+        return [
+            f"dataset.num_classes={number}: is of datasets of one class for each image; use task.num_classes={number}"
+        ]
+    if task.num_classes is None:
+        return ["task.num_classes: a dataset of your own does not tell; give it, as in task.num_classes=21"]
+    return []
+
+
+def _objective(config: RunConfig) -> list[str]:
+    problems = []
+    # Folds, or a folder of its own, which the workers look for.
+    has_own = config.dataset.name in ("image_folder", "segmentation_folder")
+    may_have_val = config.dataset.folds is not None or has_own
+    if config.eval_split == "val" and config.dataset.val_fraction == 0 and not may_have_val:
+        problems.append("dataset.val_fraction=0.0: leaves nothing to evaluate on; use eval_split=test")
+    problems += _text(config)
+    tests = "test" in (config.eval_split, config.objective.partition("/")[2])
+    if tests and isinstance(config.dataset, Table | Diabetes) and config.dataset.test_fraction == 0:
+        key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
+        problems.append(f"{key}: dataset.test_fraction=0.0 leaves no test set; use dataset.test_fraction=0.2")
+    metrics, (metric, _, split) = metrics_of(config.task), config.objective.partition("/")
+    splits = ["train", "test"] if config.eval_split == "test" else ["train", "val", "test"]
+    untrained = in_evaluations_alone(config.task)
+    tags = [f"{name}/{split}" for name in metrics for split in splits if split != "train" or name not in untrained]
+    if metric in metrics and split == "val" and config.eval_split == "test":
+        problems.append(f"objective={config.objective}: eval_split=test has no val; use objective={metric}/test")
+    elif config.objective not in tags:
+        hint = did_you_mean(config.objective, tags)
+        problems.append(f"objective={config.objective}: not one of {', '.join(tags)}.{hint}")
+    return problems
+
+
+def _early_stop(config: RunConfig) -> list[str]:
+    measured = [f"{metric}/{split}" for metric in metrics_of(config.task) for split in ("train", config.eval_split)]
+    if config.early_stop is None or config.early_stop.metric in measured:
+        return []
+    metric = config.early_stop.metric
+    hint = did_you_mean(metric, measured)
+    return [f"early_stop.metric={metric}: is not measured after each epoch; use one of {', '.join(measured)}.{hint}"]
+
+
+def _text(config: RunConfig) -> list[str]:
+    dataset = config.dataset
+    if not isinstance(dataset, Text):
+        return []
+    if dataset.val_fraction + dataset.test_fraction >= 1:
+        val, test = dataset.val_fraction, dataset.test_fraction
+        return [
+            f"dataset.val_fraction={val}: with dataset.test_fraction={test} it leaves nothing to train on; use less"
+        ]
+    if dataset.test_fraction == 0 and "test" in (config.eval_split, config.objective.partition("/")[2]):
+        return ["dataset.test_fraction=0.0: leaves nothing to test on; use eval_split=val objective=auto"]
+    return []

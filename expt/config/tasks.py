@@ -1,0 +1,130 @@
+"""What a run computes and measures, by the member of the group `task`; expt/tasks/ has the classes. Free of torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from expt.config.constraints import STRICT, Target
+
+Better = Literal["min", "max"]
+"""Which way a metric is better."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TargetMetric(Target):
+    """A torchmetrics.Metric, measured in evaluations, and which way it is better."""
+
+    better: Better
+
+
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$")]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _Task:
+    metrics: dict[MetricName, TargetMetric] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Classification(_Task):
+    METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max"}
+    OBJECTIVE: ClassVar[str] = "accuracy"
+    name: Literal["classification"] = "classification"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Multilabel(_Task):
+    METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max", "f1": "max"}
+    OBJECTIVE: ClassVar[str] = "f1"
+    name: Literal["multilabel"]
+    threshold: float
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Regression(_Task):
+    METRICS: ClassVar[Mapping[str, Better]] = {"mae": "min", "rmse": "min", "r2": "max"}
+    OBJECTIVE: ClassVar[str] = "loss"
+    name: Literal["regression"]
+    loss: Literal["mse", "mae", "huber"]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class LanguageModel(_Task):
+    METRICS: ClassVar[Mapping[str, Better]] = {"perplexity": "min", "bits_per_token": "min", "accuracy": "max"}
+    OBJECTIVE: ClassVar[str] = "loss"
+    name: Literal["language_model"]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Segmentation(_Task):
+    METRICS: ClassVar[Mapping[str, Better]] = {"mean_iou": "max", "accuracy": "max", "dice": "max"}
+    OBJECTIVE: ClassVar[str] = "mean_iou"
+    name: Literal["segmentation"]
+    ignore_index: int
+    num_classes: Annotated[int, Field(ge=2)] | None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TargetTask(Target):
+    """A person's own Task, with the names of its metrics and which way each is better."""
+
+    metrics: dict[str, Better | TargetMetric] = dataclasses.field(default_factory=dict)
+
+    @property
+    def own_metrics(self) -> dict[str, Better]:
+        """Those that the task itself measures."""
+        return {name: better for name, better in self.metrics.items() if isinstance(better, str)}
+
+
+TASKS: dict[str, Any] = {
+    "classification": Classification,
+    "multilabel": Multilabel,
+    "regression": Regression,
+    "language_model": LanguageModel,
+    "segmentation": Segmentation,
+    "_target_": TargetTask,
+}
+
+
+def metrics_of(task: Any) -> dict[str, Better]:
+    """The loss and the metrics of a task, as it is or as a record has it, and which way each is better.
+
+    A record of before there were tasks has None.
+    """
+    if isinstance(task, Mapping):
+        kind, more = _kind(task), task.get("metrics") or {}
+    else:
+        kind, more = type(task) if task else Classification, getattr(task, "metrics", {})
+    return {"loss": "min", **getattr(kind, "METRICS", {}), **{name: _better(metric) for name, metric in more.items()}}
+
+
+def _kind(task: Mapping[str, Any]) -> Any:
+    """The class of a task as its YAML or a record has it."""
+    return TargetTask if "_target_" in task else TASKS.get(str(task.get("name")), Classification)
+
+
+def _better(metric: Any) -> Better:
+    """Which way is better of a metric as a task, its YAML or a record has it."""
+    found: Any = metric.get("better") if isinstance(metric, Mapping) else getattr(metric, "better", metric)
+    return cast(Better, found)
+
+
+def in_evaluations_alone(task: Any) -> dict[str, TargetMetric]:
+    """The task's metrics that are torchmetrics'."""
+    return {name: metric for name, metric in task.metrics.items() if isinstance(metric, TargetMetric)}
+
+
+def chosen_metric(task: Any) -> str:
+    """The metric to show where there is room for one beside the loss; the loss itself where there is none."""
+    return next(iter(list(metrics_of(task))[1:]), "loss")
+
+
+def objective_of(task: Any) -> str:
+    """The metric by which the runs of a task are chosen where nothing else is asked for."""
+    kind = _kind(task) if isinstance(task, Mapping) else type(task)
+    return getattr(kind, "OBJECTIVE", chosen_metric(task))

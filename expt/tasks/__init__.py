@@ -1,0 +1,1 @@
+"""What a training step computes, and what is measured: see task."""

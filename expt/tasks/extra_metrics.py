@@ -1,0 +1,132 @@
+"""Metrics that are no sums (AUROC, a rank correlation, ...): torchmetrics', over a whole split, of all workers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from expt.config import user_class
+from expt.config.constraints import Target
+from expt.data.loading import Batch
+from expt.data.tree import mapped
+from expt.errors import ConfigError
+from expt.tasks.task import Task
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+class ExtraMetrics:
+    """Metrics by name that evaluations alone measure; between two of them they are empty."""
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self._metrics = metrics
+        self._batches = 0
+        self._everyones: dict[int, list[Tensor]] = {}
+        """All workers' values of a state, by the identity of this worker's tensor."""
+        for part in (part for metric in metrics.values() for part in _parts(metric)):
+            # What its `compute` is to do in place of a collective of its own.
+            part.distributed_available_fn = lambda: bool(self._everyones)
+            part.dist_sync_fn = lambda state, group=None: self._everyones.get(id(state), [state])
+
+    @torch.no_grad()
+    def update(self, task: Task, outputs: Any, batch: Batch) -> None:
+        """Count a batch. Raises ConfigError for a metric that does not take it."""
+        if batch.weightless or not self._metrics:
+            return
+        predictions, targets = task.predictions(outputs, batch)
+        for name, metric in self._metrics.items():
+            with _explained(name):
+                metric.update(predictions, targets)
+        self._batches += 1
+
+    @torch.no_grad()
+    def compute(self, gather: Callable[[Any], list[Any]]) -> dict[str, float]:
+        """The values over all workers' batches, to begin anew then.
+
+        A collective: `gather`, which every worker calls twice, gives all workers' values by rank. Raises ConfigError
+        for a metric that is not one number.
+        """
+        if not self._metrics:
+            return {}
+        mine = {name: _states(metric) for name, metric in self._metrics.items()} if self._batches else None
+        # At once, and not by torchmetrics' own gathering: a worker without a batch may take no part in it, and it pads.
+        seen = [theirs for theirs in gather(mapped(Tensor.cpu, mine)) if theirs is not None]
+        values: dict[str, float] | None = None
+        if mine is not None:  # torchmetrics warns of a metric that has seen nothing
+            values = {name: self._value(name, [theirs[name] for theirs in seen]) for name in self._metrics}
+        for metric in self._metrics.values():
+            metric.reset()
+        self._batches = 0
+        found: dict[str, float] = next(theirs for theirs in gather(values) if theirs is not None)  # alike on all
+        return found
+
+    def _value(self, name: str, everyones: Sequence[Sequence[Mapping[str, Any]]]) -> float:
+        metric = self._metrics[name]
+        with _explained(name):
+            if len(everyones) > 1:
+                for part, theirs in zip(_parts(metric), zip(*everyones, strict=True), strict=True):
+                    self._merge(part, theirs)
+            value = metric.compute()
+        self._everyones.clear()
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ConfigError(
+                f"task.metrics.{name}: gives {shape}, not one number; choose an average, as in average=macro"
+            )
+        return float(value)
+
+    def _merge(self, part: Metric, everyones: Sequence[Mapping[str, Any]]) -> None:
+        """Have `part` compute as if it had seen all workers' batches, one worker's after another's."""
+        for name, own in part.metric_state.items():
+            states = mapped(lambda tensor: tensor.to(part.device), [theirs[name] for theirs in everyones])
+            if isinstance(own, Tensor):
+                self._everyones[id(own)] = states  # to be reduced by torchmetrics
+            else:
+                setattr(part, name, [entry for state in states for entry in state])
+
+
+def build(configured: Mapping[str, Target], device: torch.device) -> ExtraMetrics:
+    """Metrics by name. Raises ConfigError where torchmetrics is missing, or for a class that is no Metric of its."""
+    if not configured:
+        return ExtraMetrics({})
+    try:
+        from torchmetrics import Metric
+    except ImportError as error:
+        names = ", ".join(f"task.metrics.{name}" for name in configured)
+        raise ConfigError(f"{names}: needs torchmetrics; pip install 'expt[torchmetrics]'") from error
+    metrics: dict[str, Metric] = {}
+    for name, config in configured.items():
+        with _explained(name):
+            metrics[name] = user_class.build(config.target, Metric, **config.kwargs).to(device)  # type: ignore[type-abstract]
+            if not metrics[name].sync_on_compute:
+                raise ConfigError("sync_on_compute=false: would leave other workers' samples out; leave it out")
+    return ExtraMetrics(metrics)
+
+
+def _parts(metric: Metric) -> list[Metric]:
+    """The metric, and those that it is made of."""
+    return [cast("Metric", module) for module in metric.modules() if hasattr(module, "metric_state")]
+
+
+def _states(metric: Metric) -> list[dict[str, Any]]:
+    """The states of each of its parts: tensors, or lists with an entry for each batch or sample."""
+    return [dict(part.metric_state) for part in _parts(metric)]
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Name the metric in what torchmetrics raises."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, TypeError, RuntimeError, IndexError, ModuleNotFoundError) as error:
+        told = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"task.metrics.{name}: {type(error).__name__}: {told}") from error
+    except ConfigError as error:
+        raise ConfigError([f"task.metrics.{name}: {problem}" for problem in error.problems]) from error

@@ -1,0 +1,73 @@
+"""Numbers to be predicted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.nn import functional
+
+from expt.data.loading import Batch
+from expt.errors import DataError
+from expt.tasks.task import Sum, Task
+
+_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "mse": functional.mse_loss,
+    "mae": functional.l1_loss,
+    "huber": functional.huber_loss,
+}
+
+
+class Regression(Task):
+    """Outputs and targets of one shape [B, ...], each value counted alike; outputs [B, 1] go with targets [B] too.
+
+    R^2 is 1 - (squared error) / (variance of the targets), over all values of the split together.
+    """
+
+    metrics = {"mae": "min", "rmse": "min", "r2": "max"}
+    sums = {"mae": 1, "squared_error": 1, "target": 1, "squared_target": 1}
+    weight_is_samples = True
+
+    def __init__(self, loss: Literal["mse", "mae", "huber"] = "mse") -> None:
+        self._loss = _LOSSES[loss]
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        """The mean over a sample's values, summed over the samples."""
+        predicted, targets = aligned(outputs, batch.targets)
+        return self._loss(predicted, targets, reduction="sum") / (targets[:1].numel() or 1), len(targets)
+
+    def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
+        """Absolute and squared errors, and the moments of the targets, in float64."""
+        predicted, targets = (tensor.double() for tensor in aligned(outputs, batch.targets))
+        error, count = predicted - targets, targets.numel()
+        return {
+            "mae": (error.abs().sum(), count),
+            "squared_error": (error.square().sum(), count),
+            "target": (targets.sum(), count),
+            "squared_target": (targets.square().sum(), count),
+        }
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Both of the targets' shape."""
+        return aligned(outputs, batch.targets)
+
+    def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
+        """RMSE and R^2, which is nan where all targets are equal."""
+        variance = means["squared_target"] - means["target"] ** 2
+        r2 = 1 - means["squared_error"] / variance if variance > 0 else math.nan
+        return {"rmse": math.sqrt(means["squared_error"]), "r2": r2}
+
+
+def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float32 and of the targets' shape. Raises DataError where that is another: it would be broadcast."""
+    if outputs.shape != targets.shape and outputs.numel() == targets.numel() and len(outputs) == len(targets):
+        outputs = outputs.view(targets.shape)  # [B, 1] and [B]
+    if outputs.shape != targets.shape:
+        gives, wanted = list(outputs.shape[1:]), list(targets.shape[1:])
+        raise DataError(
+            f"the model gives {gives} for a sample, and its target is {wanted}; "
+            "let the model's last layer have as many outputs (num_classes, which it is given)"
+        )
+    return outputs.float(), targets.float()

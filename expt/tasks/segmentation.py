@@ -1,0 +1,91 @@
+"""A class for each pixel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from expt.data.loading import Batch
+from expt.errors import ConfigError
+from expt.tasks.task import Sum, Task
+
+
+class Segmentation(Task):
+    """Cross-entropy of logits [B, num_classes, H, W] and masks [B, H, W]; pixels of `ignore_index` count for nothing.
+
+    `mean_iou` and `dice` are means over classes, of intersections and unions over the whole split. A class that is
+    neither in a mask nor in a prediction is left out, as by scikit-learn's jaccard_score(average="macro").
+    """
+
+    metrics = {"mean_iou": "max", "accuracy": "max", "dice": "max"}
+
+    def __init__(self, num_classes: int, ignore_index: int = 255) -> None:
+        self._num_classes, self._ignored = num_classes, ignore_index
+
+    @property
+    def sums(self) -> Mapping[str, int]:
+        """Intersections and unions, of each class."""
+        return {"accuracy": 1, "intersections": self._num_classes, "unions": self._num_classes}
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        """In float32, summed over pixels."""
+        self._check(outputs, batch.targets)
+        # Pixels as rows: of a picture's own loss torch has no deterministic kernel on a GPU.
+        logits = outputs.float().movedim(1, -1).reshape(-1, self._num_classes)
+        classes = batch.targets.reshape(-1).long()
+        total = functional.cross_entropy(logits, classes, ignore_index=self._ignored, reduction="sum")
+        return total, (classes != self._ignored).sum()
+
+    def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
+        """Pixels that are right, and those of each class."""
+        masks, predicted = batch.targets.long(), outputs.argmax(1)
+        counted = masks != self._ignored
+        hits = self._pixels(masks, counted & (predicted == masks))
+        unions = self._pixels(masks, counted) + self._pixels(predicted, counted) - hits
+        return {"accuracy": (hits.sum(), counted.sum()), "intersections": (hits, 1), "unions": (unions, 1)}
+
+    def _pixels(self, classes: Tensor, counted: Tensor) -> Tensor:
+        """How many of the `counted` pixels are of each class, int64 [num_classes]."""
+        flat = torch.where(counted, classes, self._num_classes).reshape(-1)
+        if flat.device.type == "cpu":
+            return torch.bincount(flat, minlength=self._num_classes + 1)[:-1]
+        counts = torch.zeros(self._num_classes + 1, dtype=torch.int64, device=flat.device)  # bincount waits for a GPU
+        return counts.scatter_add_(0, flat, torch.ones_like(flat))[:-1]
+
+    def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
+        """Means over the classes that occur; nan where none does."""
+        occurring = [
+            (hits, union) for hits, union in zip(means["intersections"], means["unions"], strict=True) if union
+        ]
+        return {
+            "mean_iou": _mean([hits / union for hits, union in occurring]),
+            "dice": _mean([2 * hits / (union + hits) for hits, union in occurring]),
+        }
+
+    def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Any, Any]:
+        """Probabilities [B, num_classes, H, W] and masks."""
+        return outputs.float().softmax(1), batch.targets.long()
+
+    def _check(self, outputs: Any, masks: Any) -> None:
+        batch, *size = masks.shape
+        wanted = [batch, self._num_classes, *size]
+        if len(size) != 2 or masks.is_floating_point():
+            raise ConfigError(
+                f"task=segmentation: a sample's target is {masks.dtype} {size}; let it be a mask of class numbers, "
+                "int64 [height, width]"
+            )
+        if not isinstance(outputs, Tensor) or list(outputs.shape) != wanted:
+            gives = list(outputs.shape) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+            raise ConfigError(
+                f"task=segmentation: the model gives {gives} where {wanted} is needed: samples, classes, height, "
+                "width; use model=unet, or one of your own that keeps the images' size"
+            )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,223 @@
+"""Loss and metrics as sums over samples: added on the device, reduced over all workers once, divided once."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from expt.data.loading import Batch
+from expt.data.tree import mapped
+from expt.errors import ConfigError, Diverged
+from expt.tasks.task import Sum, Task
+
+MAX_RECENT = 1024
+"""Batches whose losses are kept until the next log point."""
+MAX_KEPT, MAX_KEPT_OUTPUTS = 64, 2**20
+"""Batches, and their numbers, that are kept to be counted together: a step of a small model feels each kernel."""
+
+
+@dataclass(frozen=True)
+class Averages:
+    """What a log point shows."""
+
+    values: Mapping[str, float]
+    """The loss, then the task's metrics, by name."""
+    samples: int
+    """Of all workers."""
+    has_weight: bool = True
+    """False where nothing of the samples counts, as of a mask that is all to be ignored; the loss is nan then."""
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return self.values["loss"]
+
+
+class _Kept(NamedTuple):
+    loss_sum: Tensor
+    weight: Tensor | float
+    samples: Tensor | float
+    outputs: Any
+    targets: Any
+    terms: Mapping[str, Sum]
+
+
+class Sums:
+    """Running sums of a task's loss and metrics, and of the samples, on `device`; nothing here waits for the device."""
+
+    def __init__(self, task: Task, device: torch.device, *, finite_only: bool = False, at_once: bool = False) -> None:
+        """With `at_once` a batch's outputs are used up before the next, which may overwrite them (CUDA graphs do).
+
+        With `finite_only` a batch whose loss is not finite is left out.
+        """
+        self._task, self._finite_only = task, finite_only
+        self._columns: dict[str, slice] = {}
+        """Of the row: first the samples, then the values of each sum, and its weight behind them."""
+        end = 1
+        for name, size in {"loss": 1, **task.sums}.items():
+            self._columns[name] = slice(end, end + size)
+            end += size + 1
+        # float64: a float32 sum over a large set would lose the last samples. MPS has none.
+        self._values = torch.zeros(end, dtype=torch.float64, device=device)
+        self.logged = self._values.clone()
+        """The sums at the last log point."""
+        self._at_once = at_once or finite_only or not task.measures_jointly
+        self._kept: list[_Kept] = []
+        self._kept_outputs = 0
+        self._recent: deque[Tensor] = deque(maxlen=MAX_RECENT)
+
+    @property
+    def values(self) -> Tensor:
+        """The row of all sums so far [N]."""
+        self._count()
+        return self._values
+
+    @torch.no_grad()
+    def add(self, loss: Sum, outputs: Any, batch: Batch) -> None:
+        """Count a batch: its loss, as the task gives it, and the model's outputs; nothing where it has no weight."""
+        loss_sum, weight = loss[0].detach(), loss[1]
+        if batch.weightless:
+            self._recent.append(torch.zeros_like(loss_sum))
+            return
+        self._recent.append(loss_sum)
+        outputs = mapped(Tensor.detach, outputs)
+        samples: Tensor | float = batch.size
+        terms: Mapping[str, Sum] = {}
+        if self._at_once:
+            terms = self._checked(self._task.measure(outputs, batch))
+            if self._finite_only:
+                loss_sum, weight, samples, terms = _if_finite(loss_sum, weight, samples, terms)
+            self._kept.append(_Kept(loss_sum, weight, samples, None, None, terms))
+        else:
+            self._kept.append(_Kept(loss_sum, weight, samples, outputs, batch.targets, terms))
+            self._kept_outputs += outputs.numel()
+        if len(self._kept) == MAX_KEPT or self._kept_outputs >= MAX_KEPT_OUTPUTS:
+            self._count()
+
+    def _checked(self, terms: Mapping[str, Sum]) -> Mapping[str, Sum]:
+        expected = self._task.sums
+        if terms.keys() != expected.keys():
+            named = ", ".join(expected) or "none"
+            raise ConfigError(
+                f"{type(self._task).__name__}.measure gives {', '.join(terms) or 'nothing'}, and task.metrics names "
+                f"{named}; let them be the same"
+            )
+        for name, (total, _) in terms.items():
+            if not isinstance(total, Tensor) or total.numel() != expected[name]:
+                what = f"has the shape {list(total.shape)}" if isinstance(total, Tensor) else f"is {total!r}"
+                raise ConfigError(f"{type(self._task).__name__}.measure: {name} {what}; give its sum, a tensor []")
+        return terms
+
+    @torch.no_grad()
+    def _count(self) -> None:
+        """Add up what was kept."""
+        if not self._kept:
+            return
+        kept, row, loss = self._kept, self._values, self._columns["loss"]
+        total = row[loss.start]
+        for each in kept:  # one by one: the order is in a sum's last digits
+            total += each.loss_sum
+        self._add_weights(0, [each.samples for each in kept])
+        self._add_weights(loss.stop, [each.weight for each in kept])
+        if kept[0].outputs is not None:
+            targets = torch.cat([each.targets for each in kept])
+            outputs = torch.cat([each.outputs for each in kept])
+            self._add_terms([self._checked(self._task.measure(outputs, Batch(None, targets, len(targets))))])
+        else:
+            self._add_terms([each.terms for each in kept])
+        self._forget()
+
+    def _add_terms(self, terms: Sequence[Mapping[str, Sum]]) -> None:
+        for name in self._task.sums:
+            columns = self._columns[name]
+            several = torch.stack([each[name][0].reshape(-1) for each in terms])
+            self._values[columns] += several.sum(0, dtype=torch.float64)
+            self._add_weights(columns.stop, [each[name][1] for each in terms])
+
+    def _add_weights(self, column: int, weights: Sequence[Tensor | float]) -> None:
+        numbers = [weight for weight in weights if not isinstance(weight, Tensor)]
+        tensors = [weight.reshape(()) for weight in weights if isinstance(weight, Tensor)]
+        if numbers:
+            self._values[column] += math.fsum(numbers)
+        if tensors:
+            self._values[column] += torch.stack(tensors).sum(dtype=torch.float64)
+
+    def _forget(self) -> None:
+        self._kept.clear()
+        self._kept_outputs = 0
+
+    def averages(self, values: Tensor) -> Averages:
+        """The means, and what the task derives from them, of a row of sums. Waits for the device.
+
+        Raises Diverged if nothing was counted.
+        """
+        row = values.tolist()
+        if not row[0]:
+            raise Diverged("no sample was counted since the last log point: every loss was nan or infinite")
+        means: dict[str, Any] = {}
+        for name, columns in self._columns.items():
+            weight = row[columns.stop]
+            found = [value / weight if weight else math.nan for value in row[columns]]
+            means[name] = found[0] if len(found) == 1 else found
+        known = {**means, **self._task.derive(means)}
+        has_weight = bool(row[self._columns["loss"].stop])
+        return Averages({name: known[name] for name in ("loss", *self._task.metrics)}, int(row[0]), has_weight)
+
+    def mark_logged(self) -> None:
+        """Begin the next stretch between log points."""
+        self.logged.copy_(self.values)
+        self._recent.clear()
+
+    def first_not_finite(self) -> tuple[int, float] | None:
+        """How many batches ago since the last log point a loss was first nan or infinite, and which. Waits."""
+        losses = [loss.item() for loss in self._recent]
+        bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
+        return (len(losses) - 1 - bad[0], losses[bad[0]]) if bad else None
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        self._values.zero_()
+        self.logged.zero_()
+        self._forget()
+        self._recent.clear()
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """What was counted so far, and of it what was logged. Waits for the device."""
+        return {"sums": self.values.tolist(), "logged": self.logged.tolist()}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Continue from what `state_dict` found."""
+        self._forget()
+        self._values.copy_(_row(state["sums"]))
+        self.logged.copy_(_row(state["logged"]))
+
+
+def _row(saved: Sequence[float]) -> Tensor:
+    """The sums that were saved; before there were tasks they were loss, correct predictions and samples."""
+    if len(saved) == 3:
+        loss_sum, correct, count = saved
+        saved = [count, loss_sum, count, correct, count]
+    return torch.tensor(saved, dtype=torch.float64)
+
+
+def _if_finite(
+    loss_sum: Tensor, weight: Tensor | float, samples: Tensor | float, terms: Mapping[str, Sum]
+) -> tuple[Tensor, Tensor, Tensor, Mapping[str, Sum]]:
+    """The same, or zeros where the loss is not finite."""
+    finite = loss_sum.isfinite()
+
+    def kept(value: Tensor | float) -> Tensor:
+        return torch.where(finite, torch.as_tensor(value, dtype=torch.float64, device=finite.device), 0.0)
+
+    return (
+        kept(loss_sum),
+        kept(weight),
+        kept(samples),
+        {name: (kept(total), kept(by)) for name, (total, by) in terms.items()},
+    )

@@ -1,0 +1,156 @@
+"""torchmetrics' metrics over the batches of several workers: equal to one process that has seen them all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchmetrics import MinMaxMetric, PearsonCorrCoef, SpearmanCorrCoef
+from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix, MulticlassF1Score
+
+from expt.config.constraints import Target
+from expt.data.loading import Batch
+from expt.errors import ConfigError
+from expt.tasks import extra_metrics
+from expt.tasks.classification import Classification
+from expt.tasks.extra_metrics import ExtraMetrics
+from expt.tasks.regression import Regression
+from expt.tasks.task import Task
+from expt.training.collectives import Worker, gather_across_workers
+from tests.conftest import run
+from tests.ranks import together
+
+CPU = torch.device("cpu")
+CLASSES, SIZES = 4, (40, 7, 1, 23)
+AUROC = "torchmetrics.classification.MulticlassAUROC"
+
+
+def samples(task: Task) -> list[Batch]:
+    """Batches of unequal size; their inputs are the model's outputs."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for size in SIZES:
+        if isinstance(task, Regression):
+            outputs = torch.randn(size, generator=generator)
+            targets = outputs + torch.randn(size, generator=generator)
+        else:
+            outputs = torch.randn(size, CLASSES, generator=generator)
+            targets = torch.randint(CLASSES, (size,), generator=generator)
+        found.append(Batch(outputs, targets, size))
+    return found
+
+
+def metrics(task: Task) -> ExtraMetrics:
+    if isinstance(task, Regression):
+        return ExtraMetrics({"pearson": PearsonCorrCoef(), "spearman": SpearmanCorrCoef()})
+    f1 = MulticlassF1Score(CLASSES)
+    return ExtraMetrics({"auroc": MulticlassAUROC(CLASSES), "f1": f1, "highest": _Highest(MulticlassF1Score(CLASSES))})
+
+
+class _Highest(MinMaxMetric):
+    """A metric that is made of another."""
+
+    def compute(self) -> Tensor:  # type: ignore[override]
+        found: Tensor = super().compute()["max"]
+        return found
+
+
+def values_of(task: Task, batches: list[Batch], found: ExtraMetrics) -> dict[str, float]:
+    for batch in batches:
+        found.update(task, batch.inputs, batch)
+    return found.compute(gather_across_workers)
+
+
+@pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef` will save all")
+@pytest.mark.parametrize("task", [Classification(), Regression()], ids=lambda task: type(task).__name__)
+def test_any_number_of_workers_measures_as_one_does(task: Task, tmp_path: Path) -> None:
+    """With one that has no batch, and twice: an evaluation leaves nothing to the next."""
+    batches = samples(task)
+    expected = values_of(task, batches, metrics(task))
+    assert not values_of(task, batches, ExtraMetrics({}))
+    for size, shares in ((2, ((0, 3), (3, 4))), (3, ((0, 0), (0, 1), (1, 4)))):
+
+        def each(worker: Worker, shares: Any = shares) -> list[dict[str, float]]:
+            start, stop = shares[worker.rank]
+            found = metrics(task)
+            return [values_of(task, batches[start:stop], found) for _ in range(2)]
+
+        (folder := tmp_path / str(size)).mkdir()
+        for values in together(folder, size, each):
+            assert values == [pytest.approx(expected, abs=1e-6)] * 2
+
+
+def test_a_batch_that_counts_for_nothing_is_not_measured() -> None:
+    task = Classification()
+    batches = samples(task)
+    expected = values_of(task, batches, metrics(task))
+    assert values_of(task, [*batches, batches[0]._replace(weightless=True)], metrics(task)) == expected
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "told"),
+    [
+        ("torch.nn.Linear", {}, "refused, it is not a subclass of torchmetrics.metric.Metric"),
+        ("torchmetrics.NoSuch", {}, "torchmetrics has no NoSuch"),
+        (AUROC, {"classes": 4}, "it was given classes"),
+        (AUROC, {"num_classes": 1}, "task.metrics.auroc: ValueError: Expected argument `num_classes`"),
+    ],
+)
+def test_a_metric_that_cannot_be_built_is_told(target: str, arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=r"task\.metrics\.auroc") as caught:
+        extra_metrics.build({"auroc": Target(target=target, kwargs=arguments)}, CPU)
+    assert told in str(caught.value)
+
+
+def test_a_metric_that_is_not_one_number_or_takes_other_targets_is_told() -> None:
+    task = Classification()
+    several = ExtraMetrics({"matrix": MulticlassConfusionMatrix(CLASSES)})
+    with pytest.raises(ConfigError, match=r"task.metrics.matrix: gives \[4, 4\], not one number"):
+        values_of(task, samples(task), several)
+    with pytest.raises(ConfigError, match=r"task.metrics.pearson: \w+Error: "):
+        values_of(task, samples(task), ExtraMetrics({"pearson": PearsonCorrCoef()}))
+
+
+def word(name: str, **keys: object) -> str:
+    shown = ", ".join(f"{key}: {value}" for key, value in keys.items())
+    return f"+task.metrics.{name}={{{shown}}}"
+
+
+def test_a_run_is_chosen_by_a_metric_that_is_no_sum(tmp_path: Path) -> None:
+    auroc = word("auroc", _target_=AUROC, num_classes=10, better="max")
+    words = ("epochs=2", "optimizer.lr=0.5", "world_size=2", "hydra.run.dir=run")
+    done = run(*words, auroc, "objective=auroc/val", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "best         auroc/val 0.9" in done.stdout
+    shown = next(line for line in done.stdout.splitlines() if line.startswith("test"))
+    assert len(shown.split()) == 7, "loss, accuracy, auroc, and of which epoch"
+    assert run("report", "run", cwd=tmp_path).returncode == 0
+    again = run("hydra.run.dir=run", "resume=auto", "epochs=3", auroc, "objective=auroc/val", *words[1:3], cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((word("auroc", _target_=AUROC),), "task.metrics.auroc.better: has no value; give one"),
+        (
+            (word("auroc", _target_=AUROC, better="up"),),
+            "task.metrics.auroc.better='up': input should be 'min' or 'max'",
+        ),
+        ((word("accuracy", _target_=AUROC, better="max"),), "task.metrics.accuracy: the task has one of that name"),
+        (
+            (word("auroc", _target_=AUROC, better="max"), "objective=auroc/train"),
+            "objective=auroc/train: not one of loss/train, loss/val, loss/test, accuracy/train",
+        ),
+        ((word("auroc", _target_="os.system", better="max"),), "_target_=os.system: refused"),
+    ],
+    ids=lambda value: "",
+)
+def test_bad_input(arguments: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    done = run(*arguments, "world_size=1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,206 @@
+"""Segmentation: what is counted, equal to torchmetrics over the whole set, and curves equal to a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+from torchmetrics.classification import MulticlassJaccardIndex
+from torchmetrics.functional.segmentation import dice_score
+
+from expt.data.loading import Batch
+from expt.errors import ConfigError, Diverged
+from expt.models.unet import UNet
+from expt.tasks.segmentation import Segmentation
+from expt.tasks.sums import Sums
+from tests.conftest import Trained, run
+
+CPU = torch.device("cpu")
+IGNORED, SIZE = 255, 8
+COLOURS = torch.tensor([[30, 30, 30], [220, 40, 40], [40, 220, 40], [40, 40, 220]], dtype=torch.uint8)
+
+
+def batches(num_classes: int, *, without: int | None = None) -> Iterator[tuple[Tensor, Batch]]:
+    """Logits and masks of unequal batches, a third of the pixels ignored; one class may occur nowhere."""
+    generator = torch.Generator().manual_seed(0)
+    for size in (1, 5, 3):
+        logits = torch.randn(size, num_classes, 7, 6, generator=generator)
+        masks = torch.randint(num_classes, (size, 7, 6), generator=generator)
+        if without is not None:
+            logits[:, without] = -100
+            masks[masks == without] = 0
+        masks[torch.rand(masks.shape, generator=generator) < size / 9] = IGNORED
+        yield logits, Batch(logits, masks, size)
+
+
+def counted(task: Segmentation, found: list[tuple[Tensor, Batch]]) -> dict[str, float]:
+    sums = Sums(task, CPU)
+    for logits, batch in found:
+        sums.add(task.loss(logits, batch), logits, batch)
+    return dict(sums.averages(sums.values).values)
+
+
+@pytest.mark.parametrize("without", [None, 2])
+def test_metrics_are_those_of_the_whole_set(without: int | None) -> None:
+    """A class that occurs nowhere is left out."""
+    num_classes = 4
+    found = list(batches(num_classes, without=without))
+    values = counted(Segmentation(num_classes, IGNORED), found)
+    logits, masks = torch.cat([each for each, _ in found]), torch.cat([batch.targets for _, batch in found])
+    jaccard = MulticlassJaccardIndex(num_classes, average="macro", ignore_index=IGNORED)(logits, masks)
+    assert values["mean_iou"] == pytest.approx(jaccard.item(), abs=1e-6)
+    here = masks != IGNORED
+    predicted, classes = logits.argmax(1)[here], masks[here]
+    assert values["accuracy"] == pytest.approx((predicted == classes).float().mean().item(), abs=1e-6)
+    assert values["loss"] == pytest.approx(functional.cross_entropy(logits, masks, ignore_index=IGNORED).item(), 1e-6)
+    dice = dice_score(predicted[None], classes[None], num_classes, average="none", input_format="index")[0]
+    occurring = [number for number in range(num_classes) if number != without]
+    assert values["dice"] == pytest.approx(dice[occurring].mean().item(), abs=1e-6)
+
+
+def test_samples_of_which_nothing_counts_are_no_divergence() -> None:
+    task = Segmentation(2, IGNORED)
+    logits, masks = torch.randn(1, 2, 3, 3), torch.full((1, 3, 3), IGNORED)
+    values = counted(task, [(logits, Batch(logits, masks, 1))])
+    assert values["loss"] != values["loss"], "not 0, which would be the best"
+    assert values["mean_iou"] != values["mean_iou"]
+    with pytest.raises(Diverged):
+        counted(task, [])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "masks", "told"),
+    [
+        (torch.zeros(2, 3), torch.zeros(2, 4, 4).long(), r"gives \[2, 3\] where \[2, 3, 4, 4\]"),
+        (torch.zeros(2, 3, 2, 2), torch.zeros(2, 4, 4).long(), r"gives \[2, 3, 2, 2\] where"),
+        ({"out": torch.zeros(2, 3, 4, 4)}, torch.zeros(2, 4, 4).long(), "gives a dict where"),
+        (torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4), "target is torch.float32"),
+        (torch.zeros(2, 3, 4, 4), torch.zeros(2).long(), "let it be a mask of class numbers"),
+    ],
+)
+def test_outputs_and_targets_of_another_shape_are_refused(outputs: Any, masks: Tensor, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        Segmentation(3).loss(outputs, Batch(None, masks, 2))
+
+
+@pytest.mark.parametrize("size", [(28, 28), (13, 9), (4, 7)])
+def test_a_unet_takes_any_size(size: tuple[int, int]) -> None:
+    model = UNet(channels=2, image_size=size, num_classes=5, widths=(4, 6, 8))
+    logits = model(torch.randn(2, 2, *size))
+    assert logits.shape == (2, 5, *size)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_unet_of_more_levels_than_an_image_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="3 levels need images of 4x4 or more, and these are 8x3"):
+        UNet(channels=2, image_size=(8, 3), num_classes=5)
+
+
+def write_pictures(root: Path, counts: dict[str, int]) -> None:
+    """Images of noise whose colour tells the class; the share of ignored pixels grows from image to image."""
+    generator = torch.Generator().manual_seed(0)
+    for part, count in counts.items():
+        for kind in ("images", "masks"):
+            (root / part / kind).mkdir(parents=True)
+        for index in range(count):
+            mask = torch.randint(len(COLOURS), (SIZE, SIZE), generator=generator)
+            noise = torch.randint(-25, 25, (SIZE, SIZE, 3), generator=generator)
+            image = (COLOURS[mask] + noise).clamp(0, 255).byte()
+            mask[torch.rand(mask.shape, generator=generator) < index / count] = IGNORED
+            Image.fromarray(image.numpy()).save(root / part / "images" / f"{index:03}.png")
+            Image.fromarray(mask.byte().numpy()).save(root / part / "masks" / f"{index:03}.png")
+
+
+def folder_words(root: Path) -> tuple[str, ...]:
+    return (
+        *("task=segmentation", "dataset=segmentation_folder", f"dataset.root={root}", "dataset.num_classes=4"),
+        *("dataset.image_size=[8,8]", "dataset.num_workers=0", "model=unet", "model.widths=[4,6]"),
+    )
+
+
+def read_pictures(folder: Path) -> tuple[Tensor, Tensor]:
+    """Images [N, 3, H, W] in [0, 1], and masks, in the order of their names."""
+    read = [
+        np.stack([np.array(Image.open(path)) for path in sorted((folder / kind).iterdir())])
+        for kind in ("images", "masks")
+    ]
+    return torch.from_numpy(read[0]).permute(0, 3, 1, 2).float() / 255, torch.from_numpy(read[1]).long()
+
+
+def test_curves_are_a_plain_loops_on_any_number_of_workers(tmp_path: Path, trained: Trained) -> None:
+    """Images have unequal numbers of pixels that count, so a mean of workers' means would be another."""
+    root = tmp_path / "pictures"
+    write_pictures(root, {"train": 30, "val": 7})
+    # One batch of all: its order, drawn by expt, is no matter then.
+    words = (
+        *folder_words(root),
+        *("model.batch_norm=false", "dataset.mean=null", "dataset.std=null", "optimizer=plain_sgd", "optimizer.lr=0.5"),
+        *("batch_size=30", "epochs=4", "log_every=1", "tensorboard.norms=false"),
+    )
+    runs = {
+        workers: trained(*words, f"world_size={workers}", f"gradient_accumulation={parts}", name=f"w{workers}")
+        for workers, parts in ((1, 1), (2, 3), (3, 1))
+    }
+    (images, masks), (val_images, val_masks) = read_pictures(root / "train"), read_pictures(root / "val")
+    torch.manual_seed(0)
+    model: nn.Module = UNet(channels=3, image_size=(SIZE, SIZE), num_classes=4, widths=(4, 6), batch_norm=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses, val_losses = [], []
+    for _ in range(4):
+        loss = functional.cross_entropy(model(images), masks, ignore_index=IGNORED)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        with torch.no_grad():
+            val_losses.append(functional.cross_entropy(model(val_images), val_masks, ignore_index=IGNORED).item())
+    with torch.no_grad():
+        iou = MulticlassJaccardIndex(4, ignore_index=IGNORED)(model(val_images), val_masks).item()
+    assert losses[0] - losses[-1] > 0.01
+    for workers, folder in runs.items():
+        curves = [[value for _, value in folder.curve(tag)] for tag in ("loss/train", "loss/val", "mean_iou/val")]
+        assert curves[0] == pytest.approx(losses, abs=1e-4), workers
+        assert curves[1] == pytest.approx(val_losses, abs=1e-4), workers
+        assert curves[2][-1] == pytest.approx(iou, abs=1e-4), workers
+        assert folder.result["objective"]["name"] == "mean_iou/val"
+
+
+OWN_DATASET = """
+import torch
+
+class Stripes(torch.utils.data.Dataset):
+    def __init__(self, train, wrong=False):
+        self.wrong = wrong
+    def __len__(self):
+        return 24
+    def __getitem__(self, index):
+        mask = torch.zeros(6, 10, dtype=torch.int64)
+        mask[:, index % 5 :] = 5 if self.wrong and index == 11 else 1
+        return mask[None].float() + 0.1, mask
+"""
+
+
+def test_a_dataset_of_ones_own_and_its_wrong_mask(tmp_path: Path) -> None:
+    (tmp_path / "stripes.py").write_text(OWN_DATASET)
+    conf = tmp_path / "conf" / "dataset"
+    conf.mkdir(parents=True)
+    (conf / "stripes.yaml").write_text("_target_: stripes.Stripes\nnum_workers: 0\nwrong: false\n")
+    words = ("task=segmentation", "dataset=stripes", "model=unet", "model.widths=[4,6]", "batch_size=8", "epochs=4")
+    fast = ("optimizer=adam", "optimizer.lr=0.03", "world_size=1")
+    done = run(*words, *fast, "task.num_classes=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "best         mean_iou/val" in done.stdout
+    wrong = run(*words, *fast, "task.num_classes=2", "dataset.wrong=true", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "sample 11: its mask holds the class 5, expected 0 to 1, or 255 (task.ignore_index); mend" in wrong.stderr
+    unsaid = run(*words, cwd=tmp_path)
+    assert unsaid.returncode == 2
+    assert "task.num_classes: a dataset of your own does not tell; give it, as in" in unsaid.stderr

@@ -1,0 +1,195 @@
+"""Sums over samples, and the averages they make, against numpy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from expt.data.loading import Batch
+from expt.errors import ConfigError, Diverged
+from expt.tasks.classification import Classification
+from expt.tasks.sums import MAX_KEPT, MAX_KEPT_OUTPUTS, Sums
+from expt.tasks.task import Sum, Task
+
+CPU = torch.device("cpu")
+
+
+def of_classes(**settings: Any) -> Sums:
+    return Sums(Classification(), CPU, **settings)
+
+
+def add(
+    sums: Sums, logits: torch.Tensor, labels: torch.Tensor, loss: torch.Tensor, *, weightless: bool = False
+) -> None:
+    sums.add((loss, len(labels)), logits, Batch(logits, labels, len(labels), weightless))
+
+
+def seen(sums: Sums) -> tuple[float, float, int]:
+    """Loss, accuracy and samples."""
+    found = sums.averages(sums.values)
+    return found.values["loss"], found.values["accuracy"], found.samples
+
+
+def test_averages_of_unequal_batches() -> None:
+    rng = np.random.default_rng(0)
+    sums = of_classes()
+    losses, hits = [], []
+    for size in (64, 64, 7):
+        logits, labels, loss = rng.normal(size=(size, 10)), rng.integers(0, 10, size), rng.random(size)
+        add(sums, torch.from_numpy(logits), torch.from_numpy(labels), torch.tensor(loss.sum()))
+        losses.append(loss)
+        hits.append(logits.argmax(1) == labels)
+    loss_mean, accuracy, samples = seen(sums)
+    assert loss_mean == pytest.approx(np.concatenate(losses).mean())
+    assert (accuracy, samples) == (np.concatenate(hits).mean(), 135)
+
+
+def test_a_batch_without_weight_counts_for_nothing() -> None:
+    sums = of_classes()
+    add(sums, torch.eye(2), torch.tensor([0, 0]), torch.tensor(6.0))
+    add(sums, torch.eye(2), torch.tensor([0, 1]), torch.tensor(9.0), weightless=True)
+    assert seen(sums) == (3.0, 0.5, 2)
+
+
+def test_a_large_set_loses_no_sample() -> None:
+    sums = of_classes()
+    sums.values[:] = 2**24
+    add(sums, torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.tensor(1.0))
+    assert seen(sums) == (1.0, 1.0, 2**24 + 1)
+
+
+@pytest.mark.parametrize("labels", [[], [0, 1]], ids=["no batch", "without weight"])
+def test_nothing_counted_has_no_average(labels: list[int]) -> None:
+    sums = of_classes()
+    if labels:
+        add(sums, torch.zeros(len(labels), 3), torch.tensor(labels), torch.tensor(0.0), weightless=True)
+    with pytest.raises(Diverged, match="no sample was counted"):
+        seen(sums)
+
+
+def test_reset_starts_again() -> None:
+    sums = of_classes()
+    add(sums, torch.eye(2), torch.tensor([0, 0]), torch.tensor(8.0))
+    sums.reset()
+    add(sums, torch.eye(2), torch.tensor([0, 1]), torch.tensor(1.0))
+    assert seen(sums) == (0.5, 1.0, 2)
+
+
+def test_sums_are_those_of_single_additions_to_the_bit() -> None:
+    """However many batches are counted together, and whenever somebody looks."""
+    generator = torch.Generator().manual_seed(0)
+    sums, watched, at_once, expected = of_classes(), of_classes(), of_classes(at_once=True), torch.zeros(5).double()
+    for _ in range(2 * MAX_KEPT + 3):
+        logits, labels = torch.randn(5, 4, generator=generator), torch.randint(4, (5,), generator=generator)
+        loss = torch.rand((), generator=generator) * 10 ** torch.randint(-9, 9, (), generator=generator)
+        for each in (sums, watched, at_once):
+            add(each, logits, labels, loss)
+        expected[1] += loss.double()
+        expected[[0, 2, 3, 4]] += torch.tensor([5, 5, int((logits.argmax(1) == labels).sum()), 5])
+        assert torch.equal(watched.values, expected)
+    assert torch.equal(sums.values, expected)
+    assert torch.equal(at_once.values, expected)
+
+
+def test_a_batch_that_may_be_overwritten_is_counted_before() -> None:
+    sums, logits, loss = of_classes(at_once=True), torch.eye(2), torch.tensor(1.0)
+    add(sums, logits, torch.tensor([0, 1]), loss)
+    logits.zero_()
+    assert seen(sums) == (0.5, 1.0, 2)
+
+
+def test_a_step_computes_nothing_for_the_sums() -> None:
+    """A small model feels each kernel."""
+    sums, logits, labels, loss = of_classes(), torch.eye(2), torch.tensor([0, 1]), torch.tensor(1.0)
+    add(sums, logits, labels, loss)
+    with Operators() as found:
+        add(sums, logits, labels, loss)
+    assert set(found.names) <= {"detach", "alias"}
+
+
+def test_a_loss_that_is_not_finite_is_left_out_with_its_batch() -> None:
+    sums = of_classes(finite_only=True)
+    for loss in (1.0, math.nan, math.inf, 3.0):
+        add(sums, torch.eye(2), torch.tensor([0, 0]), torch.tensor(loss))
+    assert seen(sums) == (1.0, 0.5, 4)
+    assert sums.first_not_finite() is not None
+
+
+def test_large_logits_are_not_kept() -> None:
+    sums, logits = of_classes(), torch.zeros(1, MAX_KEPT_OUTPUTS // 2)
+    add(sums, logits, torch.tensor([0]), torch.tensor(1.0))
+    with Operators() as found:
+        add(sums, logits, torch.tensor([0]), torch.tensor(1.0))
+    assert "argmax" in found.names
+
+
+def test_what_is_kept_is_forgotten_where_another_state_is_loaded() -> None:
+    sums = of_classes()
+    add(sums, torch.eye(2), torch.tensor([0, 1]), torch.tensor(1.0))
+    sums.load_state_dict({"sums": [2.0, 4.0, 2.0, 1.0, 2.0], "logged": [0.0] * 5})
+    assert seen(sums) == (2.0, 0.5, 2)
+
+
+def test_what_was_saved_before_there_were_tasks_is_loaded() -> None:
+    sums = of_classes()
+    sums.load_state_dict({"sums": [4.0, 1.0, 2.0], "logged": [2.0, 1.0, 1.0]})
+    assert seen(sums) == (2.0, 0.5, 2)
+    assert sums.logged.tolist() == [1.0, 2.0, 1.0, 1.0, 1.0]
+
+
+class Counted(Task):
+    """Tokens of unequal number, and a histogram."""
+
+    metrics = {"mean": "min", "share": "max"}
+    sums = {"mean": 1, "bins": 3}
+
+    def loss(self, outputs: torch.Tensor, batch: Batch) -> Sum:
+        return outputs.sum(), (outputs > 0).sum()
+
+    def measure(self, outputs: torch.Tensor, batch: Batch) -> dict[str, Sum]:
+        return {"mean": (outputs.sum(), outputs.numel()), "bins": (outputs.histc(3, 0, 3), 1)}
+
+    def derive(self, means: Any) -> dict[str, float]:
+        return {"share": means["bins"][0] / sum(means["bins"])}
+
+
+@pytest.mark.parametrize("finite_only", [False, True])
+def test_a_tasks_own_sums_with_weights_of_their_own(finite_only: bool) -> None:
+    sums = Sums(Counted(), CPU, finite_only=finite_only)
+    for row in ([0.5, 2.5, 0.0], [0.0, 1.5], *([[math.nan]] * finite_only)):
+        outputs = torch.tensor(row)
+        batch = Batch(outputs, None, len(row))
+        sums.add(sums._task.loss(outputs, batch), outputs, batch)
+    found = sums.averages(sums.values)
+    assert found.values == pytest.approx({"loss": 4.5 / 3, "mean": 4.5 / 5, "share": 3 / 5})
+    assert found.samples == 5
+    assert sums.values.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("terms", "text"),
+    [({}, "measure gives nothing, and task.metrics names mean, bins"), ({"mean": 2, "bins": 3}, "mean has the shape")],
+)
+def test_what_is_not_a_sum_is_refused(terms: dict[str, int], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {name: (torch.zeros(size), 1) for name, size in terms.items()}
+    monkeypatch.setattr(Counted, "measure", lambda *_: given)
+    with pytest.raises(ConfigError, match=text):
+        Sums(Counted(), CPU).add((torch.tensor(1.0), 1), torch.zeros(1), Batch(torch.zeros(1), None, 1))
+
+
+class Operators(TorchDispatchMode):
+    """The operators that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See TorchDispatchMode."""
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
