@@ -9,11 +9,18 @@
     loading     Batch, Loader, LoaderOptions: what a worker sees
     augment     random crop, flip and cutout of a whole batch
     prefetch    on a GPU, the next batch while this one computes
-    memory      the loader of images that fit in memory
+    memory      the loaders of images, and of samples of any kind, that fit in memory
     stream      the loader of everything larger
     image_folder        a person's folder of images, read image by image
     image_folder_files  what lies in such a folder, and how one image is decoded
     image_folder_cache  such a folder, decoded once into the cache
+    text        windows of a text's tokens
+    text_files  what lies in a text's file or folder, and which of its bytes train, validate and test
+    table       a person's table: which columns are features and targets, and what they may hold
+    table_files the columns of a .csv, .npz or .parquet
+    table_source        its rows as tensors, standardised
+    source      a dataset as it is found, before it is split and batched
+    checks      whether settings fit the data
     synthetic   images made on the spot
     build       from the configuration to the three loaders
 

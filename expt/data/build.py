@@ -4,48 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
 
-from expt.config import groups, user_class
+from expt.config import datasets
+from expt.data import checks, indexing, mask_files, masks, own_dataset, table, table_source
 from expt.data.augment import Augmentation
 from expt.data.classes import CLASS_NAMES
 from expt.data.files import Arrays, DatasetConfig, load
 from expt.data.image_folder import FolderDataset
 from expt.data.image_folder_cache import decoded_folder
 from expt.data.image_folder_files import list_parts
-from expt.data.indexing import split
-from expt.data.loading import Loader, LoaderOptions, Shard
+from expt.data.loading import Batch, Loader, LoaderOptions, Shard
+from expt.data.masks import MaskValues
 from expt.data.memory import InMemoryLoader, place
-from expt.data.stream import StreamLoader, to_tensor
+from expt.data.source import Part, Source, of_images, streamed
 from expt.data.synthetic import synthetic
-from expt.errors import ConfigError, DataError, warn
+from expt.data.text import TextLoader, Windows
+from expt.data.text_files import VOCAB_SIZES, Extent, parts_of
+from expt.data.tree import mapped
+from expt.errors import ConfigError, warn
 
 
 @dataclass(frozen=True)
 class DataInfo:
     """What a model needs to know of its data."""
 
-    channels: int
-    image_size: tuple[int, int]
-    """height, width"""
-    num_classes: int
+    shapes: Mapping[str, Any]
+    """What a model may ask for, by keyword: of images their `channels` and `image_size` (height, width), and
+    `num_classes`, the number of its outputs"""
     class_names: tuple[str, ...]
+    """empty where samples are of no class"""
     train_size: int
     """samples to train on, after validation is held out and train_limit applied"""
     val_size: int
     test_size: int
+    standardised: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    """of a table's columns: the mean and standard deviation over the training samples"""
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """channels, height, width"""
-        return self.channels, *self.image_size
+    def channels(self) -> int:
+        """Of its images."""
+        return int(self.shapes["channels"])
+
+    @property
+    def num_classes(self) -> int:
+        """The number of a model's outputs."""
+        return int(self.shapes["num_classes"])
 
 
 @dataclass(frozen=True)
@@ -53,41 +63,26 @@ class Data:
     """The loaders of a run, on one worker; `val` and `test` where there is such a set."""
 
     info: DataInfo
+    example: tuple[Any, Any]
+    """inputs and targets of one sample, zeros on the device"""
     train: Loader
     val: Loader | None
     test: Loader | None
 
+    @property
+    def are_images(self) -> bool:
+        """Whether its samples are images, each of one class."""
+        return checks.are_images(self.info.class_names, self.example)
 
-class _Load(Protocol):
-    def __call__(self, indices: Tensor, options: LoaderOptions) -> Loader:
-        """A loader of the samples at `indices`."""
-
-
-class _Part(NamedTuple):
-    """The training, validation or test part of a dataset, before it is split and batched."""
-
-    size: int
-    load: _Load
-
-    def whole(self, options: LoaderOptions) -> Loader:
-        """A loader of all its samples."""
-        return self.load(torch.arange(self.size), options)
-
-
-@dataclass(frozen=True)
-class _Source:
-    shape: tuple[int, int, int]
-    class_names: tuple[str, ...]
-    train: _Part
-    test: _Part | None
-    val: _Part | None = None
-    """where it is a part of its own, and not held out of train"""
-    classes: Tensor | None = None
-    """of the training samples [N]; None where these come in random order as they are"""
+    def blank(self, size: int) -> Batch:
+        """A batch of `size` samples, all zeros."""
+        inputs, targets = mapped(lambda tensor: tensor.expand(size, *tensor.shape).clone(), self.example)
+        return Batch(inputs, targets, size)
 
 
 def build(
     dataset: DatasetConfig,
+    task: Any = None,
     *,
     batch_size: int,
     shard: Shard,
@@ -97,22 +92,23 @@ def build(
     channels_last: bool,
     num_workers: int = 0,
     batch_parts: int = 1,
+    mask_values: MaskValues | None = None,
 ) -> Data:
     """The loaders of `dataset` on one worker; `batch_size` is global, `num_workers` reads for this worker.
 
-    A batch is a multiple of `batch_parts`, which is told where it is too large.
+    A batch is a multiple of `batch_parts`, which is told where it is too large. The configured `task` says what a
+    table's targets are; they are masks where `mask_values` are given.
 
     Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit it.
     """
-    source = _source(dataset, device, num_workers)
-    _check_channels(dataset, source.shape[0])
-    _check_augment(dataset.augment, source.shape[1:])
-    val_fraction = 0.0 if source.val else dataset.val_fraction
-    train_idx, val_idx = split(source.train.size, val_fraction, dataset.train_limit, source.classes)
+    source = _source(dataset, task, device, num_workers, mask_values)
+    checks.check_image_keys(dataset, source)
+    train_idx, val_idx = _split(dataset, source)
+    source = source.fitted(train_idx) if source.fitted else source
     if (limit := dataset.train_limit) and limit > len(train_idx) and shard.rank == 0:
-        warn(f"dataset.train_limit={limit}: there are {len(train_idx)} images to train on, and all are used")
+        warn(f"dataset.train_limit={limit}: there are {len(train_idx)} samples to train on, and all are used")
     if drop_last:
-        _check_batch(len(train_idx), batch_size, batch_parts)
+        checks.check_batch(len(train_idx), batch_size, batch_parts)
     in_order = LoaderOptions(
         batch_size=batch_size,
         shard=shard,
@@ -132,46 +128,102 @@ def build(
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
     return Data(
-        info=DataInfo(
-            channels=source.shape[0],
-            image_size=source.shape[1:],
-            num_classes=len(source.class_names),
-            class_names=source.class_names,
-            train_size=len(train_idx),
-            val_size=val.size if val else 0,
-            test_size=test.size if test else 0,
-        ),
+        info=_info(source, train_size=len(train_idx), val=val, test=test),
+        example=mapped(lambda tensor: torch.zeros_like(tensor, device=device), source.example),
         train=source.train.load(train_idx, to_train),
         val=val,
         test=test,
     )
 
 
-def _source(dataset: DatasetConfig, device: torch.device, num_workers: int) -> _Source:
-    if isinstance(dataset, groups.Synthetic):
-        names = tuple(map(str, range(dataset.num_classes)))
-        train, test = synthetic(dataset)
-        return _Source(_shape_of(train), names, _in_memory(train, device), _in_memory(test, device))
-    if isinstance(dataset, groups.ImageFolder):
+def _info(source: Source, *, train_size: int, val: Loader | None, test: Loader | None) -> DataInfo:
+    return DataInfo(
+        shapes=source.shapes,
+        class_names=source.class_names,
+        train_size=train_size,
+        val_size=val.size if val else 0,
+        test_size=test.size if test else 0,
+        standardised=source.standardised,
+    )
+
+
+def _split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
+    """The training samples to train on, and those held out to validate."""
+    size, limited_by = source.train.size, None if source.in_random_order else source.classes
+    if dataset.folds is None or dataset.fold is None:
+        return indexing.split(size, 0.0 if source.val else dataset.val_fraction, dataset.train_limit, limited_by)
+    if source.val:
+        raise ConfigError(
+            f"dataset.folds={dataset.folds}: {getattr(dataset, 'root', '')}/val validates; use folds=null"
+        )
+    if dataset.folds > size:
+        raise ConfigError(f"dataset.folds={dataset.folds}: there are {size} training samples; use {size} or fewer")
+    return indexing.split_fold(source.classes, dataset.folds, dataset.fold, dataset.train_limit, limited_by)
+
+
+def _source(
+    dataset: DatasetConfig, task: Any, device: torch.device, num_workers: int, values: MaskValues | None = None
+) -> Source:
+    if isinstance(dataset, datasets.Synthetic):
+        return _of_arrays(*synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device)
+    if isinstance(dataset, datasets.ImageFolder):
         return _folder(dataset, device, num_workers)
-    if isinstance(dataset, groups.TargetDataset):
-        return _own(dataset, num_workers)
+    if isinstance(dataset, datasets.Text):
+        return _text(dataset)
+    if isinstance(dataset, datasets.TargetDataset):
+        return own_dataset.source(dataset, num_workers, values)
+    if isinstance(dataset, datasets.SegmentationFolder):
+        return _mask_folder(dataset, num_workers, values or MaskValues(num_classes=dataset.num_classes))
+    if isinstance(dataset, table.TableConfig):
+        return table_source.rows_in_memory(dataset, task, device)
     train, test = _tensors(load(dataset, "train")), _tensors(load(dataset, "test"))
-    return _Source(_shape_of(train), CLASS_NAMES[dataset.name], _in_memory(train, device), _in_memory(test, device))
+    return _of_arrays(train, test, CLASS_NAMES[dataset.name], device)
 
 
-def _folder(dataset: groups.ImageFolder, device: torch.device, num_workers: int) -> _Source:
+def _of_arrays(
+    train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], class_names: Sequence[str], device: torch.device
+) -> Source:
+    """Images and labels in random order."""
+    channels, height, width = train[0].shape[1:]
+    parts = _in_memory(train, device), _in_memory(test, device)
+    return of_images((channels, height, width), class_names, *parts, classes=train[1], in_random_order=True)
+
+
+def _folder(dataset: datasets.ImageFolder, device: torch.device, num_workers: int) -> Source:
     """From memory where the driver has put the images into the cache, else read one by one."""
     listings = list_parts(dataset.root)
     decoded = {part: decoded_folder(listing, dataset) for part, listing in listings.items()}
     shape, names = (3, *dataset.image_size), listings["train"].classes
     if any(arrays is None for arrays in decoded.values()):
         images = {part: FolderDataset(listing, dataset.image_size) for part, listing in listings.items()}
-        parts = {part: _streamed(images[part], shape, len(names), num_workers) for part in listings}
+        parts = {part: streamed(images[part], shape, len(names), num_workers) for part in listings}
     else:
         parts = {part: _in_memory(_tensors(arrays), device) for part, arrays in decoded.items() if arrays is not None}
     classes = torch.tensor(listings["train"].labels)
-    return _Source(shape, names, parts["train"], parts.get("test"), parts.get("val"), classes)
+    return of_images(shape, names, parts["train"], parts.get("test"), val=parts.get("val"), classes=classes)
+
+
+def _text(dataset: datasets.Text) -> Source:
+    train, val, test = (part and _of_text(part, dataset.context) for part in parts_of(dataset))
+    assert train
+    tokens = torch.zeros(dataset.context, dtype=torch.int64)
+    shapes = {"vocab_size": VOCAB_SIZES[dataset.tokens], "context": dataset.context}
+    return Source(shapes, (), (tokens, tokens), train, test, torch.zeros(train.size), val=val)
+
+
+def _of_text(part: Extent, context: int) -> Part:
+    windows = Windows(part, context)
+    return Part(len(windows), functools.partial(TextLoader, windows, context))
+
+
+def _mask_folder(dataset: datasets.SegmentationFolder, num_workers: int, values: MaskValues) -> Source:
+    size = dataset.image_size
+    parts: dict[str, Part] = {}
+    for part, pairs in mask_files.list_parts(dataset.root).items():
+        parts[part] = Part(len(pairs), masks.loading(masks.MaskFolder(pairs, size, values), num_workers))
+    shapes = {"channels": 3, "image_size": size, "num_classes": dataset.num_classes}
+    example, alike = (torch.zeros(3, *size), torch.zeros(size, dtype=torch.int64)), torch.zeros(parts["train"].size)
+    return Source(shapes, (), example, parts["train"], parts.get("test"), alike, val=parts.get("val"))
 
 
 def _tensors(arrays: Arrays) -> tuple[Tensor, Tensor]:
@@ -179,95 +231,6 @@ def _tensors(arrays: Arrays) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(images), torch.from_numpy(labels)
 
 
-def _shape_of(samples: tuple[Tensor, Tensor]) -> tuple[int, int, int]:
-    channels, height, width = samples[0].shape[1:]
-    return channels, height, width
-
-
-def _in_memory(samples: tuple[Tensor, Tensor], device: torch.device) -> _Part:
+def _in_memory(samples: tuple[Tensor, Tensor], device: torch.device) -> Part:
     # Placed here, so that training and validation share one copy on the GPU.
-    return _Part(len(samples[0]), functools.partial(InMemoryLoader, place(samples[0], device), samples[1]))
-
-
-def _streamed(dataset: Dataset[Any], shape: tuple[int, int, int], num_classes: int, num_workers: int) -> _Part:
-    def load_part(indices: Tensor, options: LoaderOptions) -> Loader:
-        return StreamLoader(dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers)
-
-    return _Part(len(cast(Sized, dataset)), load_part)
-
-
-def _own(dataset: groups.TargetDataset, num_workers: int) -> _Source:
-    """A person's own Dataset class; its first sample tells the images' shape."""
-    cls: type[Dataset[Any]] = user_class.resolve(dataset.target, Dataset)
-    if issubclass(cls, IterableDataset) or not hasattr(cls, "__len__"):
-        raise ConfigError(f"dataset._target_={dataset.target}: must have __len__ and __getitem__ (a map-style Dataset)")
-    train = _construct(dataset, cls, {**dataset.kwargs, **dataset.train})
-    test = _construct(dataset, cls, {**dataset.kwargs, **dataset.test})
-    for name, part in (("training", train), ("test", test)):
-        if len(cast(Sized, part)) == 0:
-            raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
-    try:
-        image, _ = train[0]
-        channels, height, width = to_tensor(image).shape
-    except (TypeError, ValueError) as error:
-        raise DataError(f"dataset._target_={dataset.target}: its sample 0 is not (image, label): {error}") from error
-    names = tuple(map(str, getattr(train, "classes", None) or range(dataset.num_classes)))
-    if len(names) != dataset.num_classes:
-        raise ConfigError(
-            f"dataset.num_classes={dataset.num_classes}: {dataset.target}.classes has {len(names)}; "
-            f"use dataset.num_classes={len(names)}"
-        )
-    shape = channels, height, width
-    to_train, to_test = (_streamed(part, shape, len(names), num_workers) for part in (train, test))
-    return _Source(shape, names, to_train, to_test, classes=_classes_of(train))
-
-
-def _classes_of(dataset: Dataset[Any]) -> Tensor:
-    """The class of each sample, by the attribute `targets` that torchvision's datasets have; else all are of one."""
-    size = len(cast(Sized, dataset))
-    try:
-        targets = torch.as_tensor(getattr(dataset, "targets", ()))
-    except (TypeError, ValueError, RuntimeError):  # boxes, texts, ...
-        targets = torch.empty(0)
-    return targets if targets.shape == (size,) else torch.zeros(size)
-
-
-def _construct(dataset: groups.TargetDataset, cls: type[Dataset[Any]], arguments: dict[str, Any]) -> Dataset[Any]:
-    try:
-        return cls(**arguments)
-    except TypeError as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise ConfigError(
-            f"dataset._target_={dataset.target}: cannot be built as {cls.__name__}({given}): {error}"
-        ) from error
-
-
-def _check_batch(num_images: int, batch_size: int, parts: int) -> None:
-    if num_images < batch_size:
-        fits = num_images // parts * parts
-        smaller = f"batch_size={fits}, or " if fits else ""
-        raise DataError(
-            f"the training set has {num_images} images, fewer than batch_size={batch_size}; "
-            f"use {smaller}drop_last=false"
-        )
-
-
-def _check_channels(dataset: DatasetConfig, channels: int) -> None:
-    problems = [
-        f"dataset.{name} has {len(values)} values, but the images have {channels} channels; give one per channel"
-        for name, values in (("mean", dataset.mean), ("std", dataset.std))
-        if values is not None and len(values) != channels
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _check_augment(augment: groups.Augment, image_size: tuple[int, int]) -> None:
-    smallest = min(image_size)
-    problems = [
-        f"dataset.augment.{name}={value}: must be below {smallest}, the images being {image_size[0]}x{image_size[1]}"
-        for name, value in (("crop_padding", augment.crop_padding), ("cutout", augment.cutout))
-        if value >= smallest
-    ]
-    if problems:
-        raise ConfigError(problems)
+    return Part(len(samples[0]), functools.partial(InMemoryLoader, place(samples[0], device), samples[1]))

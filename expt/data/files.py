@@ -8,22 +8,31 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from filelock import FileLock
 
-from expt.config import groups
+from expt.config import datasets
 from expt.config.schema import RunConfig
+from expt.data import table, text_files
 from expt.data.cache import Arrays, cache_dir, decoded
 from expt.data.classes import CLASS_NAMES
 from expt.data.download import fetch
 from expt.data.image_folder_cache import prepare_folder
+from expt.data.mask_files import list_parts
 from expt.errors import ConfigError, DataError
 
 __all__ = ["Arrays", "DatasetConfig", "Split", "cache_dir", "load", "prepare"]
 
 DatasetConfig: TypeAlias = (
-    groups.Digits | groups.Downloaded | groups.Synthetic | groups.ImageFolder | groups.TargetDataset
+    datasets.Digits
+    | datasets.Downloaded
+    | datasets.Synthetic
+    | datasets.ImageFolder
+    | datasets.Text
+    | table.TableConfig
+    | datasets.SegmentationFolder
+    | datasets.TargetDataset
 )
 Split: TypeAlias = Literal["train", "test"]
 
@@ -75,9 +84,10 @@ class _Missing(NamedTuple):
 
 def refuse_missing_parts(config: RunConfig) -> None:
     """Raise ConfigError where a folder of images has not what is to be evaluated: before anything is decoded."""
-    if isinstance(config.dataset, groups.ImageFolder):
+    if isinstance(config.dataset, datasets.ImageFolder | datasets.SegmentationFolder):
         root = Path(config.dataset.root)
-        val = config.dataset.val_fraction > 0 or (root / "val").is_dir()
+        held_out = config.dataset.val_fraction > 0 or config.dataset.folds is not None
+        val = held_out or (root / "val").is_dir()
         refuse_missing(config, val=val, test=(root / "test").is_dir())
 
 
@@ -96,14 +106,21 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
         )
 
 
-def prepare(dataset: DatasetConfig) -> None:
+def prepare(dataset: DatasetConfig, task: Any = None) -> None:
     """Find, else download, then decode and check the dataset's files; a few ms when that is done already.
 
-    Raises DataError that names what is missing or damaged, and the mend. For the driver, before workers start.
+    Raises DataError that names what is missing or damaged, and the mend. For the driver, before workers start. The
+    configured `task` says what a table's targets must be.
     """
-    if isinstance(dataset, groups.ImageFolder):
+    if isinstance(dataset, datasets.ImageFolder):
         prepare_folder(dataset)
-    if not isinstance(dataset, groups.Downloaded):
+    if isinstance(dataset, datasets.Text):
+        text_files.parts_of(dataset)  # raises for what it has not
+    if isinstance(dataset, table.TableConfig):
+        table.load(dataset, task)
+    if isinstance(dataset, datasets.SegmentationFolder):
+        list_parts(dataset.root)
+    if not isinstance(dataset, datasets.Downloaded):
         return
     if isinstance(missing := _search(dataset), _Missing):
         _obtain(dataset, missing)
@@ -116,12 +133,12 @@ def prepare(dataset: DatasetConfig) -> None:
         )
 
 
-def load(dataset: groups.Digits | groups.Downloaded, split: Split) -> Arrays:
+def load(dataset: datasets.Digits | datasets.Downloaded, split: Split) -> Arrays:
     """The images and labels of one split, mapped copy-on-write into memory where possible.
 
     Raises DataError for files that are missing, damaged, or do not belong together.
     """
-    if isinstance(dataset, groups.Digits):
+    if isinstance(dataset, datasets.Digits):
         import numpy as np
 
         with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
@@ -137,13 +154,13 @@ def load(dataset: groups.Digits | groups.Downloaded, split: Split) -> Arrays:
     return arrays
 
 
-def folder_of(dataset: groups.Downloaded) -> Path | None:
+def folder_of(dataset: datasets.Downloaded) -> Path | None:
     """Where the dataset's files lie; None if they are yet to be downloaded."""
     found = _search(dataset)
     return None if isinstance(found, _Missing) else found["train"][0].parent
 
 
-def sources(dataset: groups.Downloaded) -> tuple[Path, ...] | None:
+def sources(dataset: datasets.Downloaded) -> tuple[Path, ...] | None:
     """The dataset's files, those of training first, or the one archive of both; None where they are not found."""
     found = _search(dataset)
     if isinstance(found, _Missing):
@@ -185,11 +202,11 @@ def _check(arrays: Arrays, sources: Sequence[Path], num_classes: int) -> None:
         )
 
 
-def _root(dataset: groups.Downloaded) -> Path:
+def _root(dataset: datasets.Downloaded) -> Path:
     return Path(dataset.root) if dataset.root is not None else cache_dir() / "data"
 
 
-def _search(dataset: groups.Downloaded) -> dict[Split, tuple[Path, ...]] | _Missing:
+def _search(dataset: datasets.Downloaded) -> dict[Split, tuple[Path, ...]] | _Missing:
     """Each split's files, all from the first folder that has every one; else what the fullest folder lacks."""
     folders = _folders(dataset)
     if (archive := _archive(dataset)) is not None:
@@ -206,7 +223,7 @@ def _search(dataset: groups.Downloaded) -> dict[Split, tuple[Path, ...]] | _Miss
     return _Missing(min(lacking, key=len), folders)
 
 
-def _folders(dataset: groups.Downloaded) -> tuple[Path, ...]:
+def _folders(dataset: datasets.Downloaded) -> tuple[Path, ...]:
     root = _root(dataset)
     if dataset.name in _CIFAR:
         return root / _CIFAR[dataset.name].folder, root
@@ -217,7 +234,7 @@ def _folders(dataset: groups.Downloaded) -> tuple[Path, ...]:
     return (own, DEBIAN_FASHION_MNIST) if dataset.name == "fashion_mnist" else (own,)
 
 
-def _archive(dataset: groups.Downloaded) -> Path | None:
+def _archive(dataset: datasets.Downloaded) -> Path | None:
     """CIFAR's tar.gz, unless the batches themselves lie beside it."""
     if dataset.name not in _CIFAR or (_root(dataset) / _CIFAR[dataset.name].folder).is_dir():
         return None
@@ -233,7 +250,7 @@ def _file(folder: Path, name: str) -> Path | None:
     return None
 
 
-def _obtain(dataset: groups.Downloaded, missing: _Missing) -> None:
+def _obtain(dataset: datasets.Downloaded, missing: _Missing) -> None:
     """Download under a lock, unless another run has done so meanwhile; leaves nothing else behind."""
     if not dataset.download:
         raise _missing_error(dataset, missing, ", and dataset.download is false")
@@ -253,7 +270,7 @@ def _obtain(dataset: groups.Downloaded, missing: _Missing) -> None:
                 folder.rmdir()
 
 
-def _missing_error(dataset: groups.Downloaded, missing: _Missing, why: str) -> DataError:
+def _missing_error(dataset: datasets.Downloaded, missing: _Missing, why: str) -> DataError:
     folders = ", ".join(map(str, missing.folders))
     root = _root(dataset)
     if dataset.name in _CIFAR:

@@ -19,13 +19,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from expt.config import groups, user_code
+from expt.config import datasets, user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.data import files
+from expt.data import files, table, text_files
 from expt.data.cache import cache_dir, digest
 from expt.data.image_folder_files import class_folders, images_of_all_splits
-from expt.errors import DataError, RunFailed, warn
+from expt.data.mask_files import list_parts
+from expt.errors import ConfigError, DataError, RunFailed, warn
+from expt.runs.weights_file import weights_file
 
 SAMPLED = 20_000
 """Images of a folder that are read; of a larger one these many, the names and sizes of all."""
@@ -61,7 +63,8 @@ def content_of(config: RunConfig) -> Content:
 
     Raises DataError where the files cannot be read, or are another known dataset's.
     """
-    return Content(of_data(config.dataset), user_code.fingerprint(user_code.targets(config)))
+    code = user_code.fingerprint(user_code.targets(config))
+    return Content(of_data(config.dataset), code, of_weights(config))
 
 
 def refuse_changed(config: RunConfig, content: Content) -> None:
@@ -72,9 +75,23 @@ def refuse_changed(config: RunConfig, content: Content) -> None:
     now = content_of(config)
     if now.data is None and content.data:
         files.prepare(config.dataset)
-    for what, before, after in (("dataset's files", content.data, now.data), ("own source", content.code, now.code)):
+    kinds = ("dataset's files", "own source", "first weights")
+    for what, before, after in zip(kinds, content, now, strict=True):
         if before != after:
             raise RunFailed(f"the {what} changed after the command was typed; type it again, for another run")
+
+
+def of_weights(config: RunConfig) -> str | None:
+    """The checksum of the file that `config.weights` names; None where there is none, or none is needed any more."""
+    if config.weights is None:
+        return None
+    try:
+        with _Remembered("weights") as remembered:
+            return digest([remembered.sum_of(weights_file(config.weights))])
+    except ConfigError:
+        if config.resume is not None:  # its checkpoint has what came of them
+            return None
+        raise
 
 
 def of_data(dataset: files.DatasetConfig) -> str | None:
@@ -82,9 +99,14 @@ def of_data(dataset: files.DatasetConfig) -> str | None:
 
     Files that are yet to be downloaded will be the originals: torchvision checks them.
     """
-    if isinstance(dataset, groups.ImageFolder):
+    if isinstance(dataset, datasets.ImageFolder | datasets.SegmentationFolder):
         return _of_folder(dataset)
-    if not isinstance(dataset, groups.Downloaded) or (found := files.sources(dataset)) is None:
+    if isinstance(dataset, datasets.Text):
+        return _of_text(dataset)
+    if isinstance(dataset, datasets.Table):
+        with _Remembered("known") as remembered:
+            return digest([remembered.sum_of(table.found(dataset))])
+    if not isinstance(dataset, datasets.Downloaded) or (found := files.sources(dataset)) is None:
         return None
     files.prepare(dataset)  # damaged ones are an error, and not another set
     sums = _sums(found, tuple(ORIGINAL[dataset.name]))
@@ -112,9 +134,12 @@ def _sums(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
         return [remembered.sum_of(path) for path in paths]
 
 
-def _of_folder(dataset: groups.ImageFolder) -> str:
+def _of_folder(dataset: datasets.ImageFolder | datasets.SegmentationFolder) -> str:
     root = Path(dataset.root)
-    class_folders(root)  # raises where there are none
+    if isinstance(dataset, datasets.ImageFolder):
+        class_folders(root)  # raises where there are none
+    else:
+        list_parts(root)
     names = images_of_all_splits(root)
     if wrong := [name for name in names if not (root / name).is_file()]:
         raise DataError(f"dataset.root={dataset.root}: {root / wrong[0]} is no file, or leads nowhere; remove it")
@@ -124,6 +149,12 @@ def _of_folder(dataset: groups.ImageFolder) -> str:
         sums = {name: remembered.sum_of(root / name) for name in chosen}
     words = (word for name in names for word in (name, str((root / name).stat().st_size), sums.get(name, "")))
     return digest(words)
+
+
+def _of_text(dataset: datasets.Text) -> str:
+    text = text_files.parts_of(dataset).train
+    with _Remembered(f"text-{digest([str(Path(dataset.root).resolve())])}") as remembered:
+        return digest(remembered.sum_of(path) for path in text.files)
 
 
 class _Remembered:

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from expt.config import groups
+from expt.config import datasets
 from expt.data import cache
 from expt.data.image_folder_files import Listing, decode, list_parts
 from expt.errors import DataError
@@ -24,7 +24,7 @@ CHUNK = 64
 _SHARE = 0.25  # of the free memory and disk, that `auto` takes
 
 
-def prepare_folder(dataset: groups.ImageFolder) -> None:
+def prepare_folder(dataset: datasets.ImageFolder) -> None:
     """Decode the folder's images into the cache, unless they are there, do not fit, or `dataset.cache` is false.
 
     Raises DataError for an image that cannot be read, and where cache=true and the cache cannot be written.
@@ -46,12 +46,12 @@ def prepare_folder(dataset: groups.ImageFolder) -> None:
             ) from error
 
 
-def decoded_folder(listing: Listing, dataset: groups.ImageFolder) -> cache.Arrays | None:
+def decoded_folder(listing: Listing, dataset: datasets.ImageFolder) -> cache.Arrays | None:
     """The images of `listing` where `prepare_folder` has put them in the cache, mapped into memory."""
     return None if dataset.cache is False else cache.read(_name(listing, dataset))
 
 
-def _name(listing: Listing, dataset: groups.ImageFolder) -> str:
+def _name(listing: Listing, dataset: datasets.ImageFolder) -> str:
     """The cache's entry: another one, in its place, as soon as a file is added, removed or changed."""
     where = cache.digest([str(listing.folder.resolve()), *map(str, dataset.image_size)])
     words = list(listing.classes)
@@ -61,7 +61,7 @@ def _name(listing: Listing, dataset: groups.ImageFolder) -> str:
     return f"image_folder-{listing.folder.name}-{where}.{cache.digest(words)}"
 
 
-def _fits(listings: list[Listing], dataset: groups.ImageFolder) -> bool:
+def _fits(listings: list[Listing], dataset: datasets.ImageFolder) -> bool:
     height, width = dataset.image_size
     size = sum(len(listing.files) for listing in listings) * 3 * height * width
     return size <= _SHARE * min(available_memory(), _free_disk())
@@ -74,7 +74,7 @@ def _free_disk() -> int:
     return shutil.disk_usage(folder).free
 
 
-def _decode_into_cache(listing: Listing, dataset: groups.ImageFolder) -> None:
+def _decode_into_cache(listing: Listing, dataset: datasets.ImageFolder) -> None:
     import numpy as np
 
     def write(images: Path) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Part: TypeAlias = Literal["train", "val", "test"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 
 
 class Listing(NamedTuple):
@@ -45,7 +45,7 @@ def list_images(root: str | Path, part: Part) -> Listing:
     labels: list[int] = []
     empty = []
     for label, name in enumerate(classes):
-        found = _images_below(folder / name)
+        found = images_below(folder / name)
         if not found:
             empty.append(str(folder / name))
         files += found
@@ -83,7 +83,7 @@ def decode(path: str, image_size: tuple[int, int]) -> np.ndarray:
     import numpy as np
     from PIL import Image
 
-    image = _read(path)
+    image = read_image(path, "RGB")
     height, width = image_size
     scale = max(height / image.height, width / image.width)
     covered = max(height, math.floor(image.height * scale)), max(width, math.floor(image.width * scale))
@@ -97,15 +97,16 @@ def images_of_all_splits(root: str | Path) -> list[str]:
     """Every image of the dataset, by its path below `root`, sorted."""
     root = Path(root)
     folders = [root / part for part in PARTS]
-    return sorted(os.path.relpath(path, root) for folder in folders for path in _images_below(folder))
+    return sorted(os.path.relpath(path, root) for folder in folders for path in images_below(folder))
 
 
-def _images_below(folder: Path) -> list[str]:
+def images_below(folder: Path) -> list[str]:
+    """The pictures in a folder and in those below it, each folder's sorted."""
     return [
         os.path.join(where, name)
         for where, _, names in sorted(os.walk(folder, followlinks=True))
         for name in sorted(names)
-        if name.lower().endswith(_EXTENSIONS)
+        if name.lower().endswith(EXTENSIONS)
     ]
 
 
@@ -119,11 +120,12 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _read(path: str) -> Any:
+def read_image(path: str, mode: str | None = None) -> Any:
+    """A picture of Pillow's, in its own mode or another. Raises DataError for a file that is none."""
     from PIL import Image
 
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            return image.convert(mode) if mode else image.copy()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image ({error}); replace or remove it") from error

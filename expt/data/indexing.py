@@ -44,9 +44,26 @@ def split(size: int, val_fraction: float, limit: int | None, classes: Tensor | N
     num_val = min(max(1, round(size * val_fraction)), size - 1) if val_fraction > 0 else 0
     shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(_SPLIT_SEED))
     val, train = shuffled[:num_val].sort().values, shuffled[num_val:].sort().values
+    return _limited(train, limit, classes), val
+
+
+def split_fold(
+    strata: Tensor, folds: int, fold: int, limit: int | None, classes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `split`, where part `fold` of `folds` validates: each sample is in one of them, the same for all runs.
+
+    The folds' sizes differ by one sample at most, and so do their samples of each class in `strata` [size].
+    """
+    drawn = torch.randperm(len(strata), generator=torch.Generator().manual_seed(_SPLIT_SEED))
+    by_class = drawn[torch.unique(strata[drawn], return_inverse=True)[1].argsort(stable=True)]
+    val, train = by_class[fold::folds].sort().values, by_class[torch.arange(len(strata)) % folds != fold].sort().values
+    return _limited(train, limit, classes), val
+
+
+def _limited(train: Tensor, limit: int | None, classes: Tensor | None) -> Tensor:
     if limit is None or classes is None:
-        return train[:limit], val
-    return train[_shares(classes[train])[:limit]].sort().values, val
+        return train[:limit]
+    return train[_shares(classes[train])[:limit]].sort().values
 
 
 def _shares(classes: Tensor) -> Tensor:

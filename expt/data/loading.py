@@ -6,16 +6,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from expt.data import indexing
 from expt.data.augment import Augmentation
-
-IGNORE_INDEX = -100
-"""The label that torch's cross_entropy leaves out."""
+from expt.data.tree import leaves, mapped
 
 MIN_EVAL_BATCH = 256
 NO_AUGMENTATION = Augmentation()
@@ -24,16 +22,22 @@ NO_AUGMENTATION = Augmentation()
 class Batch(NamedTuple):
     """A worker's part of a global batch.
 
-    When the last global batch has fewer samples than workers, a worker with none gets the batch's first sample
-    labelled IGNORE_INDEX: it counts for nothing, but the worker still takes part in the step.
+    When the last global batch has fewer samples than workers, a worker with none gets the batch's first sample, which
+    is weightless: it counts for nothing, but the worker still takes part in the step.
     """
 
-    images: Tensor
-    """float32 [b, C, H, W], normalised, on the device"""
-    labels: Tensor
-    """int64 [b], on the device"""
+    inputs: Any
+    """on the device: images float32 [b, C, H, W], normalised; else a tensor [b, ...], or nested containers of them"""
+    targets: Any
+    """on the device: classes int64 [b]; else a tensor [b, ...], containers of them, or None"""
     global_size: int
     """samples of the whole global batch over all workers; of this worker's own batch in an evaluation"""
+    weightless: bool = False
+
+    @property
+    def size(self) -> int:
+        """This worker's samples."""
+        return len(next(leaves((self.targets, self.inputs))))
 
 
 @dataclass(frozen=True)
@@ -92,19 +96,19 @@ class LoaderOptions:
     """samples that a worker evaluates at a time; None is its share of `batch_size`, at least MIN_EVAL_BATCH"""
 
 
+class Load(Protocol):
+    """Makes loaders of some of a dataset's samples."""
+
+    def __call__(self, indices: Tensor, options: LoaderOptions, /) -> Loader:
+        """A loader of the samples at `indices`."""
+
+
 class ShardedLoader(ABC):
     """What the loaders share: which samples make which batch. A subclass reads them; see Loader."""
 
-    def __init__(self, indices: Tensor, options: LoaderOptions, *, channels: int) -> None:
+    def __init__(self, indices: Tensor, options: LoaderOptions) -> None:
         self._indices = indices
         self._options = options
-        self._normalise = Normalise(
-            options.mean,
-            options.std,
-            channels=channels,
-            device=options.device,
-            channels_last=options.channels_last,
-        )
 
     @property
     def size(self) -> int:
@@ -145,18 +149,31 @@ class ShardedLoader(ABC):
         pieces = indexing.eval_pieces(self.size, chunk, shard.rank, shard.world_size)
         return self._batches(self._indices, pieces, epoch=0, drawn=None)
 
-    def _finish(self, images: Tensor, drawn: Tensor | None) -> Tensor:
-        """Images on the device as the model gets them; `drawn` [5, b] augments them."""
-        if drawn is None:
-            return self._normalise(images)
-        augment = self._options.augment
-        return augment.cut(self._normalise(augment.move(images, drawn)), drawn)
-
     @abstractmethod
     def _batches(
         self, order: Tensor, pieces: Iterable[indexing.Piece], epoch: int, drawn: Tensor | None
     ) -> Iterator[Batch]:
         """A batch for each of `pieces`, which are ranges of `order` and of the epoch's random numbers `drawn`."""
+
+
+class Finish:
+    """Makes images on the device what the model gets."""
+
+    def __init__(self, options: LoaderOptions, *, channels: int) -> None:
+        self._augment = options.augment
+        self._normalise = Normalise(
+            options.mean,
+            options.std,
+            channels=channels,
+            device=options.device,
+            channels_last=options.channels_last,
+        )
+
+    def __call__(self, images: Tensor, drawn: Tensor | None) -> Tensor:
+        """Normalised images; the random numbers `drawn` [5, b] augment them."""
+        if drawn is None:
+            return self._normalise(images)
+        return self._augment.cut(self._normalise(self._augment.move(images, drawn)), drawn)
 
 
 class Normalise:
@@ -213,3 +230,8 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and not tensor.is_pinned():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+def tree_to_device(tree: Any, device: torch.device) -> Any:
+    """Every tensor in `tree` on `device`."""
+    return mapped(lambda tensor: to_device(tensor, device), tree)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from expt.data.indexing import Piece
-from expt.data.loading import IGNORE_INDEX, Batch, LoaderOptions, ShardedLoader, to_device
+from expt.data.loading import Batch, Finish, LoaderOptions, ShardedLoader, to_device
 from expt.data.prefetch import prefetched
+from expt.data.tree import leaves, mapped
 
 # Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches cost nothing.
 _BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
@@ -39,7 +41,8 @@ class InMemoryLoader(ShardedLoader):
     """
 
     def __init__(self, images: Tensor, labels: Tensor, indices: Tensor, options: LoaderOptions) -> None:
-        super().__init__(indices, options, channels=images.shape[1])
+        super().__init__(indices, options)
+        self._finish = Finish(options, channels=images.shape[1])
         device = options.device
         self._images = place(images, device)
         self._labels = labels.to(self._images.device)
@@ -49,8 +52,8 @@ class InMemoryLoader(ShardedLoader):
     def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
         for images, labels, block in prefetched(self._blocks(order, pieces, drawn), self._device):
             size = len(images) // len(block)
-            sizes = itertools.repeat(block[0].global_size)
-            yield from map(Batch, images.split(size), labels.split(size), sizes)
+            sizes, weightless = itertools.repeat(block[0].global_size), itertools.repeat(block[0].weightless)
+            yield from map(Batch, images.split(size), labels.split(size), sizes, weightless)
 
     def _blocks(self, order: Tensor, pieces: Iterable[Piece], drawn: Tensor | None) -> Iterator[_Block]:
         """The batches of `pieces`, several at a time: the calls of a gather cost more than what it moves."""
@@ -60,9 +63,40 @@ class InMemoryLoader(ShardedLoader):
             chosen = _spread(order, block)
             images = to_device(self._images.index_select(0, chosen), self._device)
             labels = to_device(self._labels.index_select(0, chosen), self._device)
-            if block[0].weightless:
-                labels = torch.full_like(labels, IGNORE_INDEX)
             yield _Block(self._finish(images, None if drawn is None else _spread(drawn, block)), labels, block)
+
+
+class InMemorySampleLoader(ShardedLoader):
+    """Batches of `samples` (inputs, targets), trees of tensors [N, ...] that are held in memory; see Loader.
+
+    `indices` choose the split's samples; only tensors from `place` are shared between loaders.
+    """
+
+    def __init__(self, samples: tuple[Any, Any], indices: Tensor, options: LoaderOptions) -> None:
+        super().__init__(indices, options)
+        self._device = options.device
+        self._samples = mapped(lambda tensor: place(tensor, options.device), samples)
+        num_bytes = sum(tensor[:1].nbytes for tensor in leaves(self._samples))
+        self._block_size = _BLOCK_BYTES.get(options.device.type, 0) // max(1, num_bytes)
+
+    def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
+        for samples, block in prefetched(self._blocks(order, pieces), self._device):
+            size = block[0].stop - block[0].start
+            for start in range(0, size * len(block), size):
+                inputs, targets = mapped(
+                    functools.partial(torch.Tensor.narrow, dim=0, start=start, length=size), samples
+                )
+                yield Batch(inputs, targets, block[0].global_size, block[0].weightless)
+
+    def _blocks(self, order: Tensor, pieces: Iterable[Piece]) -> Iterator[tuple[Any, list[Piece]]]:
+        """The batches of `pieces`, several at a time, as InMemoryLoader's."""
+        orders = {tensor.device: to_device(order, tensor.device) for tensor in leaves(self._samples)}
+        for block in _alike(pieces, self._block_size):
+            chosen = {device: _spread(order, block) for device, order in orders.items()}
+            yield mapped(functools.partial(self._gathered, chosen=chosen), self._samples), block
+
+    def _gathered(self, tensor: Tensor, chosen: Mapping[torch.device, Tensor]) -> Tensor:
+        return to_device(tensor.index_select(0, chosen[tensor.device]), self._device)
 
 
 def _alike(pieces: Iterable[Piece], samples: int) -> Iterator[list[Piece]]:

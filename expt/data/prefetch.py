@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from expt.data.tree import leaves
+
 _Made = TypeVar("_Made", bound=tuple[Any, ...])
 
 
 def prefetched(batches: Iterator[_Made], device: torch.device) -> Iterator[_Made]:
-    """`batches`, tuples that start with two tensors on `device`, made on a side stream where that is a GPU.
+    """`batches`, tuples that start with two trees of tensors on `device`, made on a side stream where that is a GPU.
 
     The host runs ahead of the GPU, so a batch is copied, gathered and augmented while the step before it computes;
     nobody waits but the stream that uses it. On a CPU there is no other core to do so.
@@ -29,7 +31,7 @@ def prefetched(batches: Iterator[_Made], device: torch.device) -> Iterator[_Made
             return
         using = torch.cuda.current_stream(device)
         using.wait_stream(side)
-        for tensor in made[:2]:
+        for tensor in leaves(made[:2]):
             tensor.record_stream(using)  # its memory is free for the side stream once this one is done with it
         yield made
 

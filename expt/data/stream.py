@@ -11,8 +11,8 @@ import random
 import signal
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,23 +20,20 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from expt.data.indexing import Piece, mix
-from expt.data.loading import IGNORE_INDEX, Batch, LoaderOptions, ShardedLoader, to_device
+from expt.data.loading import Batch, Finish, LoaderOptions, ShardedLoader, to_device, tree_to_device
 from expt.data.prefetch import prefetched
 from expt.errors import DataError
 
 _BATCHES_AHEAD = 2  # for each reading process
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
-_Sample: TypeAlias = "tuple[Tensor, int] | DataError"
 
+class SampleLoader(ShardedLoader):
+    """Batches of a map-style Dataset, read by `num_workers` processes; see Loader.
 
-class StreamLoader(ShardedLoader):
-    """Batches of a map-style Dataset of (image, label), read by `num_workers` processes; see Loader.
-
-    `indices` choose the split's samples, whose images all have the `shape` (channels, height, width). An image is a PIL
-    image, an array HW or HWC, or a tensor CHW; uint8, or float in [0, 1]. Random augmentation in the dataset depends on
-    the seed, the epoch and the sample alone, so neither a restart nor `gpus` changes it. Raises DataError, while
-    iterating, for a sample with another shape or with a label out of range.
+    `indices` choose the split's samples; `collate` makes (inputs, targets) of a list of them. Random augmentation in
+    the dataset depends on the seed, the epoch and the sample alone, so neither a restart nor `gpus` changes it. Raises
+    DataError, while iterating, for what the dataset or `collate` raise as such.
     """
 
     def __init__(
@@ -45,14 +42,13 @@ class StreamLoader(ShardedLoader):
         indices: Tensor,
         options: LoaderOptions,
         *,
-        shape: tuple[int, int, int],
-        num_classes: int,
+        collate: Callable[[list[Any]], tuple[Any, Any]],
         num_workers: int = 0,
     ) -> None:
-        super().__init__(indices, options, channels=shape[0])
+        super().__init__(indices, options)
         self._device = options.device
         self._sampler = _BatchSampler()
-        self._loader = _data_loader(_Checked(dataset, shape, num_classes), self._sampler, options.device, num_workers)
+        self._loader = _data_loader(_Seeded(dataset), self._sampler, options.device, num_workers, _Collate(collate))
 
     def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
         return prefetched(self._read(order, list(pieces), epoch, drawn), self._device)
@@ -70,11 +66,38 @@ class StreamLoader(ShardedLoader):
             if isinstance(loaded, DataError):
                 # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the processes 5 s late.
                 raise DataError(loaded.problems)
-            images, labels = (to_device(part, self._device) for part in loaded)
-            if piece.weightless:
-                labels = torch.full_like(labels, IGNORE_INDEX)
+            inputs, targets = tree_to_device(loaded, self._device)
             numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
-            yield Batch(self._finish(images, numbers), labels, piece.global_size)
+            yield Batch(self._finished(inputs, numbers), targets, piece.global_size, piece.weightless)
+
+    def _finished(self, inputs: Any, drawn: Tensor | None) -> Any:
+        """What the model gets of `inputs` on the device; the random numbers `drawn` [5, b] augment images."""
+        return inputs
+
+
+class StreamLoader(SampleLoader):
+    """Batches of a Dataset of (image, label), whose images all have the `shape` (channels, height, width).
+
+    An image is a PIL image, an array HW or HWC, or a tensor CHW; uint8, or float in [0, 1]. Raises DataError, while
+    iterating, for a sample with another shape or with a label out of range.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        indices: Tensor,
+        options: LoaderOptions,
+        *,
+        shape: tuple[int, int, int],
+        num_classes: int,
+        num_workers: int = 0,
+    ) -> None:
+        checked = _Checked(dataset, shape, num_classes)
+        super().__init__(checked, indices, options, collate=_stacked, num_workers=num_workers)
+        self._finish = Finish(options, channels=shape[0])
+
+    def _finished(self, inputs: Tensor, drawn: Tensor | None) -> Tensor:
+        return self._finish(inputs, drawn)
 
 
 def to_tensor(image: Any) -> Tensor:
@@ -122,24 +145,31 @@ class _BatchSampler(Sampler[list[tuple[int, int]]]):
             yield [(index, mix(seed, epoch, index)) for index in chosen]
 
 
-class _Checked(Dataset[_Sample]):
-    """A dataset whose samples are seeded, converted and checked; a DataError is handed on as a value."""
+class _Seeded(Dataset[Any]):
+    """A dataset whose samples are seeded; a DataError is handed on as a value."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        index, seed = key
+        try:
+            with _seeded(seed):
+                return self._dataset[index]
+        except DataError as error:  # raised in a loader process, it would come out wrapped in that process's traceback
+            return error
+
+
+class _Checked(Dataset[tuple[Tensor, int]]):
+    """A dataset of images and labels, converted and checked."""
 
     def __init__(self, dataset: Dataset[Any], shape: tuple[int, ...], num_classes: int) -> None:
         self._dataset = dataset
         self._shape = shape
         self._num_classes = num_classes
 
-    def __getitem__(self, key: tuple[int, int]) -> _Sample:
-        index, seed = key
-        try:
-            with _seeded(seed):
-                image, label = self._dataset[index]
-            return self._check(index, image, label)
-        except DataError as error:  # raised in a loader process, it would come out wrapped in that process's traceback
-            return error
-
-    def _check(self, index: int, image: Any, label: Any) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self._dataset[index]
         try:
             tensor = to_tensor(image)
         except TypeError as error:
@@ -182,26 +212,37 @@ def _seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-def _collate(samples: list[_Sample]) -> tuple[Tensor, Tensor] | DataError:
-    images, labels = [], []
-    for sample in samples:
-        if isinstance(sample, DataError):
-            return sample
-        images.append(sample[0])
-        labels.append(sample[1])
+class _Collate:
+    """Makes a batch of samples; a DataError is handed on as a value."""
+
+    def __init__(self, collate: Callable[[list[Any]], tuple[Any, Any]]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> tuple[Any, Any] | DataError:
+        wrong = next((sample for sample in samples if isinstance(sample, DataError)), None)
+        if wrong is not None:
+            return wrong
+        try:
+            return self._collate(samples)
+        except DataError as error:
+            return error
+
+
+def _stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*samples, strict=True)
     return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
 
 
 def _data_loader(
-    dataset: _Checked, sampler: _BatchSampler, device: torch.device, num_workers: int
-) -> DataLoader[_Sample]:
+    dataset: _Seeded, sampler: _BatchSampler, device: torch.device, num_workers: int, collate: _Collate
+) -> DataLoader[Any]:
     # Fork, where it exists: a loader process must be this process's child to die with it, and starts in milliseconds.
     forks = num_workers > 0 and sys.platform != "darwin" and "fork" in multiprocessing.get_all_start_methods()
     return DataLoader(
         dataset,
         batch_sampler=sampler,
         num_workers=num_workers,
-        collate_fn=_collate,
+        collate_fn=collate,
         pin_memory=device.type == "cuda",
         persistent_workers=num_workers > 0,
         prefetch_factor=_BATCHES_AHEAD if num_workers > 0 else None,

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from expt.config import groups
+from expt.config import datasets
 from expt.data.indexing import mix
 
 _CHUNK = 1024  # images: bounds what is held beside the result
 
 
-def synthetic(dataset: groups.Synthetic) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def synthetic(dataset: datasets.Synthetic) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Training and test (images uint8 [N, C, H, W], labels int64 [N]), from `dataset.seed` alone.
 
     An image is the mean of its class's smooth pattern and of noise.

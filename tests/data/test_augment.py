@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config import groups
+from expt.config import datasets
 from expt.data import indexing
 from expt.data.augment import Augmentation
 from expt.data.build import build
-from expt.data.loading import IGNORE_INDEX, Batch, Loader, LoaderOptions, Shard, TimedBatches
+from expt.data.loading import Batch, Loader, LoaderOptions, Shard, TimedBatches
 from expt.data.memory import InMemoryLoader
 from expt.data.stream import StreamLoader
 from expt.errors import ConfigError
@@ -78,7 +78,7 @@ def test_each_image_is_augmented_as_by_hand(make: Callable[..., Loader], augment
     drawn = Augmentation.draw(SIZE, seed=5, epoch=2)
     position = 0
     for batch in make(seed=5, augment=augment, drop_last=True).epoch(2):
-        for image, label in zip(batch.images, batch.labels, strict=True):
+        for image, label in zip(batch.inputs, batch.targets, strict=True):
             expected = reference(IMAGES[label], augment, drawn[:, position].tolist())
             torch.testing.assert_close(image, expected, rtol=1e-5, atol=1e-5)
             position += 1
@@ -106,21 +106,21 @@ def test_workers_together_see_what_one_sees(make: Callable[..., Loader], world_s
     alone = list(make(augment=ALL_THREE).epoch(1))
     ranks = [make(augment=ALL_THREE, shard=Shard(rank, world_size)).epoch(1) for rank in range(world_size)]
     for whole, *parts in zip(alone, *ranks, strict=True):
-        images = torch.cat([part.images for part in parts if part.labels[0] != IGNORE_INDEX])
-        assert torch.equal(images, whole.images)
+        images = torch.cat([part.inputs for part in parts if not part.weightless])
+        assert torch.equal(images, whole.inputs)
 
 
 @make_loader
 def test_a_run_that_goes_on_in_the_middle_of_an_epoch_draws_the_same(make: Callable[..., Loader]) -> None:
     whole, rest = (list(make(augment=ALL_THREE).epoch(1, skip=skip)) for skip in (0, 9))
-    assert all(torch.equal(one.images, other.images) for one, other in zip(whole[9:], rest, strict=True))
+    assert all(torch.equal(one.inputs, other.inputs) for one, other in zip(whole[9:], rest, strict=True))
 
 
 @make_loader
 def test_epochs_and_seeds_differ_in_more_than_order(make: Callable[..., Loader]) -> None:
     def images(seed: int, epoch: int) -> Tensor:
         batches = make(augment=ALL_THREE, shuffle=False, seed=seed).epoch(epoch)
-        return torch.cat([batch.images for batch in batches])
+        return torch.cat([batch.inputs for batch in batches])
 
     assert torch.equal(images(0, 1), images(0, 1))
     assert not torch.equal(images(0, 1), images(0, 2))
@@ -130,24 +130,24 @@ def test_epochs_and_seeds_differ_in_more_than_order(make: Callable[..., Loader])
 @make_loader
 def test_an_evaluation_is_not_augmented(make: Callable[..., Loader]) -> None:
     for batch, plain in zip(make(augment=ALL_THREE).evaluation(), make().evaluation(), strict=True):
-        assert torch.equal(batch.images, plain.images)
+        assert torch.equal(batch.inputs, plain.inputs)
 
 
 def test_streamed_and_stored_images_are_augmented_alike() -> None:
     for one, other in zip(in_memory(augment=ALL_THREE).epoch(1), streamed(augment=ALL_THREE).epoch(1), strict=True):
-        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.inputs, other.inputs)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_the_layout_of_images_is_kept(channels_last: bool) -> None:
     batch = next(in_memory(augment=ALL_THREE, channels_last=channels_last).epoch(0))
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    assert batch.images.is_contiguous(memory_format=layout)
+    assert batch.inputs.is_contiguous(memory_format=layout)
 
 
-def digits(**augment: Any) -> groups.Digits:
-    return groups.Digits(
-        name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None, augment=groups.Augment(**augment)
+def digits(**augment: Any) -> datasets.Digits:
+    return datasets.Digits(
+        name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None, augment=datasets.Augment(**augment)
     )
 
 
@@ -158,7 +158,7 @@ def test_the_configuration_chooses_what_is_done_in_training_alone() -> None:
         assert data.val is not None
         assert data.test is not None
         passes = (data.train.epoch(1), data.val.evaluation(), data.test.evaluation())
-        return [torch.cat([batch.images for batch in each]) for each in passes]
+        return [torch.cat([batch.inputs for batch in each]) for each in passes]
 
     plain = batches()
     for augment in ({"crop_padding": 1}, {"flip": True}, {"cutout": 2}):

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.config import groups
+from expt.config import datasets
 from expt.data.build import Data, build
 from expt.data.files import prepare
 from expt.data.image_folder import FolderDataset
@@ -33,9 +33,9 @@ def write_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), test: st
     return root
 
 
-def folder_config(root: Path, **options: Any) -> groups.ImageFolder:
+def folder_config(root: Path, **options: Any) -> datasets.ImageFolder:
     chosen: dict[str, Any] = {"val_fraction": 0.25, "train_limit": None, "mean": None, "std": None, **options}
-    return groups.ImageFolder(name="image_folder", root=str(root), image_size=(8, 10), num_workers=0, **chosen)
+    return datasets.ImageFolder(name="image_folder", root=str(root), image_size=(8, 10), num_workers=0, **chosen)
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:
@@ -45,9 +45,9 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     assert (image.shape, image.dtype, label) == ((3, 8, 10), torch.uint8, 1)
     assert image.float().mean((1, 2)).tolist() == [100, 10, 7]
     data = build_data(folder_config(tmp_path))
-    assert (data.info.channels, data.info.image_size, data.info.class_names) == (3, (8, 10), ("cat", "dog"))
+    assert (data.info.channels, data.info.shapes["image_size"], data.info.class_names) == (3, (8, 10), ("cat", "dog"))
     assert (data.info.train_size, data.info.val_size, data.info.test_size) == (9, 3, 6)
-    assert [batch.images.shape for batch in data.train.epoch(0)] == [(4, 3, 8, 10)] * 2
+    assert [batch.inputs.shape for batch in data.train.epoch(0)] == [(4, 3, 8, 10)] * 2
 
 
 def test_an_image_is_covered_and_cropped_at_its_centre(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_a_val_folder_validates(tmp_path: Path, cache: bool, monkeypatch: pytest
     assert data.test is None
     assert data.val is not None
     (batch,) = data.val.evaluation()
-    assert [round(value) for value in (255 * batch.images[:, 0].mean((1, 2))).tolist()] == [0, 0, 0, 100, 100, 100]
-    assert batch.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert [round(value) for value in (255 * batch.inputs[:, 0].mean((1, 2))).tolist()] == [0, 0, 0, 100, 100, 100]
+    assert batch.targets.tolist() == [0, 0, 0, 1, 1, 1]
     assert isinstance(data.train, InMemoryLoader if cache else StreamLoader)
 
 
@@ -84,7 +84,7 @@ def test_a_folder_with_train_alone_has_no_test(tmp_path: Path) -> None:
 def test_a_limit_takes_from_every_class(tmp_path: Path) -> None:
     data = build_data(folder_config(write_folder(tmp_path), train_limit=4))
     (batch,) = data.train.epoch(0)
-    assert sorted(batch.labels.tolist()) == [0, 0, 1, 1]
+    assert sorted(batch.targets.tolist()) == [0, 0, 1, 1]
 
 
 def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:
@@ -131,12 +131,12 @@ def of_test(data: Data) -> Loader:
     return data.test
 
 
-def digits(**options: Any) -> groups.Digits:
+def digits(**options: Any) -> datasets.Digits:
     chosen: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "mean": (0.3053,), "std": (0.376,), **options}
-    return groups.Digits(name="digits", **chosen)
+    return datasets.Digits(name="digits", **chosen)
 
 
-def synthetic(**options: Any) -> groups.Synthetic:
+def synthetic(**options: Any) -> datasets.Synthetic:
     chosen: dict[str, Any] = {"train_size": 1500, "test_size": 200, "channels": 2, "image_size": (6, 5), **options}
     chosen = {
         "num_classes": 7,
@@ -147,17 +147,17 @@ def synthetic(**options: Any) -> groups.Synthetic:
         "std": None,
         **chosen,
     }
-    return groups.Synthetic(name="synthetic", **chosen)
+    return datasets.Synthetic(name="synthetic", **chosen)
 
 
 def test_digits_are_built() -> None:
     data = build_data(digits(), batch_size=100)
     info = data.info
-    assert (info.channels, info.image_size, info.num_classes) == (1, (8, 8), 10)
+    assert (info.channels, info.shapes["image_size"], info.num_classes) == (1, (8, 8), 10)
     assert (info.train_size, info.val_size, info.test_size) == (1293, 144, 360)
     assert data.val is not None
     assert (len(data.train), data.train.size, data.val.size, of_test(data).size) == (12, 1293, 144, 360)
-    images = torch.cat([batch.images for batch in data.train.epoch(0)])
+    images = torch.cat([batch.inputs for batch in data.train.epoch(0)])
     assert abs(images.mean()) < 0.02
     assert abs(images.std() - 1) < 0.02
     assert build_data(digits(val_fraction=0.0)).val is None
@@ -168,7 +168,7 @@ def test_a_limit_beyond_what_there_is_says_so_once(capsys: pytest.CaptureFixture
     for rank in (0, 1):
         build_data(digits(train_limit=2000), shard=Shard(rank, 2))
     build_data(digits(train_limit=1293))
-    told = "warning: dataset.train_limit=2000: there are 1293 images to train on, and all are used\n"
+    told = "warning: dataset.train_limit=2000: there are 1293 samples to train on, and all are used\n"
     assert capsys.readouterr().err == told
 
 
@@ -177,11 +177,11 @@ def test_validation_is_held_out_whatever_the_seed() -> None:
     assert one is not None
     assert other is not None
     (batch,), (again,) = one.evaluation(), other.evaluation()
-    assert torch.equal(batch.images, again.images)
+    assert torch.equal(batch.inputs, again.inputs)
 
 
 def test_too_few_images_for_a_batch() -> None:
-    with pytest.raises(DataError, match=r"the training set has 50 images, fewer than batch_size=64; .*drop_last=false"):
+    with pytest.raises(DataError, match=r"set has 50 samples, fewer than batch_size=64; .*drop_last=false"):
         build_data(digits(train_limit=50), batch_size=64)
     with pytest.raises(DataError, match="; use batch_size=48, or drop_last=false"):  # what is told is not refused
         build_data(digits(train_limit=50), batch_size=64, batch_parts=4)
@@ -202,12 +202,12 @@ def test_synthetic_images_show_their_class() -> None:
     data = build_data(synthetic(), batch_size=1500)
     (train,), (test,) = data.train.epoch(0), of_test(data).evaluation()
     assert data.info.class_names == tuple("0123456")
-    means = torch.stack([train.images[train.labels == label].mean(0).flatten() for label in range(7)])
-    assert (torch.cdist(test.images.flatten(1), means).argmin(1) == test.labels).float().mean() > 0.9
+    means = torch.stack([train.inputs[train.targets == label].mean(0).flatten() for label in range(7)])
+    assert (torch.cdist(test.inputs.flatten(1), means).argmin(1) == test.targets).float().mean() > 0.9
     (again,) = build_data(synthetic(), batch_size=1500).train.epoch(0)
-    assert torch.equal(again.images, train.images)
+    assert torch.equal(again.inputs, train.inputs)
     (different,) = of_test(build_data(synthetic(seed=1))).evaluation()
-    assert not torch.equal(different.images, test.images)
+    assert not torch.equal(different.inputs, test.inputs)
 
 
 class Own(Dataset[Any]):
@@ -243,17 +243,17 @@ class Endless(IterableDataset[Any]):
     pass
 
 
-def own(name: str = "Own", num_classes: int = 3, **kwargs: Any) -> groups.TargetDataset:
-    return groups.TargetDataset(target=f"{__name__}.{name}", num_classes=num_classes, kwargs={"size": 40, **kwargs})
+def own(name: str = "Own", num_classes: int = 3, **kwargs: Any) -> datasets.TargetDataset:
+    return datasets.TargetDataset(target=f"{__name__}.{name}", num_classes=num_classes, kwargs={"size": 40, **kwargs})
 
 
 def test_a_person_s_own_dataset() -> None:
     data = build_data(own(), batch_size=9, num_workers=1)
     info = data.info
-    assert (info.channels, info.image_size, info.class_names) == (1, (5, 4), ("0", "1", "2"))
+    assert (info.channels, info.shapes["image_size"], info.class_names) == (1, (5, 4), ("0", "1", "2"))
     assert (info.train_size, info.val_size, info.test_size) == (36, 4, 6)
     assert len(list(data.train.epoch(0))) == len(data.train) == 4
-    assert [batch.labels.tolist() for batch in of_test(data).evaluation()] == [[0, 1, 2, 0, 1, 2]]
+    assert [batch.targets.tolist() for batch in of_test(data).evaluation()] == [[0, 1, 2, 0, 1, 2]]
     assert build_data(own("Named", num_classes=4)).info.class_names == ("a", "b", "c", "d")
 
 
@@ -261,9 +261,9 @@ def test_a_limit_takes_from_all_of_an_own_dataset() -> None:
     """By its classes where it tells them, else from anywhere in it."""
     limited = dataclasses.replace(own("Sorted"), train_limit=9, val_fraction=0.0)
     (batch,) = build_data(limited, batch_size=9).train.epoch(0)
-    assert batch.labels.bincount().tolist() == [3, 3, 3]
+    assert batch.targets.bincount().tolist() == [3, 3, 3]
     (batch,) = build_data(dataclasses.replace(limited, target=f"{__name__}.Own"), batch_size=9).train.epoch(0)
-    assert (255 * batch.images).max() > 20
+    assert (255 * batch.inputs).max() > 20
 
 
 @pytest.mark.parametrize(
@@ -277,6 +277,6 @@ def test_a_limit_takes_from_all_of_an_own_dataset() -> None:
         (own(shape=(2,)), r"its sample 0 is not \(image, label\): expected an image"),
     ],
 )
-def test_a_dataset_that_does_not_fit_is_explained(dataset: groups.TargetDataset, text: str) -> None:
+def test_a_dataset_that_does_not_fit_is_explained(dataset: datasets.TargetDataset, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         build_data(dataset)

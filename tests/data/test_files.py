@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from expt.config import groups
+from expt.config import datasets
 from expt.data import files
 from expt.data.classes import CLASS_NAMES
 from expt.errors import DataError
@@ -31,8 +31,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def config(name: str, root: Path | None, download: bool = False) -> groups.Downloaded:
-    return groups.Downloaded(
+def config(name: str, root: Path | None, download: bool = False) -> datasets.Downloaded:
+    return datasets.Downloaded(
         name=name,  # type: ignore[arg-type]
         root=None if root is None else str(root),
         download=download,
@@ -80,7 +80,7 @@ def write_archive(path: Path, members: dict[str, bytes]) -> None:
             tar.addfile(info, io.BytesIO(content))
 
 
-def message(dataset: groups.Downloaded) -> str:
+def message(dataset: datasets.Downloaded) -> str:
     with pytest.raises(DataError) as caught:
         files.prepare(dataset)
     text = str(caught.value)
@@ -302,7 +302,7 @@ def test_damaged_cifar_files_are_named(tmp_path: Path) -> None:
 
 
 def test_digits_are_real_and_split_once() -> None:
-    dataset = groups.Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
+    dataset = datasets.Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
     files.prepare(dataset)
     train, test = files.load(dataset, "train"), files.load(dataset, "test")
     assert (train.images.shape, test.images.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))

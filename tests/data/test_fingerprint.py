@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -14,14 +15,15 @@ import pytest
 from PIL import Image
 
 import expt
-from expt.config import groups
+from expt.config import datasets
 from expt.config.identity import identity
 from expt.config.parse import parse_again
 from expt.data import fingerprint
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.machine import detect
+from expt.runs.atomic import write_atomically
 from expt.runs.paths import RunPaths
-from expt.runs.result import read_result, write_atomically
+from expt.runs.result import read_result
 from tests.conftest import Configured, Trained, run, start
 from tests.data.test_files import write_idx_set
 from tests.faults.running import wait_until
@@ -34,14 +36,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
 
 
-def known(name: Any, root: Path | str) -> groups.Downloaded:
-    return groups.Downloaded(
+def known(name: Any, root: Path | str) -> datasets.Downloaded:
+    return datasets.Downloaded(
         name=name, root=str(root), download=False, val_fraction=0.1, train_limit=None, mean=None, std=None
     )
 
 
-def folder(root: Path) -> groups.ImageFolder:
-    return groups.ImageFolder(
+def folder(root: Path) -> datasets.ImageFolder:
+    return datasets.ImageFolder(
         name="image_folder", root=str(root), image_size=(8, 8), num_workers=0, val_fraction=0.1, train_limit=None,
         mean=None, std=None,
     )  # fmt: skip
@@ -306,3 +308,20 @@ def test_files_that_go_before_a_runs_turn_are_said_to_be_missing(
         write_idx_set(tmp_path, sizes=(40, 20))
         with pytest.raises(RunFailed, match="files changed after the command was typed"):
             fingerprint.refuse_changed(config, content)
+
+
+def test_first_weights_are_known_by_what_they_hold(tmp_path: Path, configured: Configured) -> None:
+    file = tmp_path / "file.pt"
+    file.write_bytes(b"one")
+    config = configured(f"weights={file}")
+    content = fingerprint.content_of(config)
+    assert content.weights is not None
+    fingerprint.refuse_changed(config, content)
+    file.write_bytes(b"another")
+    assert fingerprint.content_of(config).weights != content.weights
+    with pytest.raises(RunFailed, match="the first weights changed after the command was typed"):
+        fingerprint.refuse_changed(config, content)
+    file.unlink()
+    with pytest.raises(ConfigError, match="there is no such file or folder"):
+        fingerprint.content_of(config)
+    assert fingerprint.content_of(dataclasses.replace(config, resume="auto")).weights is None

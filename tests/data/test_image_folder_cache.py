@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from expt.config import groups
+from expt.config import datasets
 from expt.data import cache as theirs
 from expt.data import image_folder_cache
 from expt.data.files import prepare
@@ -48,9 +48,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
-def config(root: Path, **options: Any) -> groups.ImageFolder:
+def config(root: Path, **options: Any) -> datasets.ImageFolder:
     chosen: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "mean": None, "std": None, **options}
-    return groups.ImageFolder(name="image_folder", root=str(root), image_size=SIZE, num_workers=0, **chosen)
+    return datasets.ImageFolder(name="image_folder", root=str(root), image_size=SIZE, num_workers=0, **chosen)
 
 
 def spoil(root: Path) -> None:
@@ -90,7 +90,7 @@ def test_stored_and_streamed_images_make_the_same_batches(root: Path) -> None:
     from expt.data.stream import StreamLoader
 
     def loader(cache: bool) -> Loader:
-        dataset = config(root, cache=cache, augment=groups.Augment(crop_padding=2, flip=True))
+        dataset = config(root, cache=cache, augment=datasets.Augment(crop_padding=2, flip=True))
         prepare(dataset)
         options: dict[str, Any] = {"batch_size": 8, "seed": 0, "drop_last": True, "channels_last": False}
         return build(dataset, shard=Shard(1, 2), device=torch.device("cpu"), **options).train
@@ -99,8 +99,8 @@ def test_stored_and_streamed_images_make_the_same_batches(root: Path) -> None:
     assert isinstance(stored, InMemoryLoader)
     assert isinstance(streamed, StreamLoader)
     for one, other in zip(stored.epoch(1), streamed.epoch(1), strict=True):
-        assert torch.equal(one.images, other.images)
-        assert torch.equal(one.labels, other.labels)
+        assert torch.equal(one.inputs, other.inputs)
+        assert torch.equal(one.targets, other.targets)
 
 
 def test_a_changed_folder_is_decoded_anew(root: Path, cache: Path) -> None:
@@ -149,7 +149,7 @@ def test_an_unreadable_image_is_named(root: Path, cache: Path, cores: int, monke
     assert entries(cache) == []
 
 
-def prepare_and_count(dataset: groups.ImageFolder, barrier: Any, counts: Any) -> None:
+def prepare_and_count(dataset: datasets.ImageFolder, barrier: Any, counts: Any) -> None:
     decoded = 0
     original = image_folder_cache._decode_chunk
 

@@ -18,10 +18,9 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.data import Dataset
 
-from expt.data.loading import IGNORE_INDEX, Batch, Loader, LoaderOptions, Shard
+from expt.data.loading import Batch, Loader, LoaderOptions, Shard
 from expt.data.memory import InMemoryLoader
 from expt.data.stream import StreamLoader
 from expt.errors import DataError
@@ -80,7 +79,7 @@ make_loader = pytest.mark.parametrize("make", [in_memory, streamed])
 
 def same(left: list[Batch], right: list[Batch]) -> bool:
     return len(left) == len(right) and all(
-        torch.equal(one.images, two.images) and torch.equal(one.labels, two.labels) and one[2] == two[2]
+        torch.equal(one.inputs, two.inputs) and torch.equal(one.targets, two.targets) and one[2] == two[2]
         for one, two in zip(left, right, strict=True)
     )
 
@@ -93,20 +92,17 @@ def test_workers_together_see_what_one_sees(make: Callable[..., Loader], world_s
     loaders = [make(drop_last=drop_last, shard=Shard(rank, world_size)) for rank in range(world_size)]
     assert {len(loader) for loader in loaders} == {len(alone)}
     for whole, *parts in zip(alone, *(loader.epoch(3) for loader in loaders), strict=True):
-        counted = [part for part in parts if part.labels[0] != IGNORE_INDEX]
-        assert torch.equal(torch.cat([part.images for part in counted]), whole.images)
-        assert torch.equal(torch.cat([part.labels for part in counted]), whole.labels)
-        assert {part.global_size for part in parts} == {len(whole.labels)}
-    assert sum(len(batch.labels) for batch in alone) == (20 if drop_last else SIZE)
+        counted = [part for part in parts if not part.weightless]
+        assert torch.equal(torch.cat([part.inputs for part in counted]), whole.inputs)
+        assert torch.equal(torch.cat([part.targets for part in counted]), whole.targets)
+        assert {part.global_size for part in parts} == {len(whole.targets)}
+    assert sum(len(batch.targets) for batch in alone) == (20 if drop_last else SIZE)
 
 
 @make_loader
 def test_a_worker_without_a_sample_still_takes_part(make: Callable[..., Loader]) -> None:
     *_, last = make(shard=Shard(3, 4)).epoch(0)  # three samples, four workers
-    assert (last.images.shape, last.labels.tolist(), last.global_size) == ((1, 2, 4, 3), [IGNORE_INDEX], 3)
-    loss = functional.cross_entropy(torch.randn(1, SIZE, requires_grad=True), last.labels, reduction="sum")
-    loss.backward()
-    assert loss.item() == 0
+    assert (last.inputs.shape, last.weightless, last.global_size) == ((1, 2, 4, 3), True, 3)
 
 
 @make_loader
@@ -117,7 +113,7 @@ def test_epochs_differ_and_repeat(make: Callable[..., Loader]) -> None:
     assert same(list(make(seed=7).epoch(1)), second)
     assert not same(list(make(seed=8).epoch(0)), first)
     in_order = make(shuffle=False)
-    assert torch.cat([batch.labels for batch in in_order.epoch(4)]).equal(LABELS)
+    assert torch.cat([batch.targets for batch in in_order.epoch(4)]).equal(LABELS)
 
 
 @make_loader
@@ -130,7 +126,7 @@ def test_skip_gives_the_tail_of_the_epoch(make: Callable[..., Loader], skip: int
 def test_skipped_samples_are_not_read() -> None:
     dataset = InRam()
     batches = list(streamed(dataset=dataset, drop_last=True).epoch(2, skip=3))
-    assert dataset.read == torch.cat([batch.labels for batch in batches]).tolist()
+    assert dataset.read == torch.cat([batch.targets for batch in batches]).tolist()
     assert len(dataset.read) == 5
 
 
@@ -141,8 +137,8 @@ def test_an_evaluation_counts_each_sample_once(make: Callable[..., Loader], worl
     seen: list[int] = []
     for rank in range(world_size):
         for batch in make(chosen, shard=Shard(rank, world_size), eval_batch_size=4).evaluation():
-            assert batch.global_size == len(batch.labels) == len(batch.images) <= 4
-            seen += batch.labels.tolist()
+            assert batch.global_size == len(batch.targets) == len(batch.inputs) <= 4
+            seen += batch.targets.tolist()
     assert seen == chosen.tolist()
 
 
@@ -152,12 +148,12 @@ def test_images_are_normalised_per_channel(make: Callable[..., Loader], channels
     mean, std = (0.2, 0.7), (0.5, 0.3)
     (batch,) = make(shuffle=False, mean=mean, std=std, channels_last=channels_last).evaluation()
     expected = (IMAGES.double() / 255 - torch.tensor(mean).view(2, 1, 1)) / torch.tensor(std).view(2, 1, 1)
-    assert batch.images.dtype == torch.float32
-    torch.testing.assert_close(batch.images, expected.float(), rtol=1e-5, atol=1e-6)
+    assert batch.inputs.dtype == torch.float32
+    torch.testing.assert_close(batch.inputs, expected.float(), rtol=1e-5, atol=1e-6)
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    assert batch.images.is_contiguous(memory_format=layout)
+    assert batch.inputs.is_contiguous(memory_format=layout)
     (plain,) = make(shuffle=False).evaluation()
-    torch.testing.assert_close(plain.images, IMAGES.float() / 255)
+    torch.testing.assert_close(plain.inputs, IMAGES.float() / 255)
 
 
 def test_batches_leave_the_stored_images_alone() -> None:
@@ -180,8 +176,8 @@ def test_every_kind_of_image_comes_out_alike(convert: Callable[[Tensor], Any]) -
     options: dict[str, Any] = {"mean": (0.2, 0.7), "std": (0.5, 0.3), "shuffle": False}
     (expected,) = in_memory(**options).evaluation()
     (batch,) = streamed(dataset=InRam(convert), **options).evaluation()
-    torch.testing.assert_close(batch.images, expected.images)
-    assert torch.equal(batch.labels, expected.labels)
+    torch.testing.assert_close(batch.inputs, expected.inputs)
+    assert torch.equal(batch.targets, expected.targets)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "P", "RGBA"])
@@ -192,7 +188,7 @@ def test_pil_images_of_any_mode(mode: str) -> None:
         return Image.fromarray(image[0].numpy()).convert(mode)
 
     (batch,) = streamed(dataset=InRam(convert), channels=channels, shuffle=False).evaluation()
-    torch.testing.assert_close(batch.images[:, :1], IMAGES[:, :1].float() / 255)
+    torch.testing.assert_close(batch.inputs[:, :1], IMAGES[:, :1].float() / 255)
 
 
 class Noisy(InRam):
@@ -218,7 +214,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
         return {
             label: image.flatten().tolist()
             for batch in loader.epoch(epoch)
-            for image, label in zip(batch.images, batch.labels.tolist(), strict=True)
+            for image, label in zip(batch.inputs, batch.targets.tolist(), strict=True)
         }
 
     before = torch.get_rng_state()
@@ -235,7 +231,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
 def test_loader_processes_outlive_an_epoch_and_an_early_stop() -> None:
     loader = streamed(num_workers=2)
     for batch in loader.epoch(0):
-        assert len(batch.labels) == 5
+        assert len(batch.targets) == 5
         break
     started = {process.pid for process in multiprocessing.active_children()}
     assert same(list(loader.epoch(1, skip=1)), list(streamed().epoch(1))[1:])
@@ -265,7 +261,7 @@ def test_a_bad_sample_is_named(num_workers: int) -> None:
 
 def test_a_label_may_be_any_whole_number() -> None:
     (batch,) = streamed(dataset=InRam(labels=LABELS.double())).evaluation()
-    assert torch.equal(batch.labels, LABELS)
+    assert torch.equal(batch.targets, LABELS)
 
 
 ORPHANS = """

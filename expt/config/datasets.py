@@ -1,0 +1,145 @@
+"""What the group `dataset` may hold, by the member that is chosen; conf/dataset/ says what each key means."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from expt.config.constraints import STRICT, Count, DottedName, Folder, Fraction, Positive, Size
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Augment:
+    crop_padding: Annotated[int, Field(ge=0)] = 0
+    flip: bool = False
+    cutout: Annotated[int, Field(ge=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _Dataset:
+    val_fraction: Fraction
+    train_limit: Count | None
+    mean: tuple[float, ...] | None
+    std: tuple[Positive, ...] | None
+    augment: Augment = Augment()
+    folds: Annotated[int, Field(ge=2)] | None = None  # a run recorded before there was a choice has none
+    fold: Annotated[int, Field(ge=0)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Digits(_Dataset):
+    name: Literal["digits"]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Downloaded(_Dataset):
+    """A dataset that torchvision knows where to fetch."""
+
+    name: Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
+    root: Folder | None
+    download: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Synthetic(_Dataset):
+    name: Literal["synthetic"]
+    train_size: Count
+    test_size: Count
+    channels: Count
+    image_size: Size
+    num_classes: Annotated[int, Field(ge=2)]
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ImageFolder(_Dataset):
+    name: Literal["image_folder"]
+    root: Folder
+    cache: Literal["auto"] | bool = "auto"
+    image_size: Size
+    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Text(_Dataset):
+    name: Literal["text"]
+    root: Folder
+    tokens: Literal["bytes"]
+    context: Count
+    test_fraction: Fraction
+    mean: tuple[float, ...] | None = None
+    std: tuple[Positive, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class _Table(_Dataset):
+    """Rows of numbers, of which some columns are to be predicted."""
+
+    standardise: bool
+    standardise_targets: bool
+    test_fraction: Fraction
+    mean: None = None  # of images
+    std: None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Table(_Table):
+    name: Literal["table"]
+    path: Folder
+    targets: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    features: Annotated[tuple[str, ...], Field(min_length=1)] | None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Diabetes(_Table):
+    name: Literal["diabetes"]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SegmentationFolder(_Dataset):
+    name: Literal["segmentation_folder"]
+    root: Folder
+    num_classes: Annotated[int, Field(ge=2)]
+    image_size: Size
+    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TargetDataset(_Dataset):
+    """A person's own torch Dataset: built twice, with `train` and with `test` added to `kwargs`.
+
+    With `num_classes` its samples are (image, label), else whatever the task takes.
+    """
+
+    name: Literal["_target_"] = "_target_"
+    target: DottedName
+    num_classes: Annotated[int, Field(ge=2)] | None = None
+    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    val_fraction: Fraction = 0.1
+    train_limit: Count | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[Positive, ...] | None = None
+    train: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": True})
+    test: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": False})
+    kwargs: dict[str, Any]
+
+
+OWN_DATASET_KEYS = {field.name for field in dataclasses.fields(TargetDataset)} - {
+    *("name", "target", "kwargs", "train", "test"),
+}
+"""What every dataset of a person's own has, named in its YAML or not."""
+
+DATASETS: dict[str, Any] = {
+    "digits": Digits,
+    **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), Downloaded),
+    "synthetic": Synthetic,
+    "image_folder": ImageFolder,
+    "text": Text,
+    "table": Table,
+    "diabetes": Diabetes,
+    "segmentation_folder": SegmentationFolder,
+    "_target_": TargetDataset,
+}

@@ -1,0 +1,62 @@
+"""Whether settings fit the data, as far as only the data can tell."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from expt.config import datasets
+from expt.data.files import DatasetConfig
+from expt.data.source import Source
+from expt.errors import ConfigError, DataError
+
+
+def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
+    """Raise DataError where there is no whole batch, which is to be a multiple of `parts`."""
+    if num_samples < batch_size:
+        fits = num_samples // parts * parts
+        smaller = f"batch_size={fits}, or " if fits else ""
+        raise DataError(
+            f"the training set has {num_samples} samples, fewer than batch_size={batch_size}; "
+            f"use {smaller}drop_last=false"
+        )
+
+
+def are_images(class_names: Sequence[str], example: Any) -> bool:
+    """Whether samples like `example` (inputs, targets) are images [C, H, W], each of one class."""
+    return bool(class_names) and isinstance(example[0], Tensor) and example[0].dim() == 3
+
+
+def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
+    """Raise ConfigError where a mean, std or augmentation does not fit the samples."""
+    if are_images(source.class_names, source.example):
+        _check_channels(dataset, source.shapes["channels"])
+        _check_augment(dataset.augment, source.shapes["image_size"])
+    elif isinstance(dataset, datasets.SegmentationFolder):
+        _check_channels(dataset, source.shapes["channels"])
+    elif dataset.mean or dataset.std or any(dataclasses.astuple(dataset.augment)):
+        raise ConfigError("dataset.mean, std and augment: are of images with classes; leave them out here")
+
+
+def _check_channels(dataset: DatasetConfig, channels: int) -> None:
+    problems = [
+        f"dataset.{name} has {len(values)} values, but the images have {channels} channels; give one per channel"
+        for name, values in (("mean", dataset.mean), ("std", dataset.std))
+        if values is not None and len(values) != channels
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_augment(augment: datasets.Augment, image_size: tuple[int, int]) -> None:
+    smallest = min(image_size)
+    problems = [
+        f"dataset.augment.{name}={value}: must be below {smallest}, the images being {image_size[0]}x{image_size[1]}"
+        for name, value in (("crop_padding", augment.crop_padding), ("cutout", augment.cutout))
+        if value >= smallest
+    ]
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,80 @@
+"""A person's own Dataset class."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sized
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from expt.config import datasets, user_class
+from expt.data import masks, samples
+from expt.data.masks import MaskValues
+from expt.data.source import Part, Source, of_images, streamed
+from expt.data.stream import to_tensor
+from expt.errors import ConfigError, DataError
+
+
+def source(dataset: datasets.TargetDataset, num_workers: int, values: MaskValues | None = None) -> Source:
+    """Its parts; its first sample tells the shapes, and targets are masks where their `values` are given.
+
+    Raises ConfigError and DataError.
+    """
+    cls: type[Dataset[Any]] = user_class.resolve(dataset.target, Dataset)
+    if issubclass(cls, IterableDataset) or not hasattr(cls, "__len__"):
+        raise ConfigError(f"dataset._target_={dataset.target}: must have __len__ and __getitem__ (a map-style Dataset)")
+    train = _construct(dataset, cls, {**dataset.kwargs, **dataset.train})
+    test = _construct(dataset, cls, {**dataset.kwargs, **dataset.test})
+    for name, part in (("training", train), ("test", test)):
+        if len(cast(Sized, part)) == 0:
+            raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
+    if dataset.num_classes is None:
+        if values is None:
+            return _own_samples(train, test, num_workers)
+        checked = _own_samples(masks.CheckedMasks(train, values), masks.CheckedMasks(test, values), num_workers)
+        return dataclasses.replace(checked, shapes={**checked.shapes, "num_classes": values.num_classes})
+    try:
+        image, _ = train[0]
+        channels, height, width = to_tensor(image).shape
+    except (TypeError, ValueError) as error:
+        raise DataError(f"dataset._target_={dataset.target}: its sample 0 is not (image, label): {error}") from error
+    names = tuple(map(str, getattr(train, "classes", None) or range(dataset.num_classes)))
+    if len(names) != dataset.num_classes:
+        raise ConfigError(
+            f"dataset.num_classes={dataset.num_classes}: {dataset.target}.classes has {len(names)}; "
+            f"use dataset.num_classes={len(names)}"
+        )
+    shape = channels, height, width
+    to_train, to_test = (streamed(part, shape, len(names), num_workers) for part in (train, test))
+    return of_images(shape, names, to_train, to_test, classes=_classes_of(train))
+
+
+def _own_samples(train: Dataset[Any], test: Dataset[Any], num_workers: int) -> Source:
+    """Samples of any kind, for a task that is not classification."""
+    example = samples.example(train)
+    parts = (Part(len(cast(Sized, part)), samples.loading(part, num_workers)) for part in (train, test))
+    to_train, to_test = parts
+    return Source(samples.shapes(train, *example), (), example, to_train, to_test, classes=torch.zeros(to_train.size))
+
+
+def _classes_of(dataset: Dataset[Any]) -> Tensor:
+    """The class of each sample, by the attribute `targets` that torchvision's datasets have; else all are of one."""
+    size = len(cast(Sized, dataset))
+    try:
+        targets = torch.as_tensor(getattr(dataset, "targets", ()))
+    except (TypeError, ValueError, RuntimeError):  # boxes, texts, ...
+        targets = torch.empty(0)
+    return targets if targets.shape == (size,) else torch.zeros(size)
+
+
+def _construct(dataset: datasets.TargetDataset, cls: type[Dataset[Any]], arguments: dict[str, Any]) -> Dataset[Any]:
+    try:
+        return cls(**user_class.nested_built(arguments))
+    except TypeError as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise ConfigError(
+            f"dataset._target_={dataset.target}: cannot be built as {cls.__name__}({given}): {error}"
+        ) from error

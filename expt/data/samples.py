@@ -1,0 +1,80 @@
+"""Samples of any kind, of a Dataset of a person's own: tensors, numbers, tuples, dicts, nested."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from expt.data.loading import Load, Loader, LoaderOptions
+from expt.data.stream import SampleLoader
+from expt.data.tree import leaves, mapped
+from expt.errors import DataError
+
+
+def loading(dataset: Dataset[Any], num_workers: int) -> Load:
+    """What makes a loader of the samples at given indices.
+
+    A sample (inputs, targets) is taken for that, all else for inputs alone. Samples are stacked as torch's
+    default_collate does, unless the dataset has a method `collate`, which makes a batch of a list of samples.
+    """
+
+    def load(indices: Tensor, options: LoaderOptions) -> Loader:
+        collate = functools.partial(collated, own=getattr(dataset, "collate", None))
+        return SampleLoader(dataset, indices, options, collate=collate, num_workers=num_workers)
+
+    return load
+
+
+def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) -> tuple[Any, Any]:
+    """Inputs and targets of a batch, numbers in float32 where they were in float64. Raises DataError."""
+    try:
+        batch = (own or default_collate)(samples)
+    except (TypeError, RuntimeError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        mend = "mend the dataset's method collate" if own else "give the dataset a method collate(samples) -> batch"
+        raise DataError(f"samples cannot be made a batch: {type(error).__name__}: {first}; {mend}") from error
+    inputs, targets = batch if isinstance(batch, list | tuple) and len(batch) == 2 else (batch, None)
+    if next(leaves((inputs, targets)), None) is None:
+        raise DataError(f"a batch holds no tensor, it is a {type(batch).__name__}; return tensors from collate")
+    lengths = {len(tensor) if tensor.dim() else None for tensor in leaves((targets, inputs))}
+    if None in lengths:
+        raise DataError("a batch holds a tensor without a dimension for its samples; let its first be [samples, ...]")
+    found: tuple[Any, Any] = mapped(_single, (inputs, targets))
+    return found
+
+
+def _single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
+def example(dataset: Dataset[Any]) -> tuple[Any, Any]:
+    """Inputs and targets of the first sample, zeros. Raises DataError."""
+    batch = collated([dataset[0]], getattr(dataset, "collate", None))
+    found: tuple[Any, Any] = mapped(lambda tensor: torch.zeros_like(tensor[0]), batch)
+    return found
+
+
+def shapes(dataset: Dataset[Any], inputs: Any, targets: Any) -> Mapping[str, Any]:
+    """What a model may ask for: `channels` and `image_size` of inputs that are one tensor, `num_classes` outputs.
+
+    A table's row [features] is an image of one row. Of a dataset of tokens, which has an attribute `vocab_size`, that
+    and its `context`, the most tokens of a sample. Raises DataError where it has the first alone.
+    """
+    found: dict[str, Any] = {}
+    if hasattr(dataset, "vocab_size"):
+        if not hasattr(dataset, "context"):
+            name = type(dataset).__name__
+            raise DataError(f"{name} has a vocab_size, but no context; let that be the most tokens that a sample has")
+        return {"vocab_size": dataset.vocab_size, "context": dataset.context}
+    if isinstance(inputs, Tensor) and 1 <= inputs.dim() <= 3:
+        channels, height, width = (1,) * (3 - inputs.dim()) + tuple(inputs.shape)
+        found = {"channels": channels, "image_size": (height, width)}
+    if isinstance(targets, Tensor):
+        found["num_classes"] = math.prod(targets.shape)
+    return found

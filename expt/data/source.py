@@ -1,0 +1,65 @@
+"""A dataset as it is found, before it is split and batched."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from expt.data.loading import Load, Loader, LoaderOptions
+from expt.data.stream import StreamLoader
+
+
+class Part(NamedTuple):
+    """The training, validation or test part of a dataset, before it is split and batched."""
+
+    size: int
+    load: Load
+
+    def whole(self, options: LoaderOptions) -> Loader:
+        """A loader of all its samples."""
+        return self.load(torch.arange(self.size), options)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Its parts, and what is known of its samples; see DataInfo and Data of expt.data.build."""
+
+    shapes: Mapping[str, Any]
+    class_names: tuple[str, ...]
+    example: tuple[Any, Any]
+    train: Part
+    test: Part | None
+    classes: Tensor
+    """of the training samples [N]; all alike where they have none"""
+    in_random_order: bool = False
+    """whether the training samples come in one"""
+    val: Part | None = None
+    """where it is a part of its own, and not held out of train"""
+    standardised: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    """see DataInfo"""
+    fitted: Callable[[Tensor], Source] | None = None
+    """the same, with what is taken from the training samples at these indices, which are chosen first"""
+
+
+def of_images(
+    shape: tuple[int, int, int], class_names: Sequence[str], train: Part, test: Part | None, **more: Any
+) -> Source:
+    """Images of one shape (channels, height, width), each of one class."""
+    shapes = {"channels": shape[0], "image_size": shape[1:], "num_classes": len(class_names)}
+    example = torch.zeros(shape), torch.zeros((), dtype=torch.int64)
+    return Source(shapes, tuple(class_names), example, train, test, **more)
+
+
+def streamed(dataset: Dataset[Any], shape: tuple[int, int, int], num_classes: int, num_workers: int) -> Part:
+    """Images of a Dataset, read one by one while a run trains."""
+
+    def load_part(indices: Tensor, options: LoaderOptions) -> Loader:
+        return StreamLoader(dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers)
+
+    return Part(len(cast(Sized, dataset)), load_part)

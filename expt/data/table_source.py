@@ -1,0 +1,53 @@
+"""A table's rows as tensors in memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from expt.data import indexing, table
+from expt.data.memory import InMemorySampleLoader, place
+from expt.data.source import Part, Source
+from expt.data.tree import mapped
+
+
+def rows_in_memory(dataset: table.TableConfig, task: Any, device: torch.device) -> Source:
+    """The rows, of which a part drawn alike for all runs is the test set; standardised by those that are trained on.
+
+    Raises ConfigError and DataError, see table.load.
+    """
+    rows = table.load(dataset, task)
+    train, test = (index.numpy() for index in indexing.split(len(rows.features), dataset.test_fraction, None))
+    classes = torch.from_numpy(rows.targets[train]) if rows.class_names else torch.zeros(len(train))
+
+    def part(rows: table.Rows, index: np.ndarray) -> Part:
+        samples = mapped(lambda tensor: place(tensor, device), _tensors(rows, index))
+        return Part(len(index), functools.partial(InMemorySampleLoader, samples))
+
+    def source(rows: table.Rows, **more: Any) -> Source:
+        example = mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1]))
+        parts = part(rows, train), part(rows, test) if len(test) else None
+        return Source(_shapes(rows), rows.class_names, example, *parts, classes, **more)
+
+    def fitted(chosen: Tensor) -> Source:
+        standardised, scales = table.standardised(dataset, rows, train[chosen.numpy()])
+        return source(standardised, standardised=scales)
+
+    return source(rows, fitted=fitted)
+
+
+def _shapes(rows: table.Rows) -> Mapping[str, Any]:
+    """As an image of one row and one channel, so that a model of images may flatten it."""
+    outputs = len(rows.class_names or rows.target_names)
+    return {"channels": 1, "image_size": (1, rows.features.shape[1]), "num_classes": outputs}
+
+
+def _tensors(rows: table.Rows, index: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Features float32 [N, F] and targets float32 [N, T], or classes int64 [N]."""
+    targets = torch.from_numpy(rows.targets[index])
+    return torch.from_numpy(rows.features[index]).float(), targets if rows.class_names else targets.float()

@@ -1,0 +1,83 @@
+"""The loader of a text: windows of its tokens, read where they lie, in files mapped into memory."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from expt.data.indexing import Piece
+from expt.data.loading import Batch, LoaderOptions, ShardedLoader, to_device
+from expt.data.prefetch import prefetched
+from expt.data.text_files import Extent
+from expt.errors import DataError
+
+NO_TARGET = -100
+"""The target of a token that counts for nothing, padding as a rule: what torch's cross-entropy ignores."""
+_EVAL_TOKENS = 2**15
+"""Evaluated at a time by a worker, at least: their logits are what takes memory."""
+
+
+class Windows:
+    """Consecutive windows of a part of a text: `context` tokens, and of each the next; the last may be shorter.
+
+    Each token of the part but its first is a target, once.
+    """
+
+    def __init__(self, extent: Extent, context: int) -> None:
+        self._start, self._stop, self._context = extent.start, extent.stop, context
+        self._ends = list(itertools.accumulate(extent.sizes))
+        # A file without a byte cannot be mapped.
+        self._files = [
+            np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+            for path, size in zip(extent.files, extent.sizes, strict=True)
+        ]
+        if [len(file) for file in self._files] != [*extent.sizes]:
+            raise DataError(f"{extent.files[0]}: the text has changed while the run was starting; start it again")
+
+    def __len__(self) -> int:
+        return -(-(self._stop - self._start - 1) // self._context)
+
+    def read(self, indices: Iterable[int]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, int64 [b, context]; what a shorter window lacks is 0, with the target NO_TARGET."""
+        chosen = list(indices)
+        tokens = np.full((len(chosen), self._context + 1), NO_TARGET, np.int64)
+        for row, index in zip(tokens, chosen, strict=True):
+            first = self._start + index * self._context
+            found = self._bytes(first, min(first + self._context + 1, self._stop))
+            row[: len(found)] = found
+        inputs, targets = torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(tokens[:, 1:].copy())
+        return inputs.clamp_(min=0), targets
+
+    def _bytes(self, start: int, stop: int) -> np.ndarray:
+        """Of the whole text, over the ends of files."""
+        first, last = bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, stop)
+        pieces = []
+        for file, end in zip(self._files[first : last + 1], self._ends[first : last + 1], strict=True):
+            begin = end - len(file)
+            pieces.append(file[max(start - begin, 0) : stop - begin])
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+class TextLoader(ShardedLoader):
+    """Batches of a text's windows, inputs and targets [b, context]; see Loader."""
+
+    def __init__(self, windows: Windows, context: int, indices: Tensor, options: LoaderOptions) -> None:
+        share = options.batch_size // options.shard.world_size
+        most = max(share, _EVAL_TOKENS // context, 1)
+        super().__init__(indices, dataclasses.replace(options, eval_batch_size=options.eval_batch_size or most))
+        self._windows = windows
+
+    def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
+        return prefetched(self._read(order, pieces), self._options.device)
+
+    def _read(self, order: Tensor, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        for piece in pieces:
+            inputs, targets = self._windows.read(order[piece.start : piece.stop].tolist())
+            device = self._options.device
+            yield Batch(to_device(inputs, device), to_device(targets, device), piece.global_size, piece.weightless)

@@ -1,0 +1,28 @@
+"""Tensors in nested tuples, lists and dicts, as samples and batches may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def mapped(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """The same containers with `function` of each tensor; all else stays as it is."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: mapped(function, below) for key, below in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(mapped(function, below) for below in tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(mapped(function, below) for below in tree)
+    return tree
+
+
+def leaves(tree: Any) -> Iterator[Tensor]:
+    """Its tensors, in order."""
+    found: list[Tensor] = []
+    mapped(found.append, tree)
+    return iter(found)

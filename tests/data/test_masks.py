@@ -1,0 +1,148 @@
+"""Folders of images and masks: what is read, and what is refused, by the file's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from expt.data import build, fingerprint, mask_files
+from expt.data.loading import Shard
+from expt.data.masks import CheckedMasks, MaskFolder, MaskValues
+from expt.errors import ConfigError, DataError
+from tests.conftest import Configured
+
+VALUES = MaskValues(num_classes=3)
+
+
+def save(path: Path, values: np.ndarray, mode: str | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(values)
+    (image.convert(mode) if mode else image).save(path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Four images of 6x4, in subfolders too; masks are stripes of the classes 0, 1, 2 and of what is ignored."""
+    mask = np.repeat(np.array([[0, 1, 2, 255]], np.uint8), 6, 0)
+    for name in ("a", "b", "town/c", "town/d"):
+        save(tmp_path / "train" / "images" / f"{name}.jpg", np.full((6, 4, 3), 100, np.uint8))
+        save(tmp_path / "train" / "masks" / f"{name}.png", mask)
+    return tmp_path
+
+
+def folder(root: Path, size: tuple[int, int] = (6, 4)) -> MaskFolder:
+    return MaskFolder(mask_files.list_parts(root)["train"], size, VALUES)
+
+
+def test_images_and_masks_of_a_stem_belong_together_and_are_resized(root: Path) -> None:
+    pairs = mask_files.list_parts(root)["train"]
+    assert [Path(pair.mask).stem for pair in pairs] == ["a", "b", "c", "d"]
+    image, mask = folder(root, (3, 8))[2]
+    assert (image.shape, image.dtype, mask.dtype) == ((3, 3, 8), torch.uint8, torch.int64)
+    assert mask.tolist() == [[0, 0, 1, 1, 2, 2, 255, 255]] * 3, "the nearest pixel: no class between two"
+
+
+def test_masks_may_be_palettes_and_of_one_and_sixteen_bits(root: Path) -> None:
+    masks = root / "train" / "masks"
+    palette = Image.fromarray(np.tile(np.array([[2, 1]], np.uint8), (6, 2)), mode="L").convert("P")
+    palette.putdata([2, 1] * 12)
+    palette.save(masks / "a.png")
+    save(masks / "b.png", np.ones((6, 4), bool))
+    save(masks / "town" / "c.png", np.full((6, 4), 2, np.uint16))
+    found = [folder(root)[index][1].unique().tolist() for index in range(3)]
+    assert found == [[1, 2], [1], [2]]
+
+
+def _remove(path: str) -> Callable[[Path], None]:
+    return lambda root: (root / path).unlink()
+
+
+def _mask(values: np.ndarray) -> Callable[[Path], None]:
+    return lambda root: save(root / "train" / "masks" / "b.png", values)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_remove("train/masks/b.png"), "images/b.jpg has no mask .*train/masks/b.png; add it"),
+        (_remove("train/images/town/c.jpg"), "masks/town/c.png has no image in .*train/images; add it"),
+        (_mask(np.zeros((6, 5), np.uint8)), "masks/b.png is 6x5, and its image .*images/b.jpg 6x4; make them one size"),
+        (_mask(np.full((6, 4), 3, np.uint8)), r"masks/b.png holds the class 3, expected 0 to 2, or 255 \(task.ignore_"),
+        (_mask(np.zeros((6, 4, 3), np.uint8)), "masks/b.png is a picture of mode RGB; save its mask with one number"),
+        (lambda root: (root / "train/masks/b.png").write_text("no"), "masks/b.png cannot be read as an image"),
+        (lambda root: save(root / "train/images/b.png", np.zeros((6, 4), np.uint8)), "b.jpg and .*b.png have one name"),
+        (lambda root: (root / "test").mkdir(), "no folder .*test/images: expected .*train/images/NAME.jpg and"),
+    ],
+    ids=["no mask", "no image", "another size", "another class", "colours", "no picture", "two of a name", "no folder"],
+)
+def test_what_is_wrong_is_told_by_its_file(spoil: Callable[[Path], None], told: str, root: Path) -> None:
+    spoil(root)
+    with pytest.raises(DataError, match=told):
+        folder(root)[1]
+
+
+def test_a_persons_own_samples_are_checked() -> None:
+    image, mask = torch.zeros(3, 2, 2), torch.tensor([[0, 1], [2, 255]])
+    wrong = [(image, mask), (image, mask + 2), (image, mask.float()), (image, mask[0]), image]
+    checked = CheckedMasks(wrong, VALUES)  # type: ignore[arg-type]
+    assert len(checked) == 5
+    assert torch.equal(checked[0][1], mask)
+    told = ("sample 1: .* holds the class 3, expected 0 to 2", "float32", r"int64 \[2\], expected", "is a Tensor, exp")
+    for index, text in enumerate(told, 1):
+        with pytest.raises(DataError, match=text):
+            checked[index]
+
+
+WORDS = ("task=segmentation", "dataset=segmentation_folder", "model=unet", "dataset.num_classes=3")
+
+
+def test_every_worker_gets_its_share_and_images_are_normalised(root: Path, configured: Configured) -> None:
+    words = ("dataset.image_size=[6,4]", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.1,0.2,0.5]")
+    dataset = configured(*WORDS, f"dataset.root={root}", *words, "dataset.val_fraction=0.5").dataset
+    for rank in range(2):
+        data = build.build(
+            dataset,
+            batch_size=2,
+            shard=Shard(rank, 2),
+            device=torch.device("cpu"),
+            seed=0,
+            drop_last=False,
+            channels_last=False,
+            mask_values=VALUES,
+        )
+        assert (data.info.train_size, data.info.val_size, data.info.num_classes) == (2, 2, 3)
+        (batch,) = data.train.epoch(1)
+        assert (batch.inputs.shape, batch.targets.shape, batch.global_size) == ((1, 3, 6, 4), (1, 6, 4), 2)
+        grey = (100 / 255 - 0.5) / torch.tensor([0.1, 0.2, 0.5])
+        assert torch.allclose(batch.inputs.mean((0, 2, 3)), grey, atol=0.05)
+
+
+def test_a_changed_mask_is_another_experiment(root: Path, configured: Configured) -> None:
+    dataset = configured(*WORDS, f"dataset.root={root}").dataset
+    before = fingerprint.of_data(dataset)
+    save(root / "train" / "masks" / "a.png", np.ones((6, 4), np.uint8))
+    assert fingerprint.of_data(dataset) != before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            WORDS[1:],
+            "task=classification: dataset=segmentation_folder has a mask for each image; use task=segmentation",
+        ),
+        (("task=segmentation",), "task=segmentation: dataset=digits has one class for each image"),
+        ((*WORDS, "task.num_classes=4"), "task.num_classes=4: dataset.num_classes=3; leave it out"),
+        ((*WORDS, "+dataset.augment.flip=true"), "dataset.augment: would move images and leave their masks"),
+    ],
+)
+def test_what_cannot_go_together_is_refused(words: tuple[str, ...], told: str, configured: Configured) -> None:
+    root = ("dataset.root=pictures",) if "dataset=segmentation_folder" in words else ()
+    with pytest.raises(ConfigError) as caught:
+        configured(*words, *root)
+    assert told in str(caught.value)

@@ -1,0 +1,298 @@
+"""Tables: what is read, what is refused, and by which rows it is standardised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from expt.config import datasets
+from expt.config.tasks import Classification, Multilabel, Regression
+from expt.data import table
+from expt.data.build import Data, build
+from expt.data.fingerprint import of_data
+from expt.data.indexing import split
+from expt.data.loading import Batch, LoaderOptions, Shard
+from expt.data.memory import InMemorySampleLoader
+from expt.errors import ConfigError, DataError
+from expt.tasks.build import build as build_task
+from expt.tasks.sums import Sums
+
+CLASS = Classification()
+NUMBER = Regression(name="regression", loss="mse")
+LABEL = Multilabel(name="multilabel", threshold=0.5)
+CSV = "a,b,kind,y\n1,2,cat,0.5\n3,4.5,dog,1\n-1,1e3,cat,2\n"
+CPU = torch.device("cpu")
+
+
+def of(path: Path, targets: Any = "y", features: Any = ("a", "b"), **options: Any) -> datasets.Table:
+    chosen: dict[str, Any] = {"val_fraction": 0.0, "train_limit": None, "test_fraction": 0.0, "standardise": False}
+    chosen = {**chosen, "standardise_targets": False, **options}
+    return datasets.Table(name="table", path=str(path), targets=targets, features=features, **chosen)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "t.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def built(dataset: Any, task: Any = NUMBER, **options: Any) -> Data:
+    chosen: dict[str, Any] = {"batch_size": 1, "shard": Shard(), "seed": 0, "drop_last": True, **options}
+    return build(dataset, task, device=CPU, channels_last=False, **chosen)
+
+
+def samples(loader: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """All of a split, in order."""
+    batches = list(loader.evaluation())
+    return torch.cat([batch.inputs for batch in batches]), torch.cat([batch.targets for batch in batches])
+
+
+def test_columns_become_features_targets_and_classes(tmp_path: Path) -> None:
+    path = written(tmp_path, CSV)
+    inputs, targets = samples(built(of(path)).train)
+    assert (inputs.tolist(), targets.tolist()) == ([[1, 2], [3, 4.5], [-1, 1000]], [[0.5], [1], [2]])
+    data = built(of(path, "kind", None), CLASS)
+    inputs, targets = samples(data.train)
+    assert (inputs.dtype, inputs.tolist()) == (torch.float32, [[1, 2, 0.5], [3, 4.5, 1], [-1, 1000, 2]])
+    assert (targets.dtype, targets.tolist(), data.info.class_names) == (torch.int64, [0, 1, 0], ("cat", "dog"))
+    assert data.info.shapes == {"channels": 1, "image_size": (1, 3), "num_classes": 2}
+    assert not data.are_images
+
+
+def test_integers_are_classes_in_their_order(tmp_path: Path) -> None:
+    rows = table.load(of(written(tmp_path, "a,y\n0,10\n0,-1\n0,9.0\n0,10\n"), features=None), CLASS)
+    assert (rows.targets.tolist(), rows.class_names) == ([2, 0, 1, 2], ("-1", "9", "10"))
+
+
+def test_arrays_by_name_may_have_several_columns(tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    np.savez(
+        path, x=np.arange(6.0).reshape(3, 2), y=np.array([[1, 0], [0, 0], [1, 1]]), names=np.array(["p", "q", "p"])
+    )
+    rows = table.load(of(path, features=("x",)), LABEL)
+    assert (rows.feature_names, rows.target_names) == (("x[0]", "x[1]"), ("y[0]", "y[1]"))
+    assert (rows.features.tolist(), rows.targets.tolist()) == ([[0, 1], [2, 3], [4, 5]], [[1, 0], [0, 0], [1, 1]])
+    assert table.load(of(path, "names", ("x",)), CLASS).class_names == ("p", "q")
+
+
+def test_a_parquet_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"a": [1, 2], "b": [0.5, None], "y": ["u", "v"]}), path)
+    rows = table.load(of(path, features=("a",)), CLASS)
+    assert (rows.features.tolist(), rows.targets.tolist(), rows.class_names) == ([[1], [2]], [0, 1], ("u", "v"))
+    with pytest.raises(DataError, match="column b, row 2: is nan; give it a number"):
+        table.load(of(path), CLASS)
+
+
+def test_without_pyarrow_it_is_said_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match="is read by pyarrow; install it: pip install pyarrow"):
+        table.load(of(tmp_path / "t.parquet"), NUMBER)
+
+
+BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
+    "text": (
+        "a,y\n1,1\n2,2\nx y,3\n",
+        {"features": None},
+        NUMBER,
+        "column a, row 3: 'x y' is no number; name",
+    ),
+    "named text": (
+        "a,y\nx,1\n",
+        {"features": ("a",)},
+        NUMBER,
+        "column a, row 1: 'x' is no number; give it",
+    ),
+    "empty": ("a,b,y\n1,2,3\n1,,3\n", {}, NUMBER, "column b, row 2: is empty; give it a number, or remove"),
+    "nan": ("a,b,y\n1,2,3\n1,2,nan\n", {}, NUMBER, "column y, row 2: is nan; give it a number, or remove"),
+    "infinite": ("a,b,y\n1e39,2,3\n", {}, NUMBER, "column a, row 1: is 1e39; give it"),
+    "unknown": (
+        "aa,b,y\n1,2,3\n",
+        {},
+        NUMBER,
+        "dataset.features=a: .* has no such column, it has aa, b, y",
+    ),
+    "no target": ("a,b\n1,2\n", {}, NUMBER, "dataset.targets=y: .* has no such column, it has a, b"),
+    "both": ("a,y\n1,2\n", {"features": ("a", "y")}, NUMBER, "dataset.features=y: is one of dataset.targets"),
+    "twice": ("a,y\n1,2\n", {"features": ("a", "a")}, NUMBER, "dataset.features: names a twice; name it once"),
+    "no features": ("y\n1\n", {"features": None}, NUMBER, "has no column beside the targets; give it one"),
+    "one class": (
+        "a,b,y\n1,2,u\n1,2,u\n",
+        {},
+        CLASS,
+        "column y: all rows are of one class, u; name another",
+    ),
+    "no class": (
+        "a,b,y\n1,2,3\n1,2,2.5\n",
+        {},
+        CLASS,
+        "column y, row 2: 2.5 is no class, which is an",
+    ),
+    "empty class": ("a,b,y\n1,2,u\n1,2,\n", {}, CLASS, "column y, row 2: is empty; give it a class"),
+    "no label": (
+        "a,b,y\n1,2,0\n1,2,2\n",
+        {},
+        LABEL,
+        "column y, row 2: 2 is no label, which is 0 or 1; mend",
+    ),
+    "cells": ("a,b,y\n1,2,0\n1,2\n", {}, NUMBER, "row 2 has 2 cells for 3 columns; mend it"),
+    "same names": ("a,a,y\n1,2,0\n", {}, NUMBER, "two columns are called 'a'; rename one"),
+    "no header": ("1,2\n3,4\n", {}, NUMBER, "its first line is one of numbers"),
+    "semicolons": ("a;b;y\n1;2;3\n", {}, NUMBER, "its columns are not separated by commas"),
+    "no rows": ("a,b,y\n", {}, NUMBER, "has no rows; give it some"),
+    "nothing": ("", {}, NUMBER, "is empty; its first line names the columns"),
+}
+
+
+@pytest.mark.parametrize(("text", "options", "task", "says"), BAD.values(), ids=BAD.keys())
+def test_bad_tables_are_told_by_file_column_and_row(
+    tmp_path: Path, text: str, options: dict[str, Any], task: Any, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        table.load(of(written(tmp_path, text), **options), task)
+    assert str(caught.value).count("\n") == 0
+
+
+def test_files_that_are_no_tables(tmp_path: Path) -> None:
+    for name, content, says in (
+        ("t.npz", b"PK no", r"t.npz cannot be read as a .npz \("),
+        ("t.csv", b"a,y\n\xff\xfe,1\n", r"t.csv cannot be read as a .csv \("),
+        ("t.txt", b"a,y\n", r"dataset.path=.*t.txt: is no .csv, .npz, .parquet; convert it"),
+        ("none.csv", None, r"dataset.path=.*none.csv: there is no such file; name a .csv"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=says):
+            table.load(of(tmp_path / name), NUMBER)
+    np.savez(tmp_path / "u.npz", a=np.zeros(3), b=np.zeros(3), y=np.zeros(4))
+    with pytest.raises(DataError, match="a has 3 rows, and y 4; make them equal"):
+        table.load(of(tmp_path / "u.npz"), NUMBER)
+
+
+def test_another_content_is_another_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+    first = of_data(of(written(tmp_path, CSV)))
+    (tmp_path / "elsewhere").mkdir()
+    assert of_data(of(written(tmp_path / "elsewhere", CSV))) == first
+    assert of_data(of(written(tmp_path, CSV.replace("4.5", "4.6")))) != first
+    with pytest.raises(DataError, match="there is no such file"):
+        of_data(of(tmp_path / "gone.csv"))
+
+
+def diabetes(**options: Any) -> datasets.Diabetes:
+    chosen: dict[str, Any] = {"val_fraction": 0.2, "train_limit": None, "test_fraction": 0.25, "standardise": True}
+    return datasets.Diabetes(name="diabetes", **{**chosen, "standardise_targets": False, **options})
+
+
+def test_only_the_rows_that_are_trained_on_say_how_it_is_standardised() -> None:
+    raw = np.loadtxt(table.DIABETES, delimiter=",", skiprows=1)
+    assert raw.shape == (442, 11)
+    rest, test = split(442, 0.25, None)
+    train, val = split(len(rest), 0.2, 100, torch.zeros(len(rest)))
+    data = built(diabetes(standardise_targets=True, train_limit=100))
+    mean, std = raw[rest[train]].mean(0), raw[rest[train]].std(0)
+    for loader, rows in ((data.train, rest[train]), (data.val, rest[val]), (data.test, test)):
+        expected = (raw[rows] - mean) / std
+        inputs, targets = samples(loader)
+        np.testing.assert_allclose(inputs, expected[:, :10], atol=1e-5)
+        np.testing.assert_allclose(targets, expected[:, 10:], atol=1e-5)
+    told = data.info.standardised
+    assert list(told) == ["age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6", "progression"]
+    np.testing.assert_allclose(list(told.values()), np.stack([mean, std], 1))
+    assert not built(diabetes(standardise=False)).info.standardised
+
+
+def test_a_column_of_one_value_is_shifted_alone(tmp_path: Path) -> None:
+    data = built(of(written(tmp_path, "a,b,y\n0.1,1,1\n0.1,3,2\n0.1,5,3\n"), standardise=True))
+    assert samples(data.train)[0][:, 0].tolist() == pytest.approx([0, 0, 0])
+
+
+def test_the_test_set_is_one_for_all_seeds_and_folds() -> None:
+    cases: tuple[dict[str, Any], ...] = ({}, {"val_fraction": 0.5}, {"folds": 3, "fold": 1})
+    several = [built(diabetes(standardise=False, **more), seed=seed) for seed, more in enumerate(cases)]
+    found = [samples(data.test)[0] for data in several]
+    assert len(found[0]) == 110
+    assert all(torch.equal(found[0], other) for other in found)
+    assert built(diabetes(test_fraction=0.0)).test is None
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_trees_in_memory_are_gathered_as_their_indices_say(world_size: int, drop_last: bool) -> None:
+    numbers = torch.arange(14)
+    tree = ({"x": numbers[:, None] * 2.0, "pair": (numbers, numbers.float())}, numbers * 3)
+    for rank in range(world_size):
+        options = LoaderOptions(
+            batch_size=4, shard=Shard(rank, world_size), device=CPU, shuffle=True, drop_last=drop_last
+        )
+        loader = InMemorySampleLoader(tree, torch.arange(1, 14), options)
+        batches = list(loader.epoch(2))
+        assert len(batches) == len(loader) == (3 if drop_last else 4)
+        for number, batch in enumerate(batches):
+            chosen = loader.indices(2, number)
+            assert batch.targets.tolist() == (chosen * 3).tolist()
+            assert batch.inputs["x"].tolist() == (chosen[:, None] * 2.0).tolist()
+            assert batch.inputs["pair"][1].tolist() == chosen.tolist()
+            assert batch.global_size == (4 if number < 3 else 1)
+            assert batch.weightless == (number == 3 and rank > 0)
+        assert [batch.targets.tolist() for batch in loader.epoch(2, skip=2)] == [
+            b.targets.tolist() for b in batches[2:]
+        ]
+
+
+def measured(task: Any, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    """Its metrics, counted over batches of unequal sizes."""
+    made = build_task(task, label_smoothing=0.0)
+    sums = Sums(made, CPU)
+    for out, target in zip(outputs.split(7), targets.split(7), strict=True):
+        batch = Batch(None, target, len(target))
+        sums.add(made.loss(out, batch), out, batch)
+    return dict(sums.averages(sums.values).values)
+
+
+def drawn_numbers() -> tuple[torch.Tensor, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(0)
+    targets = 100 + torch.randn(40, 1, generator=drawn)
+    return targets + torch.randn(40, 1, generator=drawn), targets
+
+
+def drawn_labels() -> tuple[torch.Tensor, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(1)
+    return torch.randn(40, 3, generator=drawn), (torch.rand(40, 3, generator=drawn) < 0.3).float()
+
+
+def test_metrics_are_those_of_the_whole_set() -> None:
+    outputs, targets = drawn_numbers()
+    y, error = targets.double().numpy(), (outputs - targets).double().numpy()
+    mse = np.square(error).mean()
+    expected = {"loss": mse, "mae": np.abs(error).mean(), "rmse": mse**0.5, "r2": 1 - mse / y.var()}
+    assert measured(NUMBER, outputs, targets) == pytest.approx(expected, rel=1e-5)
+    logits, labels = drawn_labels()
+    hits, given = ((logits > 0) & (labels > 0)).sum(), labels.sum()
+    logit, y = logits.double().numpy(), labels.numpy()
+    loss = (np.logaddexp(0, logit) - y * logit).mean()
+    f1 = float(2 * hits / ((logits > 0).sum() + given))
+    expected = {"loss": loss, "accuracy": ((logit > 0) == (y > 0)).mean(), "f1": f1}
+    assert measured(LABEL, logits, labels) == pytest.approx(expected, abs=1e-6)
+
+
+def test_metrics_are_those_of_scikit_learn_on_the_whole_set() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    outputs, targets = drawn_numbers()
+    found = measured(NUMBER, outputs, targets)
+    assert found["mae"] == pytest.approx(metrics.mean_absolute_error(targets, outputs), rel=1e-6)
+    assert found["rmse"] == pytest.approx(metrics.root_mean_squared_error(targets, outputs), rel=1e-6)
+    assert found["loss"] == pytest.approx(metrics.mean_squared_error(targets, outputs), rel=1e-6)
+    assert found["r2"] == pytest.approx(metrics.r2_score(targets, outputs), abs=1e-6)
+    logits, labels = drawn_labels()
+    found = measured(LABEL, logits, labels)
+    assert found["f1"] == pytest.approx(metrics.f1_score(labels, logits > 0, average="micro"), abs=1e-6)
+    assert found["accuracy"] == pytest.approx(1 - metrics.hamming_loss(labels, logits > 0), abs=1e-6)
+    losses = [metrics.log_loss(labels[:, k], logits[:, k].double().sigmoid(), labels=[0, 1]) for k in range(3)]
+    assert found["loss"] == pytest.approx(np.mean(losses), abs=1e-6)

@@ -1,0 +1,158 @@
+"""A text: its parts share nothing, each token is a target once, and it is known by what it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from expt.config import datasets
+from expt.data import fingerprint
+from expt.data.build import build
+from expt.data.files import prepare
+from expt.data.loading import Shard
+from expt.data.text import NO_TARGET, Windows
+from expt.data.text_files import Extent, parts_of
+from expt.errors import DataError
+from tests.conftest import Trained, run
+
+TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+
+
+def text(root: Path, **settings: object) -> datasets.Text:
+    values = {"tokens": "bytes", "context": 10, "val_fraction": 0.1, "test_fraction": 0.2, "train_limit": None}
+    return datasets.Text(name="text", root=str(root), **{**values, **settings})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_bytes(TEXT)
+    return path
+
+
+def read(extent: Extent, context: int) -> tuple[bytes, list[int]]:
+    """The bytes of a part's windows, and how many of each one's targets count."""
+    windows = Windows(extent, context)
+    inputs, targets = windows.read(range(len(windows)))
+    counts = targets != NO_TARGET
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.shape == targets.shape == (len(windows), context)
+    return bytes([int(inputs[0, 0]), *targets[counts].tolist()]), counts.sum(1).tolist()
+
+
+@pytest.mark.parametrize("context", [1, 10, 51, 1000])
+def test_the_parts_of_a_text_share_no_byte_and_each_token_is_a_target_once(file: Path, context: int) -> None:
+    parts = parts_of(text(file))
+    found = [read(part, context) for part in parts if part]
+    assert [part for part, _ in found] == [TEXT[:363], TEXT[363:415], TEXT[415:]]
+    for part, counts in found:
+        assert sum(counts) == len(part) - 1
+        assert counts[:-1] == [context] * (len(counts) - 1)
+        assert counts[-1] > 0
+
+
+def test_an_input_is_followed_by_its_target(file: Path) -> None:
+    inputs, targets = Windows(parts_of(text(file)).train, 10).read([3, 0])
+    assert inputs.tolist() == [[*range(30, 40)], [*range(10)]]
+    assert targets.tolist() == [[*range(31, 41)], [*range(1, 11)]]
+
+
+def test_a_folder_is_its_files_in_order(tmp_path: Path, file: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "b").mkdir(parents=True)
+    for name, part in (("a.txt", TEXT[:100]), ("b/1.txt", b""), ("b/2.txt", TEXT[100:105]), ("c.txt", TEXT[105:])):
+        (folder / name).write_bytes(part)
+    (folder / "notes.md").write_bytes(b"no text")
+    for one, several in zip(parts_of(text(file)), parts_of(text(folder)), strict=True):
+        assert one
+        assert several
+        assert read(one, 7) == read(several, 7)
+
+
+def test_batches_are_of_each_workers_windows(file: Path) -> None:
+    """37 windows train, and 3 are left for the last batch of 4 workers."""
+    options = {"batch_size": 6, "device": CPU, "seed": 1, "drop_last": False, "channels_last": False}
+    whole = build(text(file), shard=Shard(), **options)  # type: ignore[arg-type]
+    assert whole.info.shapes == {"vocab_size": 256, "context": 10}
+    assert (whole.info.train_size, whole.info.val_size, whole.info.test_size) == (37, 6, 11)
+    shared = [build(text(file), shard=Shard(rank, 4), **options) for rank in range(4)]  # type: ignore[arg-type]
+    for batch, *parts in zip(whole.train.epoch(1), *(data.train.epoch(1) for data in shared), strict=True):
+        counted = [part for part in parts if not part.weightless]
+        assert torch.equal(torch.cat([part.inputs for part in counted]), batch.inputs)
+        assert torch.equal(torch.cat([part.targets for part in counted]), batch.targets)
+    limited = build(text(file, train_limit=5), shard=Shard(), **options)  # type: ignore[arg-type]
+    assert limited.info.train_size == 5
+
+
+def test_a_text_is_known_by_its_bytes(tmp_path: Path, file: Path) -> None:
+    before = fingerprint.of_data(text(file))
+    elsewhere = Path(shutil.copy(file, tmp_path / "elsewhere.txt"))
+    assert fingerprint.of_data(text(elsewhere)) == before
+    elsewhere.write_bytes(TEXT[:-1] + b"!")
+    assert fingerprint.of_data(text(elsewhere)) not in (before, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("absent.txt", None, "there is no such file or folder; give a plain text, or a folder of *.txt"),
+        ("packed.txt", b"\x1f\x8b\x08\x00" * 50, "is compressed; unpack it, as in gunzip --keep packed.txt"),
+        ("short.txt", b"0123456789", "of its 10 bytes 1 are left for val, which needs 2 or more; give a longer text"),
+        ("empty.txt", b"", "of its 0 bytes 0 are left for train"),
+        ("folder/a.md", b"# no text", "no file *.txt lies below it"),
+    ],
+)
+def test_what_is_no_text_is_told(tmp_path: Path, name: str, content: bytes | None, told: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    if content is not None:
+        path.write_bytes(content)
+    dataset = text(path.parent if path.suffix == ".md" else path)
+    for look in (prepare, fingerprint.of_data):
+        with pytest.raises(DataError, match=re.escape(told)):
+            look(dataset)
+
+
+def test_without_a_fraction_there_is_no_such_part(file: Path) -> None:
+    parts = parts_of(dataclasses.replace(text(file), val_fraction=0.0, test_fraction=0.0))
+    assert (parts.train.start, parts.train.stop, parts.val, parts.test) == (0, len(TEXT), None, None)
+
+
+def test_a_text_trains_on_any_number_of_workers(trained: Trained, file: Path) -> None:
+    file.write_bytes(b"to be or not to be, that is the question. " * 90)
+    small = ("model.layers=1", "model.width=16", "dataset.context=32", "batch_size=24", "log_every=1", "threads=1")
+    runs = [
+        trained(
+            "experiment=char_lm",
+            f"dataset.root={file}",
+            *small,
+            f"world_size={size}",
+            "drop_last=false",
+            name=f"w{size}",
+        )
+        for size in (1, 3)
+    ]
+    one, three = (done.curve("running/loss") for done in runs)
+    assert len(one) == 4, "94 windows, the last batch smaller"
+    for (_, alone), (_, shared) in zip(one, three, strict=True):
+        assert alone == pytest.approx(shared, abs=1e-4)
+    metrics = runs[1].result["metrics"]
+    assert metrics["perplexity/test"] == pytest.approx(2 ** metrics["bits_per_token/test"])
+    assert runs[1].result["objective"] is not None
+
+
+def test_a_text_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = run("experiment=char_lm", "dataset.root=absent.txt", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: dataset.root=absent.txt: there is no such file or folder; ")
