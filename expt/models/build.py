@@ -3,58 +3,82 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from expt.config import groups, user_class
+from expt.config import constraints, groups, user_class
 from expt.errors import ConfigError
+from expt.models import named
 from expt.models.convnet import ConvNet
 from expt.models.init import initialise
 from expt.models.mlp import MLP
 from expt.models.resnet import ResNet18
+from expt.models.transformer import Transformer
+from expt.models.unet import UNet
 
-_CLASSES: dict[type, type[nn.Module]] = {groups.MLP: MLP, groups.ConvNet: ConvNet, groups.ResNet18: ResNet18}
+_CLASSES: dict[type, type[nn.Module]] = {
+    groups.MLP: MLP,
+    groups.ConvNet: ConvNet,
+    groups.ResNet18: ResNet18,
+    groups.Transformer: Transformer,
+    groups.UNet: UNet,
+}
 
 
 def build(
-    config: groups.MLP | groups.ConvNet | groups.ResNet18 | groups.Target,
+    config: groups.Model,
     init: groups.Init,
-    *,
-    channels: int,
-    image_size: tuple[int, int],
-    num_classes: int,
+    shapes: Mapping[str, Any],
+    example: Any,
 ) -> nn.Module:
-    """The model for images of `channels` x `image_size`, on the CPU, initialised from torch's global generator.
+    """The model for data of these `shapes`, its keywords, on the CPU, initialised from torch's global generator.
 
-    Raises ConfigError if a person's own class is no Module or does not take the keywords.
+    `example` is a blank batch of one sample, on the CPU. Raises ConfigError if a person's own class is no Module or
+    does not take the keywords.
     """
-    shape: dict[str, Any] = {"channels": channels, "image_size": image_size, "num_classes": num_classes}
-    if isinstance(config, groups.Target):
-        if given := shape.keys() & config.kwargs:
-            keys = ", ".join(f"model.{key}" for key in shape if key in given)
+    if isinstance(config, constraints.Target):
+        wanted = user_class.taken(user_class.resolve(config.target, nn.Module), shapes)
+        if given := wanted.keys() & config.kwargs:
+            keys = ", ".join(f"model.{key}" for key in shapes if key in given)
             raise ConfigError(f"{keys}: the dataset says what it is; leave it out of the model's YAML")
-        module: nn.Module = user_class.build(config.target, nn.Module, **shape, **config.kwargs)
+        module: nn.Module = user_class.build(config.target, nn.Module, **wanted, **config.kwargs)
+    elif isinstance(config, groups.NamedModel):
+        module = named.build(config, **shapes)
     else:
         names = (field.name for field in dataclasses.fields(config) if field.name != "name")
-        module = _CLASSES[type(config)](**shape, **{name: getattr(config, name) for name in names})
-    _give_shapes(module, channels, image_size)
+        cls = _CLASSES[type(config)]
+        module = cls(**_wanted(cls, config.name, shapes), **{name: getattr(config, name) for name in names})
+    _give_shapes(module, example)
     initialise(module, init)
     return module
 
 
-def _give_shapes(module: nn.Module, channels: int, image_size: tuple[int, int]) -> None:
-    """Let torch's lazy layers see an image, without which their parameters have no shape."""
+def _wanted(cls: type[nn.Module], model: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `shapes` that the class needs."""
+    parameters = inspect.signature(cls).parameters.values()
+    needs = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    if missing := [name for name in needs if name not in shapes]:
+        what = "the dataset gives it tokens" if "vocab_size" in shapes else "the dataset has not"
+        mend = "use model=transformer" if "vocab_size" in shapes else "let the dataset have them, or use another model"
+        raise ConfigError(f"model={model}: needs {', '.join(missing)}, and {what}; {mend}")
+    return {name: shapes[name] for name in needs}
+
+
+def _give_shapes(module: nn.Module, example: Any) -> None:
+    """Let torch's lazy layers see a sample, without which their parameters have no shape."""
     if not _without_shape(module):
         return
     with torch.no_grad():
-        module.eval()(torch.zeros(1, channels, *image_size))  # not train: batch norms would count it
+        module.eval()(example)  # not train: batch norms would count it
     module.train()
     if left := _without_shape(module):
         raise ConfigError(
-            f"{type(module).__name__}: {', '.join(left)} of its lazy layers saw nothing when an image went through it "
+            f"{type(module).__name__}: {', '.join(left)} of its lazy layers saw nothing when a sample went through it "
             "in evaluation; give such a layer its sizes"
         )
 

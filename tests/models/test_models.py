@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from expt.config import groups, user_class
+from expt.config import constraints, groups, user_class
 from expt.errors import ConfigError
-from expt.models.build import build
+from expt.models import build as model_build
 from expt.models.convnet import ConvNet
 from expt.models.mlp import MLP
 from expt.models.resnet import ResNet18
@@ -62,6 +62,10 @@ PADDLE: dict[str, Any] = {
 GREY_28: dict[str, Any] = {"channels": 1, "image_size": (28, 28), "num_classes": 10}
 
 
+def build(config: Any, init: Any, **shapes: Any) -> nn.Module:
+    return model_build.build(config, init, shapes, torch.zeros(1, shapes["channels"], *shapes["image_size"]))
+
+
 def size(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -101,10 +105,10 @@ def test_number_of_parameters(cls: type[nn.Module], options: dict[str, Any], cou
 
 
 def test_each_setting_reaches_the_model() -> None:
-    layers = list(build(CONFIGS["mlp"], DEFAULT, **GREY_28))  # type: ignore[call-overload]
+    layers = list(build(CONFIGS["mlp"], DEFAULT, **GREY_28).children())
     assert [layer.out_features for layer in layers if isinstance(layer, nn.Linear)] == [32, 16, 10]
     assert [layer.p for layer in layers if isinstance(layer, nn.Dropout)] == [0.1, 0.1]
-    layers = list(build(CONFIGS["convnet"], DEFAULT, **GREY_28))  # type: ignore[call-overload]
+    layers = list(build(CONFIGS["convnet"], DEFAULT, **GREY_28).children())
     assert [(c.out_channels, c.kernel_size[0]) for c in layers if isinstance(c, nn.Conv2d)] == [(4, 3), (6, 6), (8, 6)]
 
 
@@ -159,7 +163,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_persons_own_class(own: str) -> None:
-    model = build(groups.Target(target=f"{own}.Tiny", kwargs={"width": 3}), DEFAULT, **GREY_28)
+    model = build(constraints.Target(target=f"{own}.Tiny", kwargs={"width": 3}), DEFAULT, **GREY_28)
     assert model.shape == (1, (28, 28), 10, 3)
 
 
@@ -178,13 +182,13 @@ def test_a_persons_own_class(own: str) -> None:
 )
 def test_a_class_that_does_not_do(own: str, name: str, kwargs: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        build(groups.Target(target=name, kwargs=kwargs), DEFAULT, **GREY_28)
+        build(constraints.Target(target=name, kwargs=kwargs), DEFAULT, **GREY_28)
     assert str(caught.value).startswith(f"_target_={name}: {problem}")
 
 
 def test_what_the_dataset_says_is_not_said_again(own: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.num_classes: the dataset says what it is; leave it out"):
-        build(groups.Target(target=f"{own}.Tiny", kwargs={"width": 3, "num_classes": 10}), DEFAULT, **GREY_28)
+        build(constraints.Target(target=f"{own}.Tiny", kwargs={"width": 3, "num_classes": 10}), DEFAULT, **GREY_28)
 
 
 def test_a_function_is_refused_before_it_is_called(tmp_path: Path) -> None:
@@ -217,7 +221,7 @@ class Net(nn.Module):
 def test_a_lazy_layer_that_saw_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_unreached.py").write_text(UNREACHED)
     monkeypatch.syspath_prepend(tmp_path)
-    target = groups.Target(target="own_unreached.Net", kwargs={})
+    target = constraints.Target(target="own_unreached.Net", kwargs={})
     with pytest.raises(ConfigError, match=r"^Net: aside\.weight, aside\.bias of its lazy layers saw nothing"):
         build(target, DEFAULT, **GREY_28)
 
@@ -227,7 +231,7 @@ def test_lazy_layers_have_seen_an_image(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(tmp_path)
     zeros = groups.XavierInit(name="xavier", distribution="uniform", zero_bias=True)
     shape: dict[str, Any] = {"channels": 3, "image_size": (6, 8), "num_classes": 5}
-    model = build(groups.Target(target="own_lazy.Net", kwargs={}), zeros, **shape)
+    model = build(constraints.Target(target="own_lazy.Net", kwargs={}), zeros, **shape)
     assert [tuple(parameter.shape) for parameter in model.parameters()] == [
         (4, 3, 3, 3),
         (4,),
@@ -270,3 +274,26 @@ def _torchvisions(*, channels: int, image_size: object, num_classes: int, stem: 
         model.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     return model  # type: ignore[no-any-return]
+
+
+NAMES_LESS = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, num_classes, body=None):
+        super().__init__(nn.Flatten(), body or nn.Identity(), nn.LazyLinear(num_classes))
+class Any(nn.Module):
+    def __init__(self, **given):
+        super().__init__()
+        self.given = given
+"""
+
+
+def test_an_own_model_gets_what_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_less.py").write_text(NAMES_LESS)
+    monkeypatch.syspath_prepend(tmp_path)
+    body = {"_target_": "torch.nn.Dropout", "p": 0.25}
+    net: Any = build(constraints.Target(target="own_less.Net", kwargs={"body": body}), DEFAULT, **GREY_28)
+    assert net(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    assert (type(net[1]), net[1].p) == (nn.Dropout, 0.25)
+    takes_any: Any = build(constraints.Target(target="own_less.Any", kwargs={"width": 3}), DEFAULT, **GREY_28)
+    assert takes_any.given == {**GREY_28, "width": 3}

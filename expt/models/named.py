@@ -1,0 +1,160 @@
+"""Models by the name that torchvision or timm has for them. Neither is imported where no such model is chosen."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from torch import Tensor, nn
+
+from expt.config.groups import NamedModel
+from expt.errors import ConfigError, did_you_mean
+from expt.models.partial_load import load_what_fits
+
+_WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")  # in training they would return three outputs
+_CONNECT_TIMEOUT_S = 10.0
+
+
+def build(config: NamedModel, *, channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+    """The classifier `config.arch` for images of `channels` x `image_size`, from torch's global generator.
+
+    Raises ConfigError for a name that the library has not, images that the network can't take, and published weights
+    that can't be had.
+    """
+    build_one = _torchvision if config.name == "torchvision" else _timm
+    try:
+        with _fetching_alone() if config.pretrained else contextlib.nullcontext():
+            module = build_one(config, channels, image_size, num_classes)
+        _see_an_image(module, channels, image_size, num_classes)
+    except ConfigError:
+        raise
+    except Exception as error:  # OSError, ValueError, RuntimeError, AssertionError, ... of the library
+        raise ConfigError(_in_words(error, config, f"{channels} x {image_size[0]} x {image_size[1]}")) from error
+    return module
+
+
+def _in_words(error: Exception, config: NamedModel, images: str) -> str:
+    why = " ".join(str(error).split()) or type(error).__name__
+    if config.pretrained and isinstance(error, OSError):
+        return (
+            f"model.pretrained=true: the weights of {config.arch} can't be fetched ({why}); use model.pretrained=false"
+        )
+    wanted, mend = (" with published weights", " or model.pretrained=false") if config.pretrained else ("", "")
+    return f"model.arch={config.arch}: can't be built{wanted} for images of {images} ({why}); use another arch{mend}"
+
+
+def _torchvision(config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+    """An architecture has no word for the images' channels: its first convolution, made for 3, is adapted to them."""
+    models: Any = importlib.import_module("torchvision.models")
+    known = models.list_models(module=models)  # the classifiers; segmentation and the like are in modules of their own
+    if config.arch not in known:
+        raise _unknown(config, known)
+    kwargs = _options(config, channels, image_size)
+    module: nn.Module = models.get_model(config.arch, weights=None, num_classes=num_classes, **kwargs)
+    if config.pretrained:
+        state = models.get_model_weights(config.arch).DEFAULT.get_state_dict(progress=False, check_hash=True)
+        if isinstance(module, models.VisionTransformer):
+            patches = importlib.import_module("torchvision.models.vision_transformer").interpolate_embeddings
+            state = patches(module.image_size, module.patch_size, state)
+        load_what_fits(module, state)  # all but the classifier, where there are other classes
+    if channels != 3:
+        _adapt_first_convolution(module, channels)
+    return module
+
+
+def _options(config: NamedModel, channels: int, image_size: tuple[int, int]) -> dict[str, Any]:
+    if config.arch in _WITH_AUXILIARY_HEADS:  # the published weights saw images normalised otherwise
+        return {"aux_logits": False, "init_weights": True, "transform_input": config.pretrained and channels == 3}
+    if config.arch == "maxvit_t":
+        return {"input_size": image_size}
+    if not config.arch.startswith("vit_"):
+        return {}
+    if image_size[0] != image_size[1]:
+        size = f"{image_size[0]}x{image_size[1]}"
+        raise ConfigError(f"model.arch={config.arch}: takes square images, and these are {size}")
+    return {"image_size": image_size[0]}
+
+
+def _adapt_first_convolution(module: nn.Module, channels: int) -> None:
+    """Let the first convolution give for `channels` what it gave for three.
+
+    Its weights for red, green and blue are added up for one channel, which is as if a grey image were repeated three
+    times, at a third of the cost; for others they are repeated and scaled, as timm does it. So an architecture keeps
+    its own way to draw first weights, and published ones keep their meaning.
+    """
+    layer = next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))
+    layer.in_channels = channels
+    layer.weight = nn.Parameter(_for_channels(layer.weight.detach(), channels))
+
+
+def _for_channels(weight: Tensor, channels: int) -> Tensor:
+    """From [out, 3, height, width] to [out, channels, height, width]."""
+    if channels == 1:
+        return weight.sum(1, keepdim=True)
+    repeated = weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels]
+    return repeated * (3 / channels)
+
+
+def _timm(config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+    if config.pretrained:
+        _know_whether_online()
+    try:
+        timm: Any = importlib.import_module("timm")
+    except ModuleNotFoundError:
+        raise ConfigError("model=timm: needs timm; pip install 'expt[timm]'") from None
+    if not timm.is_model(config.arch):
+        raise _unknown(config, timm.list_models())
+    create: dict[str, Any] = {"pretrained": config.pretrained, "num_classes": num_classes, "in_chans": channels}
+    try:
+        module: nn.Module = timm.create_model(config.arch, **create, img_size=image_size)
+    except TypeError as error:  # of a network that takes images of any size; nothing has been drawn yet
+        if "img_size" not in str(error):
+            raise
+        module = timm.create_model(config.arch, **create)
+    return module
+
+
+def _unknown(config: NamedModel, known: list[str]) -> ConfigError:
+    hint = did_you_mean(config.arch, known)
+    mend = hint or f" It has {len(known)}, such as {', '.join(known[:: max(1, len(known) // 5)][:5])}."
+    return ConfigError(f"model.arch={config.arch}: {config.name} has no such classifier.{mend}")
+
+
+@contextlib.contextmanager
+def _fetching_alone() -> Iterator[None]:
+    """Of the workers of this machine one fetches weights, and the others find them; not forever behind a firewall."""
+    folder, before = Path(torch.hub.get_dir()), socket.getdefaulttimeout()
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".expt.lock"):
+        socket.setdefaulttimeout(_CONNECT_TIMEOUT_S)
+        try:
+            yield
+        finally:
+            socket.setdefaulttimeout(before)
+
+
+def _know_whether_online() -> None:
+    """Tell timm's hub where it can't be reached: it would try for a minute, even for weights that are there."""
+    if urllib.request.getproxies() or "HF_ENDPOINT" in os.environ:
+        return
+    try:
+        socket.create_connection(("huggingface.co", 443), timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@torch.no_grad()
+def _see_an_image(module: nn.Module, channels: int, image_size: tuple[int, int], num_classes: int) -> None:
+    """Raise what the library raises for images that are too small, and ValueError where no logits come out."""
+    output = module.eval()(torch.zeros(1, channels, *image_size))  # not train: batch norms would count it
+    module.train()
+    if not isinstance(output, Tensor) or output.shape != (1, num_classes):
+        raise ValueError(f"it gives no logits of {num_classes} classes")

@@ -1,0 +1,55 @@
+"""Weights into a model that has not all of them, or others: what fits is loaded, and the rest is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+SHOWN = 4
+"""names of each kind that are told"""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The names of a model's tensors, and of those it was offered, by what became of them."""
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    """In the model alone."""
+    unexpected: tuple[str, ...]
+    """Offered, and not in the model."""
+    other_shape: tuple[str, ...]
+    """In both, and told with both shapes."""
+
+    def misfits(self) -> str:
+        """What did not fit, in a few words; empty where all did."""
+        kinds = (("missing", self.missing), ("unexpected", self.unexpected), ("of another shape", self.other_shape))
+        return "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds if names)
+
+
+@torch.no_grad()
+def load_what_fits(module: nn.Module, state: Mapping[str, Tensor]) -> Fit:
+    """Copy each tensor of `state` into that of the same name and shape in `module`, in place."""
+    own: dict[str, Tensor] = module.state_dict(keep_vars=True)
+    both = [name for name in own if name in state]
+    loaded = [name for name in both if own[name].shape == state[name].shape]
+    for name in loaded:
+        own[name].copy_(state[name])
+    return Fit(
+        loaded=tuple(loaded),
+        missing=tuple(name for name in own if name not in state),
+        unexpected=tuple(name for name in state if name not in own),
+        other_shape=tuple(
+            f"{name} {[*state[name].shape]}, the model's {[*own[name].shape]}"
+            for name in both
+            if own[name].shape != state[name].shape
+        ),
+    )
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,119 @@
+"""Models by the name that torchvision or timm has for them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from expt.config import groups
+from expt.errors import ConfigError
+from expt.models.build import build
+from tests.conftest import run
+
+DEFAULT = groups.DefaultInit(name="default")
+
+
+def named(library: Any, arch: str, *, pretrained: bool = False, **shape: Any) -> nn.Module:
+    config = groups.NamedModel(name=library, arch=arch, pretrained=pretrained)
+    shapes = {"channels": 1, "image_size": (28, 28), "num_classes": 10, **shape}
+    return build(config, DEFAULT, shapes, torch.zeros(1, shapes["channels"], *shapes["image_size"]))
+
+
+@pytest.mark.parametrize(
+    ("arch", "channels", "side"),
+    [("mobilenet_v3_small", 1, 28), ("resnet50", 4, 28), ("vit_b_32", 1, 64), ("googlenet", 2, 32)],
+)
+def test_a_classifier_of_torchvisions_takes_the_datas_images(arch: str, channels: int, side: int) -> None:
+    model = named("torchvision", arch, channels=channels, image_size=(side, side), num_classes=7)
+    assert model.training
+    assert model(torch.rand(2, channels, side, side)).shape == (2, 7)
+
+
+def test_a_grey_image_is_seen_as_if_it_were_repeated_three_times() -> None:
+    grey, coloured = (
+        (torch.manual_seed(0), named("torchvision", "mobilenet_v3_small", channels=channels).eval())[1]
+        for channels in (1, 3)
+    )
+    image = torch.rand(2, 1, 28, 28)
+    assert torch.allclose(grey(image), coloured(image.expand(-1, 3, -1, -1)), atol=1e-5)
+
+
+def test_weights_of_three_channels_are_scaled_to_more() -> None:
+    torch.manual_seed(0)
+    coloured = next(named("torchvision", "resnet18", channels=3).parameters())
+    torch.manual_seed(0)
+    four = next(named("torchvision", "resnet18", channels=4).parameters())
+    assert torch.equal(four, coloured[:, [0, 1, 2, 0]] * 0.75)
+
+
+@pytest.mark.parametrize(("arch", "side"), [("vit_tiny_patch16_224", 32), ("mobilenetv3_small_050", 28)])
+def test_a_classifier_of_timms_takes_the_datas_images(arch: str, side: int) -> None:
+    pytest.importorskip("timm")
+    assert named("timm", arch, image_size=(side, side))(torch.rand(2, 1, side, side)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("library", "arch", "shape", "says"),
+    [
+        ("torchvision", "mobilenet_v3_smal", {}, "no such classifier. Did you mean 'mobilenet_v3_small'?"),
+        ("torchvision", "deeplabv3_resnet50", {}, "torchvision has no such classifier. Did you mean "),
+        ("torchvision", "zzz", {}, "no such classifier. It has 80, such as alexnet"),
+        ("torchvision", "vgg11", {"image_size": (8, 8)}, "can't be built for images of 1 x 8 x 8 ("),
+        ("torchvision", "vit_b_16", {"image_size": (32, 16)}, "takes square images, and these are 32x16"),
+        ("timm", "resnet26f", {}, "timm has no such classifier. Did you mean 'resnet26'?"),
+    ],
+)  # fmt: skip
+def test_what_a_library_has_not_is_told_in_a_line(library: Any, arch: str, shape: Any, says: str) -> None:
+    if library == "timm":
+        pytest.importorskip("timm")
+    with pytest.raises(ConfigError) as refused:
+        named(library, arch, **shape)
+    assert str(refused.value).startswith(f"model.arch={arch}: ")
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_timm_that_is_not_installed_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ConfigError, match=r"^model=timm: needs timm; pip install 'expt\[timm\]'$"):
+        named("timm", "resnet18")
+
+
+def test_published_weights_are_loaded_but_for_other_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    models: Any = importlib.import_module("torchvision.models")
+    torch.manual_seed(5)
+    published = models.get_model("squeezenet1_1").state_dict()
+    (tmp_path / "hub/checkpoints").mkdir(parents=True)
+    url = models.get_model_weights("squeezenet1_1").DEFAULT.url
+    torch.save(published, tmp_path / "hub/checkpoints" / Path(url).name)
+    found = named("torchvision", "squeezenet1_1", pretrained=True).state_dict()
+    differs = {name for name in published if found[name].shape != published[name].shape}
+    assert differs == {"features.0.weight", "classifier.1.weight", "classifier.1.bias"}
+    assert all(torch.equal(found[name], published[name]) for name in published.keys() - differs)
+    assert torch.allclose(found["features.0.weight"], published["features.0.weight"].sum(1, keepdim=True))
+
+
+def test_weights_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(ConfigError) as refused:
+        named("torchvision", "squeezenet1_1", pretrained=True)
+    assert str(refused.value).startswith("model.pretrained=true: the weights of squeezenet1_1 can't be fetched (")
+    assert str(refused.value).endswith("; use model.pretrained=false")
+
+
+def test_a_named_model_trains_by_command_and_a_wrong_name_is_refused(tmp_path: Path) -> None:
+    few = ("model=torchvision", "max_steps=2", "dataset.train_limit=256", "tensorboard.images=false", "-q")
+    done = run(*few, "model.arch=mobilenet_v3_small", "hydra.run.dir=named", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    refused = run(*few, "model.arch=mobilenet_v3_smal", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: model.arch=mobilenet_v3_smal: torchvision has no such classifier. Did you")
+    assert refused.stderr.count("\n") == 1
