@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import nn, optim
@@ -13,18 +13,40 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLR
 
 from expt.config import groups, user_class
 from expt.errors import ConfigError
+from expt.training.muon import build_muon
+from expt.training.parameter_groups import parameter_groups, rate_of, scale_rates
 from expt.training.patches.unguarded import optimizer as without_guards
 
 
 def build_optimizer(
-    config: groups.SGD | groups.Adam | groups.Target, parameters: Iterable[nn.Parameter], *, unguarded: bool = True
+    config: groups.SGD | groups.Adam | groups.Muon | groups.TargetOptimizer,
+    module: nn.Module,
+    *,
+    unguarded: bool = True,
 ) -> Optimizer:
-    """The optimiser over `parameters`; fused, so that one kernel updates all of them.
+    """The optimiser of `module`, with the groups of parameters that are wanted.
 
     `unguarded` leaves out torch's guards against its compiler, see training/patches; not those of a person's own class.
     """
-    parameters = list(parameters)
-    if isinstance(config, groups.Target):
+    chosen = parameter_groups(
+        dict(module.named_parameters()), config.groups, decay_biases_and_norms=config.decay_biases_and_norms
+    )
+    if isinstance(config, groups.Muon):
+        optimizer = build_muon(config, module, chosen, unguarded=unguarded)
+    else:
+        optimizer = _over(chosen, config, unguarded=unguarded)
+    scale_rates(optimizer)
+    return optimizer
+
+
+def _over(
+    parameters: list[nn.Parameter] | list[dict[str, Any]],
+    config: groups.SGD | groups.Adam | groups.TargetOptimizer,
+    *,
+    unguarded: bool,
+) -> Optimizer:
+    """Fused, so that one kernel updates all of a group."""
+    if isinstance(config, groups.TargetOptimizer):
         return user_class.build(config.target, Optimizer, parameters, **config.kwargs)
     if isinstance(config, groups.SGD):
         sgd = (without_guards(optim.SGD) if unguarded else optim.SGD)(
@@ -36,8 +58,9 @@ def build_optimizer(
             fused=True,
         )
         # torch makes it in the first step, and leaves it as it found the memory where that step is skipped.
-        for parameter in parameters if config.momentum else ():
-            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        for group in sgd.param_groups if config.momentum else ():
+            for parameter in group["params"]:
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return sgd
     adam = optim.Adam if config.name == "adam" else optim.AdamW
     return (without_guards(adam) if unguarded else adam)(
@@ -68,15 +91,15 @@ def build_scheduler(
     if isinstance(config, groups.OneCycle):
         return OneCycleLR(
             optimizer,
-            max_lr=optimizer.param_groups[0]["lr"],
+            max_lr=[group["lr"] for group in optimizer.param_groups],
             total_steps=max(total_steps, 2),
             pct_start=config.rise_fraction * (1 - 1e-9),  # torch divides by zero where the rise is one step
             div_factor=1 / config.start_factor,
             final_div_factor=config.start_factor / config.end_factor,
             cycle_momentum=bool(optimizer.defaults.get("momentum") or optimizer.defaults.get("betas")),
         )
-    peak_lr = optimizer.param_groups[0]["lr"]
-    return Schedule(optimizer, lr_factor(config, peak_lr, steps_per_epoch=steps_per_epoch, total_steps=total_steps))
+    factor = lr_factor(config, rate_of(optimizer), steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+    return Schedule(optimizer, factor)
 
 
 class Schedule(LambdaLR):
@@ -111,13 +134,18 @@ def _own_scheduler(config: groups.TargetScheduler, optimizer: Optimizer, *, epoc
     return scheduler
 
 
-def advance_after_epoch(scheduler: LRScheduler, *, loss: float, accuracy: float) -> None:
-    """Advance a schedule that counts epochs, by what the epoch's evaluation gave.
+def advance_after_epoch(
+    scheduler: LRScheduler, values: Mapping[str, float], better: Mapping[str, Literal["min", "max"]]
+) -> None:
+    """Advance a schedule that counts epochs, by the `values` that the epoch's evaluation gave.
 
-    ReduceLROnPlateau gets the loss, with mode=max the accuracy.
+    ReduceLROnPlateau gets the loss, with mode=max the first metric that is `better` so. Raises ConfigError if none is.
     """
     if isinstance(scheduler, ReduceLROnPlateau):
-        scheduler.step(accuracy if scheduler.mode == "max" else loss)
+        metric = next((name for name in values if better[name] == scheduler.mode), None)
+        if metric is None:
+            raise ConfigError(f"scheduler.mode={scheduler.mode}: no metric of the task is the better so; use mode=min")
+        scheduler.step(values[metric])
     else:
         scheduler.step()
 

@@ -58,7 +58,7 @@ def same(left: nn.Module, right: nn.Module) -> bool:
 @pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
 def test_the_same_bits_as_torchs_own(config: Any, cls: type[optim.Optimizer], options: dict[str, Any]) -> None:
     ours, theirs = net(), net()
-    optimizer = build_optimizer(config, ours.parameters())
+    optimizer = build_optimizer(config, ours)
     reference = cls(theirs.parameters(), fused=True, **options)  # type: ignore[call-arg]
     assert isinstance(optimizer, cls)
     train(ours, optimizer, 5)
@@ -70,12 +70,12 @@ def test_the_same_bits_as_torchs_own(config: Any, cls: type[optim.Optimizer], op
 @pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
 def test_its_state_is_torchs_own(config: Any, cls: type[optim.Optimizer], options: dict[str, Any]) -> None:
     ours, theirs = net(), net()
-    optimizer = build_optimizer(config, ours.parameters())
+    optimizer = build_optimizer(config, ours)
     train(ours, optimizer, 3)
     theirs.load_state_dict(ours.state_dict())
     reference = cls(theirs.parameters(), fused=True, **options)  # type: ignore[call-arg]
     reference.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # loading copies no tensor
-    back = build_optimizer(config, (again := net()).parameters())
+    back = build_optimizer(config, again := net())
     again.load_state_dict(ours.state_dict())
     back.load_state_dict(copy.deepcopy(reference.state_dict()))
     for model, each in ((ours, optimizer), (theirs, reference), (again, back)):
@@ -140,9 +140,9 @@ from expt.config import groups as schema
 from expt.training.optim import build_optimizer, build_scheduler
 model = nn.Linear(2, 2)
 for name in ("adam", "adamw"):
-    build_optimizer(schema.Adam(name=name, lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0), model.parameters())
+    build_optimizer(schema.Adam(name=name, lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0), model)
 config = schema.SGD(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False)
-optimizer = build_optimizer(config, model.parameters())
+optimizer = build_optimizer(config, model)
 schedule = schema.Constant(name="constant", warmup_epochs=0.0)
 scheduler = build_scheduler(schedule, optimizer, steps_per_epoch=1, total_steps=1)
 model(torch.zeros(1, 2)).sum().backward()
@@ -156,7 +156,7 @@ assert "torch._dynamo" not in sys.modules
 def rates(config: Any, *, optimizer: Any = None, total_steps: int = TOTAL) -> list[float]:
     """The learning rate that each of `total_steps` steps uses."""
     optimizer = optimizer or build_optimizer(
-        schema.SGD(name="sgd", lr=PEAK, momentum=0.9, weight_decay=0.0, nesterov=False), net().parameters()
+        schema.SGD(name="sgd", lr=PEAK, momentum=0.9, weight_decay=0.0, nesterov=False), net()
     )
     scheduler = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=total_steps)
     used = []
@@ -211,7 +211,7 @@ def test_the_cosine_ends_where_it_should_and_stays_there() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_one_cycle(name: str) -> None:
-    optimizer = build_optimizer(CASES[name][0], net().parameters())
+    optimizer = build_optimizer(CASES[name][0], net())
     peak = optimizer.param_groups[0]["lr"]
     config = schema.OneCycle(name="one_cycle", rise_fraction=0.3, start_factor=0.1, end_factor=4e-6)
     used = rates(config, optimizer=optimizer, total_steps=100)
@@ -231,7 +231,7 @@ def test_one_cycle_whose_rise_is_a_step_or_less_starts_high(rise_fraction: float
 
 def test_a_persons_own_classes() -> None:
     options = {"lr": 0.1, "alpha": 0.5}
-    optimizer = build_optimizer(schema.Target(target="torch.optim.RMSprop", kwargs=options), net().parameters())
+    optimizer = build_optimizer(schema.TargetOptimizer(target="torch.optim.RMSprop", kwargs=options), net())
     assert isinstance(optimizer, optim.RMSprop)
     assert optimizer.defaults["alpha"] == 0.5
     own = scheduler("ExponentialLR", gamma=0.5)
@@ -252,7 +252,7 @@ def test_a_plateau_is_of_the_number_that_is_watched(mode: str, value: dict[str, 
     found = []
     for epoch in range(1, 5):
         seen = {"loss": 1 / epoch, "accuracy": epoch / 10, **value}
-        advance_after_epoch(watching, loss=seen["loss"], accuracy=seen["accuracy"])
+        advance_after_epoch(watching, seen, {"loss": "min", "accuracy": "max"})
         found.append(optimizer.param_groups[0]["lr"])
     assert found == [PEAK, PEAK, PEAK / 2, PEAK / 2]
 
@@ -271,7 +271,7 @@ def test_an_interval_that_cannot_be_meant_is_refused(config: schema.TargetSchedu
 
 def test_a_model_is_no_optimizer() -> None:
     with pytest.raises(ConfigError, match=r"refused, it is not a subclass of torch\.optim\.optimizer\.Optimizer"):
-        build_optimizer(schema.Target(target="torch.nn.Linear", kwargs={}), net().parameters())
+        build_optimizer(schema.TargetOptimizer(target="torch.nn.Linear", kwargs={}), net())
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])

@@ -1,0 +1,93 @@
+"""Which parameters an optimiser treats otherwise: by their names, and biases and norms by their shapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from expt.config.groups import ParameterGroup
+from expt.errors import ConfigError, did_you_mean
+
+LR_SCALE = "lr_scale"
+"""Key of a group of the optimiser: what its learning rate is of the optimiser's own. A group without has all of it."""
+SHOWN_NAMES = 3
+
+
+def parameter_groups(
+    named: Mapping[str, nn.Parameter], groups: Sequence[ParameterGroup], *, decay_biases_and_norms: bool = True
+) -> list[nn.Parameter] | list[dict[str, Any]]:
+    """What an optimiser takes: the parameters, or where they differ, torch's groups of them.
+
+    First come those that no group matches; empty groups are left out. Biases and norms, which are all parameters of
+    fewer than two dimensions, decay in no group unless `decay_biases_and_norms`. Raises ConfigError for a group that
+    matches nothing.
+    """
+    if decay_biases_and_norms and not groups:
+        return list(named.values())
+    chosen = {name: _first_match(name, groups) for name in named}
+    _refuse_idle(named, chosen, groups)
+    found: list[dict[str, Any]] = []
+    for group in (None, *groups):
+        members = [parameter for name, parameter in named.items() if chosen[name] is group]
+        for decays in (True, False):
+            part = [one for one in members if (decay_biases_and_norms or one.dim() >= 2) == decays]
+            if part:
+                found.append({"params": part, **_settings(group, decays=decays)})
+    return found
+
+
+def _first_match(name: str, groups: Sequence[ParameterGroup]) -> ParameterGroup | None:
+    return next((group for group in groups if re.search(group.match, name)), None)
+
+
+def _settings(group: ParameterGroup | None, *, decays: bool) -> dict[str, float]:
+    weight_decay = 0.0 if not decays else group.weight_decay if group else None
+    settings = {LR_SCALE: group.lr_scale if group else 1.0}
+    return settings if weight_decay is None else {**settings, "weight_decay": weight_decay}
+
+
+def _refuse_idle(
+    names: Mapping[str, object], chosen: Mapping[str, ParameterGroup | None], groups: Sequence[ParameterGroup]
+) -> None:
+    problems = []
+    for index, group in enumerate(groups):
+        if any(one is group for one in chosen.values()):
+            continue
+        where = f"optimizer.groups.{index}.match={group.match}"
+        if taken := [name for name in names if re.search(group.match, name)]:
+            problems.append(f"{where}: every name that it matches, as {taken[0]}, is matched by a group before it")
+            continue
+        shown = ", ".join([*names][:SHOWN_NAMES]) + (", ..." if len(names) > SHOWN_NAMES else "")
+        hint = did_you_mean(group.match, names)
+        problems.append(f"{where}: matches no parameter of the model, which has {shown}.{hint}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def scale_rates(optimizer: Optimizer) -> None:
+    """Give each group its share of the optimiser's learning rate.
+
+    Raises ConfigError where the optimiser has no such setting, and would pass over a group's.
+    """
+    keys = {key for group in optimizer.param_groups for key in group}
+    for key, wanted in (("lr", LR_SCALE), ("weight_decay", "weight_decay")):
+        if wanted in keys and key not in optimizer.defaults:
+            name = type(optimizer).__name__
+            raise ConfigError(
+                f"optimizer: {name} has no {key}, which optimizer.groups or optimizer.decay_biases_and_norms=false "
+                "would change; leave them out, or use another optimizer"
+            )
+    for group in optimizer.param_groups:
+        if group.get(LR_SCALE, 1.0) != 1.0:
+            group["lr"] = group["lr"] * group[LR_SCALE]
+
+
+def rate_of(optimizer: Optimizer) -> float:
+    """The learning rate of a group that has all of it."""
+    group = optimizer.param_groups[0]
+    lr, scale = group["lr"], group.get(LR_SCALE, 1.0)
+    return lr if scale == 1.0 else lr / scale  # type: ignore[no-any-return]

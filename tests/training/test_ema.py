@@ -1,0 +1,104 @@
+"""The moving average of the weights follows its formula, and leaves out what is no step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+from torch.optim.lr_scheduler import LambdaLR
+
+from expt.errors import ConfigError
+from expt.tasks.classification import Classification
+from expt.tasks.sums import Sums
+from expt.training.ema import ema_of
+from expt.training.learner import Learner, Position
+from expt.training.loop import evaluate, train_epoch
+from expt.training.precision import Precision
+from tests.training.test_loop import CPU, batches
+
+DECAY = 0.75
+
+
+def learner(*, skip: bool = False) -> Learner:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(18), nn.Linear(18, 4))
+    optimizer = optim.SGD(module.parameters(), lr=0.1)
+    return Learner(
+        module=module,
+        parallel=module,
+        optimizer=optimizer,
+        scheduler=LambdaLR(optimizer, lambda _: 1.0),
+        precision=Precision(False, CPU, skip_non_finite=skip),
+        task=Classification(),
+        world_size=1,
+        ema=ema_of(module, DECAY),
+    )
+
+
+def trained(subject: Learner, steps: int, **hooks: Any) -> None:
+    train_epoch(
+        subject,
+        batches(steps),
+        Position(steps, steps),
+        Sums(Classification(), CPU, finite_only=True),
+        log_every=100,
+        **hooks,
+    )
+
+
+def test_the_average_keeps_its_share_in_each_step() -> None:
+    subject = learner()
+    seen = list[nn.Module]()
+    trained(subject, 4, on_step=lambda: seen.append(copy.deepcopy(subject.module)))
+    assert subject.ema
+    for name, average in subject.ema.module.named_parameters():
+        expected = seen[0].get_parameter(name).detach()
+        for module in seen[1:]:
+            expected = DECAY * expected + (1 - DECAY) * module.get_parameter(name).detach()
+        torch.testing.assert_close(average, expected)
+        assert not torch.equal(average, subject.module.get_parameter(name))
+        assert not average.requires_grad
+    for ours, theirs in zip(subject.ema.module.buffers(), subject.module.buffers(), strict=True):
+        assert torch.equal(ours, theirs), "a batch norm's statistics are those of the model"
+
+
+def test_it_is_what_is_evaluated() -> None:
+    subject = learner()
+    assert subject.ema
+    trained(subject, 3)
+    values = evaluate(subject, batches(2), CPU)
+    with torch.no_grad():
+        for part in subject.module.parameters():
+            part.zero_()
+    assert evaluate(subject, batches(2), CPU) == values
+    for part in subject.ema.module.parameters():
+        part.zero_()
+    assert evaluate(subject, batches(2), CPU).loss == pytest.approx(torch.tensor(4.0).log().item())
+
+
+def test_a_step_that_was_skipped_counts_not() -> None:
+    subject = learner(skip=True)
+    assert subject.ema
+    trained(subject, 3)
+    before = copy.deepcopy(subject.ema.state_dict())
+
+    def spoil() -> None:
+        gradient = next(subject.module.parameters()).grad
+        assert gradient is not None
+        gradient.fill_(torch.inf)
+
+    trained(subject, 2, on_gradients=spoil)
+    after = subject.ema.state_dict()
+    assert subject.precision.skipped == 2
+    assert after["n_averaged"] == before["n_averaged"] == 3
+    assert all(torch.equal(after[name], before[name]) for name in before if name.endswith(("weight", "bias")))
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    module: Any = nn.Linear(2, 2)
+    module.lines = (line for line in "ab")
+    with pytest.raises(ConfigError, match=r"^ema=0\.5: the model can't be copied \(TypeError: cannot pickle "):
+        ema_of(module, 0.5)
