@@ -2,76 +2,109 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from expt.config import groups
+from expt.config import constraints, datasets
+from expt.config.datasets import SegmentationFolder
 from expt.config.identity import hyperparameters, shown
 from expt.config.schema import RunConfig
+from expt.config.tasks import Classification, Segmentation, in_evaluations_alone, metrics_of
 from expt.data import build as data_build
 from expt.data.build import Data
 from expt.data.files import refuse_missing
 from expt.data.loading import Shard
+from expt.data.masks import MaskValues
+from expt.data.tree import mapped
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
+from expt.models.freeze import freeze
 from expt.runs import tags
 from expt.runs.paths import RunPaths
+from expt.tasks import build as task_build
+from expt.tasks import extra_metrics
 from expt.tensorboard.dashboard import Dashboard
 from expt.tensorboard.events import Writer, writer
 from expt.tensorboard.run_pictures import RunPictures
-from expt.training import batch_norm, collectives, optim, shared_memory
+from expt.training import optim
 from expt.training.collectives import Worker
+from expt.training.ema import ema_of
 from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
-from expt.training.patches import ddp_times, onednn_linear, unguarded
+from expt.training.patches import onednn_linear
 from expt.training.precision import Precision
-from expt.training.shared_memory import SharedMemory, average_gradients
+from expt.worker import parallel as parallel_build
 from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes
 from expt.worker.steps import Steps
+from expt.worker.turns import one_first
 
 
 def build_data(config: RunConfig, worker: Worker) -> Data:
     """The loaders of `worker`'s share of each batch."""
     num_workers: int | str = getattr(config.dataset, "num_workers", "auto")
-    data = data_build.build(
+    with _in_turn(config, worker):
+        data = _loaders(config, worker, num_workers if isinstance(num_workers, int) else config.threads)
+    refuse_missing(config, val=data.val is not None, test=data.test is not None)
+    return data
+
+
+def _in_turn(config: RunConfig, worker: Worker) -> AbstractContextManager[None]:
+    own = isinstance(config.dataset, datasets.TargetDataset)
+    return one_first(worker, config.dataset.target) if own else contextlib.nullcontext()
+
+
+def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
+    return data_build.build(
         config.dataset,
+        config.task,
         batch_size=config.batch_size,
         shard=Shard(worker.rank, worker.world_size),
         device=worker.device,
         seed=config.seed,
         drop_last=config.drop_last,
         channels_last=config.channels_last,
-        num_workers=num_workers if isinstance(num_workers, int) else config.threads,
+        num_workers=num_workers,
         batch_parts=config.world_size * config.gradient_accumulation,
+        mask_values=_mask_values(config),
     )
-    refuse_missing(config, val=data.val is not None, test=data.test is not None)
-    return data
+
+
+def _mask_values(config: RunConfig) -> MaskValues | None:
+    """What masks may hold, where the targets are masks."""
+    task, dataset = config.task, config.dataset
+    if not isinstance(task, Segmentation):
+        return None
+    number = dataset.num_classes if isinstance(dataset, SegmentationFolder) else task.num_classes
+    assert number is not None  # expt.config.rules
+    return MaskValues(num_classes=number, ignore_index=task.ignore_index)
 
 
 def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     """The model on `worker`'s device, and all that trains it; weights come from torch's global generator."""
     info = data.info
-    module = model_build.build(
-        config.model, config.init, channels=info.channels, image_size=info.image_size, num_classes=info.num_classes
-    )
-    if isinstance(config.model, groups.Target) and not config.compile:
-        _check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
+    example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
+    module = model_build.build(config.model, config.init, info.shapes, example)
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
-    memory = _shared_memory(config, module, worker)
-    _refuse_uneven_last_batch(config, data.train.size)
-    module, average_statistics = _with_batch_norm(config, module, worker, memory)
+    freeze(module, config.freeze)
+    memory = parallel_build.build_shared_memory(config, module, worker)
+    parallel_build.refuse_uneven_last_batch(config, data.train.size)
+    module, average_statistics = parallel_build.with_batch_norm(config, module, worker, memory)
     if config.onednn and worker.device.type == "cpu":
         onednn_linear.use_for_linear(module)
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
-    optimizer = optim.build_optimizer(config.optimizer, module.parameters(), unguarded=config.patches.unguarded)
-    parallel, all_reduce_s = _parallelise(module, config, worker, memory)
+    optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
+    parallel, all_reduce_s = parallel_build.parallelise(module, config, worker, memory)
+    ema = ema_of(module, config.ema) if config.ema else None
+    classifies = isinstance(config.task, Classification)
+    if isinstance(config.model, constraints.Target) and classifies and not config.compile:  # the copy needs no check
+        _check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
     optim.scale_lr(optimizer, config.lr_scaling, config.batch_size / (config.base_batch_size or config.batch_size))
     return Learner(
         module=module,
@@ -90,14 +123,17 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
             config.amp,
             worker.device,
             gradient_clip=config.gradient_clip,
+            gradient_clip_value=config.gradient_clip_value,
             skip_non_finite=config.on_nan == "skip",
             short_backward=config.patches.backward,
         ),
+        task=task_build.build(config.task, info.shapes, label_smoothing=config.label_smoothing),
         world_size=worker.world_size,
+        extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
         compiled=bool(config.compile),
         overwrites=bool(config.compile) or config.model.name == "_target_",
-        label_smoothing=config.label_smoothing,
         gradient_accumulation=config.gradient_accumulation,
+        ema=ema,
     )
 
 
@@ -111,7 +147,7 @@ def _check_first_output(module: nn.Module, target: str, num_classes: int, *, war
             what = shape or f"a {type(output).__name__}"
             raise ConfigError(f"model._target_={target}: gives {what}; return one tensor, [images, num_classes]")
         gives = f"gives {output.shape[1]} outputs for each image, and there are {num_classes} classes"
-        mend = "let its last layer have num_classes, which it is given"
+        mend = "let its last layer have num_classes, which a constructor that names it is given"
         if output.shape[1] < num_classes:
             raise ConfigError(f"model._target_={target}: {gives}; {mend}")
         if output.shape[1] > num_classes and warns:
@@ -160,7 +196,7 @@ def build_observer(
     """What TensorBoard shows of the run, which was resumed after the step `resumed_at`; rank 0 has its file."""
     events = None
     if worker.rank == 0:
-        charts = tags.layout(config.eval_split, worker.world_size)
+        charts = tags.layout(config.eval_split, worker.world_size, metrics_of(config.task))
         events = writer(paths, hyperparameters(shown(config)), charts, resumed_at=resumed_at)
     return build_dashboard(config, events, data, learner, position)
 
@@ -169,15 +205,19 @@ def build_dashboard(
     config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
 ) -> Dashboard:
     """What is drawn into `events`, and what on other ranks helps."""
-    wanted, dataset, channels = config.tensorboard, config.dataset, data.info.channels
-    mean, std = dataset.mean or [0.0] * channels, dataset.std or [1.0] * channels
+    wanted, dataset = config.tensorboard, config.dataset
+    pictures = None
+    if data.are_images:
+        channels = data.info.channels
+        mean, std = dataset.mean or [0.0] * channels, dataset.std or [1.0] * channels
+        pictures = RunPictures(data.info.class_names, mean=mean, std=std)
     return Dashboard(
         events,
         learner,
         position,
-        RunPictures(data.info.class_names, mean=mean, std=std),
-        image_shape=data.info.image_shape,
-        images=wanted.images,
+        pictures,
+        example=data.blank(1).inputs,
+        images=wanted.images if pictures else False,
         graph=False if config.compile and wanted.graph == "auto" else wanted.graph,
         norms=wanted.norms,
         histograms=wanted.histograms,
@@ -188,88 +228,3 @@ def total_steps(config: RunConfig, data: Data) -> int:
     """Optimiser steps of the whole run."""
     steps = config.epochs * len(data.train)
     return min(steps, config.max_steps or steps)
-
-
-def _refuse_uneven_last_batch(config: RunConfig, images: int) -> None:
-    """Raise ConfigError where a worker has no image of an epoch's last batch, or fewer parts, and sync needs all alike.
-
-    What it would compute in place of an image would count in the statistics of all.
-    """
-    left, parts = images % config.batch_size, config.world_size * config.gradient_accumulation
-    if config.batch_norm != "sync" or config.world_size == 1 or config.drop_last or left % parts == 0:
-        return
-    if config.gradient_accumulation > 1 or left < config.world_size:
-        each = f" in {config.gradient_accumulation} parts each" if config.gradient_accumulation > 1 else ""
-        raise ConfigError(
-            f"batch_norm=sync: an epoch's last batch has {left} of {images} images, which {config.world_size} workers"
-            f"{each} cannot share alike; use drop_last=true, or another batch_size"
-        )
-
-
-def _with_batch_norm(
-    config: RunConfig, module: nn.Module, worker: Worker, memory: SharedMemory | None
-) -> tuple[nn.Module, Callable[[], None]]:
-    """The model with the batch norms that are wanted, and what ends a step for them; see Learner."""
-    if config.batch_norm != "per_worker" and worker.rank == 0 and not batch_norm.is_in(module):
-        warn(f"batch_norm={config.batch_norm}: the model has no batch norm, so that this changes nothing")
-    # A function, which copies of the model share: the memory itself can't be copied.
-    gather = (lambda values: memory.gather(values)) if memory else collectives.stack_across_workers
-    if config.batch_norm == "groups":
-        batch_norm.group(module, config.batch_norm_group)
-        if worker.world_size > 1:
-            return module, batch_norm.averaging_of_statistics(module, gather)
-    if config.batch_norm == "sync" and worker.device.type == "cuda":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(module), lambda: None
-    if config.batch_norm == "sync" and worker.world_size > 1:
-        batch_norm.synchronise(module, gather)
-    return module, lambda: None
-
-
-def _parallelise(
-    module: nn.Module, config: RunConfig, worker: Worker, memory: SharedMemory | None
-) -> tuple[nn.Module, Callable[[int], float]]:
-    """The model that is trained, and what tells how long its gradients' averaging has taken; see Learner."""
-    if config.strategy == "dp":
-        if worker.world_size > 1:  # torchrun has started it, and says so
-            raise ConfigError("strategy=dp: has one process for all GPUs; start it with python -m expt")
-        return nn.DataParallel(module), lambda _: 0.0
-    if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
-        return module, lambda _: 0.0
-    data_parallel = unguarded.data_parallel if config.patches.unguarded else DistributedDataParallel
-    parallel = data_parallel(
-        module,
-        device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
-        find_unused_parameters=config.ddp.find_unused_parameters,
-        static_graph=config.ddp.static_graph,
-        gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
-        bucket_cap_mb=config.ddp.bucket_cap_mb,
-    )
-    if config.ddp.comm_hook:
-        _compress(parallel, config.ddp.comm_hook)
-    elif memory:
-        parallel.register_comm_hook(memory, average_gradients)
-        return parallel, lambda _: memory.spent_s
-    return parallel, functools.partial(ddp_times.all_reduce_s, parallel)
-
-
-def _shared_memory(config: RunConfig, module: nn.Module, worker: Worker) -> SharedMemory | None:
-    """What the workers exchange gradients and statistics by, where they can and are to; a collective."""
-    one_machine = worker.local_world_size == worker.world_size > 1
-    plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters() if p.requires_grad)
-    wanted = config.ddp.shared_memory and not config.ddp.comm_hook
-    if not (wanted and one_machine and plain and shared_memory.is_supported()):
-        return None
-    return SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)
-
-
-def _compress(parallel: DistributedDataParallel, hook: str) -> None:
-    """Let gradients travel in fewer bytes; torch's own hooks, imported only here."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-    if hook == "powersgd":
-        # Rank 1 from the tenth step on, as the hook's documentation advises: before, it needs the exact gradients.
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=10)
-        parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    else:
-        compress = default_hooks.bf16_compress_hook if hook == "bf16" else default_hooks.fp16_compress_hook
-        parallel.register_comm_hook(None, compress)

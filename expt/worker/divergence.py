@@ -11,10 +11,10 @@ from torch import nn
 
 from expt.data.loading import Loader
 from expt.errors import Diverged
+from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Position
-from expt.training.metrics import Sums
 from expt.training.precision import is_finite
 
 SHOWN_INDICES = 3

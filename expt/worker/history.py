@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
+from expt.config.tasks import Better
+
 
 class Best(TypedDict):
     """The best value of the objective so far."""
@@ -19,8 +21,8 @@ class Best(TypedDict):
 class History:
     """Of a run, over all attempts at it."""
 
-    def __init__(self, objective: str, *, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._objective, self._clock = objective, clock
+    def __init__(self, objective: str, better: Better, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._objective, self._better, self._clock = objective, better, clock
         self.last: dict[str, float] = {}
         """The newest value of each tag."""
         self.best: Best | None = None
@@ -42,7 +44,7 @@ class History:
     def note_best(self, epoch: int) -> bool:
         """Look at the objective's newest value; returns whether it is the best so far."""
         value = self.last.get(self._objective)
-        if value is None or not is_better(value, self.best["value"] if self.best else None, self._objective):
+        if value is None or not is_better(value, self.best["value"] if self.best else None, self._better):
             return False
         self.best = {"metric": self._objective, "value": value, "epoch": epoch}
         return True
@@ -64,8 +66,8 @@ class History:
         self.epoch_s, self.eval_s, self._earlier_s = list(state["epoch_s"]), state["eval_s"], state["elapsed_s"]
 
 
-def is_better(value: float, than: float | None, objective: str) -> bool:
-    """Whether `value` of the tag `objective` is better than the best so far; a loss is the better the lower it is."""
+def is_better(value: float, than: float | None, better: Better) -> bool:
+    """Whether `value` is better than the best so far."""
     if than is None or not math.isfinite(value):
         return than is None and math.isfinite(value)
-    return value < than if objective.startswith("loss") else value > than
+    return value < than if better == "min" else value > than

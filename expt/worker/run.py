@@ -11,17 +11,20 @@ from typing import Any
 
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
+from expt.config.tasks import metrics_of
 from expt.data.build import Data
 from expt.data.loading import Batch, TimedBatches
 from expt.errors import DataError
 from expt.runs import checkpoint, tags
 from expt.runs.paths import RunPaths
-from expt.training import collectives, metrics, optim
+from expt.tasks.sums import Averages, Sums
+from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.observer import Observer
-from expt.worker import build, divergence, fault, random_state, rank_health
+from expt.worker import build, divergence, fault, first_weights, random_state, rank_health
 from expt.worker.agreement import Agreement
+from expt.worker.early_stop import EarlyStop
 from expt.worker.history import History
 from expt.worker.rank_health import RankHealth
 from expt.worker.record import Record
@@ -48,9 +51,12 @@ class Run:
         beat()
         random_state.seed(config.seed + 1 + worker.rank)  # but not the same dropout
         self.position = build.build_position(config, self.data)
-        self.sums = metrics.Sums(worker.device, finite_only=config.on_nan == "skip", at_once=self.learner.overwrites)
+        skips, at_once = config.on_nan == "skip", self.learner.overwrites
+        self.sums = Sums(self.learner.task, worker.device, finite_only=skips, at_once=at_once)
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
-        self.history = History(config.objective)
+        self.directions = metrics_of(config.task)
+        self.history = History(config.objective, self.directions[config.objective.partition("/")[0]])
+        self.early_stop = EarlyStop(config.early_stop, self.directions)
         self.health = RankHealth(self.learner, self.position, worker, check_weights=config.tensorboard.health)
         self.agreement = Agreement(worker)
         self.save_times = build.build_save_times(config, worker)
@@ -62,28 +68,37 @@ class Run:
         """All of it, from the checkpoint `source` if there is one; returns the status, completed or interrupted."""
         if source is not None:
             self._resume(source)
+        elif self.config.weights is not None:
+            first_weights.load(self.learner.module, self.config.weights, self.worker)
         self._begin(observe, resumed_at=None if source is None else self.position.step)
-        while not self.position.is_run_done and not self.agreement.stopping:
+        while not self.is_done and not self.agreement.stopping:
             if self._train_epoch():
                 values = self._evaluate(self.config.eval_split)
                 if self.learner.scheduler_interval == "epoch":
-                    optim.advance_after_epoch(self.learner.scheduler, loss=values.loss, accuracy=values.accuracy)
+                    optim.advance_after_epoch(self.learner.scheduler, values.values, self.directions)
                 self.health.refuse_unequal()
+                self.early_stop.look(self.history.last, self.position.epoch)
                 self._save_after_epoch(is_best=self._note_best())
         self.steps.close()
         self.checkpoints.wait()
-        if not self.position.is_run_done:
+        if not self.is_done:
             return self.record.interrupt()
         self._test()
         return self.record.complete(self._outcome())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing more to train."""
+        return self.position.is_run_done or self.early_stop.is_due
 
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
         read = checkpoint.load(source) if self.worker.rank == 0 else None
         saved: dict[str, Any] = collectives.from_rank_0(read, self.worker.device)
-        rehearse(self.learner, self.data.info.image_shape, self.config.batch_size, self.worker.device)
+        rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         self.snapshot.load_state_dict(saved)
         self.history.load_state_dict(saved)
+        self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
         self.learner.precision.skipped.fill_(self.history.last.get(tags.SKIPPED_STEPS, 0.0))
 
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
@@ -119,24 +134,23 @@ class Run:
         if position.steps_left_in_epoch:
             return False
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
-        self._log_epoch(metrics.averages(total), self.history.end_epoch(), batches.waited_s)
+        self._log_epoch(self.sums.averages(total), self.history.end_epoch(), batches.waited_s)
         if self.config.tensorboard.health:
             self.record.log(rank_health.scalars(self.health.readings))
         self.observer.end_epoch(review=bool(self.health.readings[0].wish))
         return True
 
-    def _log_within_epoch(self, values: metrics.Averages, images_per_s: float) -> None:
+    def _log_within_epoch(self, values: Averages, images_per_s: float) -> None:
         """The averages since the last log point, and the speed; under tags of their own, for an epoch's are others."""
         self._refuse_loss(values)
-        points = {tags.RUNNING_LOSS: values.loss, tags.RUNNING_ACCURACY: values.accuracy, tags.LR: self.steps.lr}
-        self.record.log(points | {tags.RUNNING_SAMPLES_PER_S: images_per_s})
+        points = {tags.running(name): value for name, value in values.values.items()}
+        self.record.log(points | {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: images_per_s})
 
-    def _log_epoch(self, values: metrics.Averages, seconds: float, waited_s: float) -> None:
+    def _log_epoch(self, values: Averages, seconds: float, waited_s: float) -> None:
         """The averages over the epoch, so as to compare with those of the evaluation."""
         self._refuse_loss(values)
         points = {
-            tags.loss("train"): values.loss,
-            tags.accuracy("train"): values.accuracy,
+            **{tags.metric(name, "train"): value for name, value in values.values.items()},
             tags.SAMPLES_PER_S: values.samples / seconds,
             tags.EPOCH_S: seconds,
             tags.DATA_WAIT_S: waited_s,
@@ -147,15 +161,15 @@ class Run:
             points[tags.SKIPPED_STEPS] = self.learner.precision.skipped.item()
         self.record.log(points)
 
-    def _evaluate(self, split: str) -> metrics.Averages:
+    def _evaluate(self, split: str) -> Averages:
         loader = self.data.val if split == "val" else self.data.test
         assert loader is not None
         began = time.perf_counter()
-        collectives.broadcast_buffers(self.learner.module)  # each rank has batch-norm statistics of its own
+        collectives.broadcast_buffers(self.learner.evaluated)  # each rank has batch-norm statistics of its own
         review, batches = self.observer.review(), _each_told(loader.evaluation(), self.beat)
         values = evaluate(self.learner, batches, self.worker.device, review)
         self.history.eval_s += time.perf_counter() - began
-        self.record.log({tags.loss(split): values.loss, tags.accuracy(split): values.accuracy})
+        self.record.log({tags.metric(name, split): value for name, value in values.values.items()})
         self.observer.end_evaluation(split)
         return values
 
@@ -166,7 +180,8 @@ class Run:
         return improved
 
     def _save_after_epoch(self, *, is_best: bool) -> None:
-        due = self.agreement.meet(save=is_best or self.save_times.is_due_after_epoch(self.position))
+        due = is_best or self.early_stop.is_due or self.save_times.is_due_after_epoch(self.position)
+        due = self.agreement.meet(save=due)
         if due or self.agreement.stopping:
             self._save(is_best=is_best)
 
@@ -190,10 +205,12 @@ class Run:
         if self.worker.rank == 0:
             history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
             more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config)}
+            if self.config.early_stop:
+                more["early_stop"] = self.early_stop.state_dict()
             self.checkpoints.save({**state, **history, **more}, is_best=is_best)
 
-    def _refuse_loss(self, values: metrics.Averages) -> None:
-        if not math.isfinite(values.loss):
+    def _refuse_loss(self, values: Averages) -> None:
+        if values.has_weight and not math.isfinite(values.loss):
             self._stop_at_loss()
 
     def _stop_at_loss(self) -> None:
@@ -206,8 +223,8 @@ class Run:
         if self.config.eval_split == "test" or self.data.test is None:
             return
         if self.worker.rank == 0 and self.paths.best.exists():
-            self.learner.module.load_state_dict(checkpoint.load(self.paths.best)["model"])
-        collectives.broadcast_parameters(self.learner.module)
+            self.snapshot.load_weights(checkpoint.load(self.paths.best))
+        collectives.broadcast_parameters(self.learner.evaluated)
         self._evaluate("test")
 
     def _outcome(self) -> dict[str, Any]:
@@ -219,6 +236,7 @@ class Run:
             "metrics": history.last,
             "best": history.best,
             "objective": history.objective,
+            "stopped_early": None if self.position.is_run_done else self.early_stop.stopped,
             "epoch_s": history.epoch_s,
             "eval_s": history.eval_s,
             "dashboard_s": self.observer.spent_s + self.health.spent_s,
@@ -236,4 +254,7 @@ def _each_told(batches: Iterable[Batch], tell: Callable[[], None]) -> Iterator[B
 
 
 def _about(data: Data) -> dict[str, Any]:
-    return {key: value for key, value in dataclasses.asdict(data.info).items() if key != "class_names"}
+    info = dataclasses.asdict(data.info)
+    told = {key: value for key, value in info.items() if key not in ("class_names", "shapes", "standardised")}
+    scales = {"standardised": info["standardised"]} if info["standardised"] else {}
+    return {**data.info.shapes, **told, **scales}

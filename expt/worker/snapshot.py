@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
+from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
-from expt.training.metrics import Sums
 from expt.worker import random_state
 
 State = Mapping[str, Any]
@@ -33,6 +33,7 @@ class Snapshot:
         learner = self.learner
         return {
             "model": learner.module.state_dict(),
+            **({} if learner.ema is None else {"ema": learner.ema.state_dict()}),
             "optimizer": learner.optimizer.state_dict(),
             "scheduler": learner.scheduler.state_dict(),
             "scaler": learner.precision.scaler.state_dict(),
@@ -43,7 +44,7 @@ class Snapshot:
     def load_state_dict(self, state: State) -> None:
         """Continue from `state`, also with another number of workers; one that is new has random numbers of its own."""
         learner, rank, workers = self.learner, self.worker.rank, state["workers"]
-        learner.module.load_state_dict(state["model"])
+        self.load_weights(state)
         learner.optimizer.load_state_dict(state["optimizer"])
         _load_schedule(learner, state["scheduler"])
         learner.precision.scaler.load_state_dict(state["scaler"])
@@ -54,6 +55,12 @@ class Snapshot:
             self.sums.load_state_dict(_total(workers))
         if rank < len(workers):
             random_state.load_state_dict(workers[rank]["rng"], self.worker.device)
+
+    def load_weights(self, state: State) -> None:
+        """The model of `state`, and its moving average where there is one."""
+        self.learner.module.load_state_dict(state["model"])
+        if self.learner.ema is not None:
+            self.learner.ema.load_state_dict(state["ema"])
 
 
 def _total(workers: Sequence[State]) -> dict[str, list[float]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from expt.training.learner import Learner
+from expt.training.parameter_groups import rate_of
 from expt.worker.profiling import StepProfiler
 
 
@@ -33,7 +34,7 @@ class Steps:
     def done(self) -> None:
         """A step is done, and its learning rate still stands."""
         self._beat()
-        self.lr = self._learner.optimizer.param_groups[0]["lr"]
+        self.lr = rate_of(self._learner.optimizer)
         if self.first_s is None:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)

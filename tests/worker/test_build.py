@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from expt.config.groups import Digits
+from expt.config.datasets import Digits
 from expt.data import files, indexing
 from tests.worker.conftest import TrainAlone
 

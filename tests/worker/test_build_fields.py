@@ -16,16 +16,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from expt.command.conf_files import conf_dir
 from expt.command.overrides import register_resolvers
-from expt.config.groups import Target
+from expt.config.constraints import Target
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.data.build import Data
 from expt.errors import ConfigError
 from expt.machine import Machine
+from expt.tasks.classification import Classification
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
 from expt.training.patches import onednn_linear
-from expt.worker.build import _refuse_uneven_last_batch, build_data, build_learner, total_steps
+from expt.worker.build import build_data, build_learner, total_steps
+from expt.worker.parallel import refuse_uneven_last_batch
 
 
 def config(*overrides: str) -> RunConfig:
@@ -52,23 +54,24 @@ def test_the_data() -> None:
     (first, second) = (
         next(build_data(config("batch_size=32", f"seed={seed}"), worker()).train.epoch(1)) for seed in (0, 1)
     )
-    assert not torch.equal(first.labels, second.labels)
-    halves = [next(build_data(config("batch_size=32"), worker(rank, 2)).train.epoch(1)).labels for rank in (0, 1)]
-    assert torch.equal(torch.cat(halves), first.labels)
+    assert not torch.equal(first.targets, second.targets)
+    halves = [next(build_data(config("batch_size=32"), worker(rank, 2)).train.epoch(1)).targets for rank in (0, 1)]
+    assert torch.equal(torch.cat(halves), first.targets)
     coloured, _ = built("dataset=synthetic", "dataset.channels=3", "dataset.image_size=[6,5]", "channels_last=true")
-    assert next(coloured.train.epoch(1)).images.is_contiguous(memory_format=torch.channels_last)
+    assert next(coloured.train.epoch(1)).inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_an_augmentation_reaches_training_images_alone() -> None:
     plain_data, augmented = built()[0], built("dataset.augment.cutout=4")[0]
-    assert not torch.equal(next(plain_data.train.epoch(1)).images, next(augmented.train.epoch(1)).images)
+    assert not torch.equal(next(plain_data.train.epoch(1)).inputs, next(augmented.train.epoch(1)).inputs)
     tests = [data.test for data in (plain_data, augmented) if data.test]
-    assert torch.equal(next(tests[0].evaluation()).images, next(tests[1].evaluation()).images)
+    assert torch.equal(next(tests[0].evaluation()).inputs, next(tests[1].evaluation()).inputs)
 
 
 def test_the_learner() -> None:
     _, learner = built("label_smoothing=0.1", "gradient_accumulation=4", "amp=bf16")
-    assert (learner.label_smoothing, learner.gradient_accumulation, learner.world_size) == (0.1, 4, 1)
+    assert isinstance(learner.task, Classification)
+    assert (learner.task.label_smoothing, learner.gradient_accumulation, learner.world_size) == (0.1, 4, 1)
     assert learner.precision.dtype == torch.bfloat16
     assert not learner.compiled
     assert learner.parallel is learner.module
@@ -135,6 +138,16 @@ def test_the_largest_norm() -> None:
     assert torch.cat([change.flatten() for change in moved]).norm().item() == pytest.approx(0.5, abs=1e-3)
 
 
+def test_the_largest_value() -> None:
+    _, learner = built("gradient_clip_value=0.25", "optimizer.momentum=0", "optimizer.lr=1")
+    weight = next(learner.module.parameters())
+    before = weight.detach().clone()
+    for parameter in learner.module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    learner.precision.update(learner.optimizer, learner.module.parameters())
+    torch.testing.assert_close(before - weight, torch.full_like(weight, 0.25))
+
+
 @pytest.fixture
 def group() -> Iterator[None]:
     """A process group of this process alone; DistributedDataParallel asks for one."""
@@ -194,10 +207,10 @@ def test_sync_is_refused_where_a_worker_has_nothing_to_add(words: tuple[str, ...
     made = config(*(f"{key}={value}" for key, value in chosen.items()))
     data = build_data(made, worker(world_size=3))
     if told is None:
-        _refuse_uneven_last_batch(made, data.train.size)
+        refuse_uneven_last_batch(made, data.train.size)
         return
     with pytest.raises(ConfigError, match=f"^batch_norm=sync: an epoch's last batch {told}"):
-        _refuse_uneven_last_batch(made, data.train.size)
+        refuse_uneven_last_batch(made, data.train.size)
 
 
 def test_a_single_worker_shares_with_nobody() -> None:

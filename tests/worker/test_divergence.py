@@ -11,8 +11,9 @@ from torch import nn
 
 from expt.data.loading import Batch
 from expt.errors import Diverged
+from expt.tasks.classification import Classification
+from expt.tasks.sums import Sums
 from expt.training.learner import Position
-from expt.training.metrics import Sums
 from expt.worker import divergence
 from tests.worker.conftest import ALONE
 
@@ -37,9 +38,9 @@ class Numbered:
 
 def told(losses: list[float], *, parts: int) -> str:
     """What is said at step 17, the 7th of epoch 2, when these were the losses since the last log point."""
-    sums = Sums(torch.device("cpu"))
+    sums = Sums(Classification(), torch.device("cpu"))
     for loss in losses:
-        sums.add(torch.zeros(1, 2), torch.tensor([0]), torch.tensor(loss))
+        sums.add((torch.tensor(loss), 1), torch.zeros(1, 2), Batch(torch.zeros(1, 2), torch.tensor([0]), 1))
     position = Position(10, 30, epoch=2, step=17, step_in_epoch=7)
     with pytest.raises(Diverged) as raised:
         divergence.stop_at_loss(sums, position, Numbered(), ALONE, parts)

@@ -6,33 +6,34 @@ import math
 
 import pytest
 
+from expt.config.tasks import Better
 from expt.worker.history import History, is_better
 
 
 @pytest.mark.parametrize(
-    ("value", "than", "objective", "expected"),
+    ("value", "than", "better", "expected"),
     [
-        (0.5, None, "loss/val", True),
-        (0.5, 0.6, "loss/val", True),
-        (0.6, 0.5, "loss/val", False),
-        (0.5, 0.5, "loss/val", False),
-        (0.6, 0.5, "accuracy/val", True),
-        (0.5, 0.6, "accuracy/val", False),
-        (0.5, 0.5, "accuracy/val", False),
-        (math.nan, None, "accuracy/val", False),
-        (math.nan, 0.5, "loss/val", False),
-        (-math.inf, 0.5, "loss/val", False),
-        (math.inf, 0.5, "accuracy/val", False),
+        (0.5, None, "min", True),
+        (0.5, 0.6, "min", True),
+        (0.6, 0.5, "min", False),
+        (0.5, 0.5, "min", False),
+        (0.6, 0.5, "max", True),
+        (0.5, 0.6, "max", False),
+        (0.5, 0.5, "max", False),
+        (math.nan, None, "max", False),
+        (math.nan, 0.5, "min", False),
+        (-math.inf, 0.5, "min", False),
+        (math.inf, 0.5, "max", False),
     ],
 )
-def test_a_loss_is_better_low_and_what_is_not_finite_never(
-    value: float, than: float | None, objective: str, expected: bool
+def test_lower_or_higher_is_better_and_what_is_not_finite_never(
+    value: float, than: float | None, better: Better, expected: bool
 ) -> None:
-    assert is_better(value, than, objective) is expected
+    assert is_better(value, than, better) is expected
 
 
 def test_the_best_is_kept_with_its_epoch() -> None:
-    history = History("loss/val")
+    history = History("loss/val", "min")
     assert history.note_best(0) is False, "nothing was evaluated"
     assert history.objective == {"name": "loss/val", "value": None}
     improved = []
@@ -45,14 +46,14 @@ def test_the_best_is_kept_with_its_epoch() -> None:
 
 
 def test_tests_objective_is_its_one_value() -> None:
-    history = History("accuracy/test")
+    history = History("accuracy/test", "max")
     history.last["accuracy/test"] = 0.9
     assert history.objective == {"name": "accuracy/test", "value": 0.9}
 
 
 def test_the_time_of_an_epoch_counts_both_attempts() -> None:
     now = 100.0
-    first = History("loss/val", clock=lambda: now)
+    first = History("loss/val", "min", clock=lambda: now)
     first.begin_epoch()
     now = 103.0
     assert first.end_epoch() == 3.0
@@ -61,7 +62,7 @@ def test_the_time_of_an_epoch_counts_both_attempts() -> None:
     first.last, first.eval_s = {"loss/val": 1.0}, 0.5
     state = first.state_dict(within_epoch=True)
     assert state["elapsed_s"] == 2.0
-    second = History("loss/val", clock=lambda: now)
+    second = History("loss/val", "min", clock=lambda: now)
     second.load_state_dict(state)
     now = 1000.0
     second.begin_epoch()

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from expt.errors import RunFailed
+from expt.tasks.classification import Classification
+from expt.tasks.sums import Sums
 from expt.training.learner import Position
 from expt.training.loop import train_epoch
-from expt.training.metrics import Sums
 from expt.worker import rank_health
 from tests.training.test_loop import batches, learner, plain
 from tests.worker.conftest import ALONE
@@ -87,7 +88,7 @@ def test_an_epochs_sums_come_with_every_ranks_reading() -> None:
     health = rank_health.RankHealth(subject, position, ALONE, check_weights=True)
     for _ in range(2):
         health.begin_epoch()
-        sums = Sums(CPU)
+        sums = Sums(Classification(), CPU)
         train_epoch(subject, batches(4), position, sums, log_every=100)
         assert torch.equal(health.end_epoch(sums.values, wish=lambda: position.step == 8), sums.values)
         (reading,) = health.readings

@@ -35,7 +35,7 @@ def measured(module: nn.Module, run: Any, split: str) -> tuple[float, float]:
     loader = run.data.val if split == "val" else run.data.test
     assert loader is not None
     batches = list(loader.evaluation())
-    images, labels = torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
+    images, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.targets for b in batches])
     with torch.no_grad():
         logits = module(images)
     accuracy = (logits.argmax(1) == labels).double().mean().item()
@@ -62,9 +62,9 @@ def turning(train_alone: TrainAlone) -> Trained:
 def test_what_a_compiled_model_gives_is_counted_at_once(configured: Configured, tmp_path: Path) -> None:
     run = Run(configured("compile=reduce-overhead"), RunPaths(tmp_path), ALONE, typed_at=0.0, beat=lambda: None)
     logits = torch.eye(2)
-    run.sums.add(logits, torch.tensor([0, 1]), torch.tensor(1.0))
+    run.sums.add((torch.tensor(1.0), 2), logits, Batch(logits, torch.tensor([0, 1]), 2))
     logits.zero_()
-    assert run.sums.values.tolist() == [1.0, 2.0, 2.0]
+    assert run.sums.values.tolist() == [2.0, 1.0, 2.0, 2.0, 2.0]
 
 
 def test_the_best_epoch_is_saved_tested_and_the_objective(turning: Trained) -> None:
@@ -107,7 +107,7 @@ class Watching(Observer):
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
-            self.moments.append(f"batch of {len(batch.labels)}")
+            self.moments.append(f"batch of {len(batch.targets)}")
             yield batch
 
     def before_update(self) -> None:
@@ -142,7 +142,7 @@ class Listening(Observer):
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         self.labels.append([])
         for batch in batches:
-            self.labels[-1].append(batch.labels.clone())
+            self.labels[-1].append(batch.targets.clone())
             yield batch
 
 

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
+from expt.tasks.classification import Classification
+from expt.tasks.sums import Sums
 from expt.training.learner import Learner, Position
 from expt.training.loop import train_epoch
-from expt.training.metrics import Sums
 from expt.training.precision import Precision
 from expt.worker.snapshot import Snapshot
 from tests.training.test_loop import CPU, batches
@@ -31,10 +32,11 @@ def snapshot(*, total: int = 20, amp: Any = False, cycle: bool = False, rank: in
         optimizer=optimizer,
         scheduler=schedule,
         precision=Precision(amp, CPU),
+        task=Classification(),
         world_size=1,
     )
     worker = dataclasses.replace(ALONE, rank=rank, world_size=workers)
-    return Snapshot(learner, Position(10, total), Sums(CPU), worker)
+    return Snapshot(learner, Position(10, total), Sums(Classification(), CPU), worker)
 
 
 def trained(subject: Snapshot, steps: int) -> dict[str, Any]:
@@ -93,14 +95,14 @@ def test_another_number_of_workers_shares_the_sums_out(rank: int) -> None:
     for number, one in enumerate(rng):
         one["torch"] = torch.Generator().manual_seed(100 + number).get_state().numpy().tobytes()
     state["workers"] = [
-        {"rng": rng[0], "sums": [1.0, 2.0, 3.0], "logged": [0.5, 1.0, 1.5]},
-        {"rng": rng[1], "sums": [10.0, 20.0, 30.0], "logged": [5.0, 10.0, 15.0]},
+        {"rng": rng[0], "sums": [1.0, 2.0, 3.0, 4.0, 5.0], "logged": [0.5, 1.0, 1.5, 2.0, 2.5]},
+        {"rng": rng[1], "sums": [10.0, 20.0, 30.0, 40.0, 50.0], "logged": [5.0, 10.0, 15.0, 20.0, 25.0]},
     ]
     subject.load_state_dict(state)
     assert subject.sums.state_dict() == (
-        {"sums": [11.0, 22.0, 33.0], "logged": [5.5, 11.0, 16.5]}
+        {"sums": [11.0, 22.0, 33.0, 44.0, 55.0], "logged": [5.5, 11.0, 16.5, 22.0, 27.5]}
         if rank == 0
-        else {"sums": [0.0] * 3, "logged": [0.0] * 3}
+        else {"sums": [0.0] * 5, "logged": [0.0] * 5}
     )
     seeded = torch.Generator().manual_seed(100 + rank).get_state()
     assert torch.equal(torch.get_rng_state(), seeded if rank < 2 else before)
@@ -110,6 +112,6 @@ def test_as_many_workers_take_each_its_own_sums() -> None:
     subject = snapshot(rank=1, workers=2)
     state = copy.deepcopy(snapshot().state_dict())
     rng = state["workers"][0]["rng"]
-    state["workers"] = [{"rng": rng, "sums": [number] * 3, "logged": [number / 2] * 3} for number in (1.0, 10.0)]
+    state["workers"] = [{"rng": rng, "sums": [number] * 5, "logged": [number / 2] * 5} for number in (1.0, 10.0)]
     subject.load_state_dict(state)
-    assert subject.sums.state_dict() == {"sums": [10.0] * 3, "logged": [5.0] * 3}
+    assert subject.sums.state_dict() == {"sums": [10.0] * 5, "logged": [5.0] * 5}

@@ -1,0 +1,103 @@
+"""What makes a model one of several workers': its batch norms, and who averages its gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from expt.config.schema import RunConfig
+from expt.errors import ConfigError, warn
+from expt.training import batch_norm, collectives, shared_memory
+from expt.training.collectives import Worker
+from expt.training.patches import ddp_times, unguarded
+from expt.training.shared_memory import SharedMemory, average_gradients
+
+
+def refuse_uneven_last_batch(config: RunConfig, images: int) -> None:
+    """Raise ConfigError where a worker has no image of an epoch's last batch, or fewer parts, and sync needs all alike.
+
+    What it would compute in place of an image would count in the statistics of all.
+    """
+    left, parts = images % config.batch_size, config.world_size * config.gradient_accumulation
+    if config.batch_norm != "sync" or config.world_size == 1 or config.drop_last or left % parts == 0:
+        return
+    if config.gradient_accumulation > 1 or left < config.world_size:
+        each = f" in {config.gradient_accumulation} parts each" if config.gradient_accumulation > 1 else ""
+        raise ConfigError(
+            f"batch_norm=sync: an epoch's last batch has {left} of {images} images, which {config.world_size} workers"
+            f"{each} cannot share alike; use drop_last=true, or another batch_size"
+        )
+
+
+def with_batch_norm(
+    config: RunConfig, module: nn.Module, worker: Worker, memory: SharedMemory | None
+) -> tuple[nn.Module, Callable[[], None]]:
+    """The model with the batch norms that are wanted, and what ends a step for them; see Learner."""
+    if config.batch_norm != "per_worker" and worker.rank == 0 and not batch_norm.is_in(module):
+        warn(f"batch_norm={config.batch_norm}: the model has no batch norm, so that this changes nothing")
+    # A function, which copies of the model share: the memory itself can't be copied.
+    gather = (lambda values: memory.gather(values)) if memory else collectives.stack_across_workers
+    if config.batch_norm == "groups":
+        batch_norm.group(module, config.batch_norm_group)
+        if worker.world_size > 1:
+            return module, batch_norm.averaging_of_statistics(module, gather)
+    if config.batch_norm == "sync" and worker.device.type == "cuda":
+        batch_norm.refuse_own_classes(module)  # as timm's, which have an activation in them
+        return nn.SyncBatchNorm.convert_sync_batchnorm(module), lambda: None
+    if config.batch_norm == "sync" and worker.world_size > 1:
+        batch_norm.synchronise(module, gather)
+    return module, lambda: None
+
+
+def parallelise(
+    module: nn.Module, config: RunConfig, worker: Worker, memory: SharedMemory | None
+) -> tuple[nn.Module, Callable[[int], float]]:
+    """The model that is trained, and what tells how long its gradients' averaging has taken; see Learner."""
+    if config.strategy == "dp":
+        if worker.world_size > 1:  # torchrun has started it, and says so
+            raise ConfigError("strategy=dp: has one process for all GPUs; start it with python -m expt")
+        return nn.DataParallel(module), lambda _: 0.0
+    if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+        return module, lambda _: 0.0
+    data_parallel = unguarded.data_parallel if config.patches.unguarded else DistributedDataParallel
+    parallel = data_parallel(
+        module,
+        device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
+        find_unused_parameters=config.ddp.find_unused_parameters,
+        static_graph=config.ddp.static_graph,
+        gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
+        bucket_cap_mb=config.ddp.bucket_cap_mb,
+    )
+    if config.ddp.comm_hook:
+        _compress(parallel, config.ddp.comm_hook)
+    elif memory:
+        parallel.register_comm_hook(memory, average_gradients)
+        return parallel, lambda _: memory.spent_s
+    return parallel, functools.partial(ddp_times.all_reduce_s, parallel)
+
+
+def build_shared_memory(config: RunConfig, module: nn.Module, worker: Worker) -> SharedMemory | None:
+    """What the workers exchange gradients and statistics by, where they can and are to; a collective."""
+    one_machine = worker.local_world_size == worker.world_size > 1
+    plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters() if p.requires_grad)
+    wanted = config.ddp.shared_memory and not config.ddp.comm_hook
+    if not (wanted and one_machine and plain and shared_memory.is_supported()):
+        return None
+    return SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)
+
+
+def _compress(parallel: DistributedDataParallel, hook: str) -> None:
+    """Let gradients travel in fewer bytes; torch's own hooks, imported only here."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if hook == "powersgd":
+        # Rank 1 from the tenth step on, as the hook's documentation advises: before, it needs the exact gradients.
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=10)
+        parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    else:
+        compress = default_hooks.bf16_compress_hook if hook == "bf16" else default_hooks.fp16_compress_hook
+        parallel.register_comm_hook(None, compress)

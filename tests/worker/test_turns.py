@@ -1,0 +1,61 @@
+"""A person's own dataset is constructed by one worker before the others."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from expt.worker.turns import lock_of, one_first
+from tests.conftest import run
+from tests.worker.conftest import ALONE
+
+DOWNLOADS = """
+import os, time, torch
+from torch.utils.data import Dataset
+class Downloaded(Dataset):
+    def __init__(self, train):
+        if not os.path.exists("ready"):
+            os.mkdir("downloading")  # raises where another is at it
+            time.sleep(1)
+            os.rename("downloading", "ready")
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return torch.full((1, 4, 4), index / 64), index % 2
+"""
+
+
+def test_a_dataset_that_downloads_does_not_race(tmp_path: Path) -> None:
+    (tmp_path / "own_data.py").write_text(DOWNLOADS)
+    (tmp_path / "conf/dataset").mkdir(parents=True)
+    (tmp_path / "conf/dataset/mine.yaml").write_text("_target_: own_data.Downloaded\nnum_classes: 2\nnum_workers: 0\n")
+    few = ("world_size=3", "batch_size=12", "max_steps=1", "tensorboard.images=false", "-q")
+    done = run("dataset=mine", *few, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_first_worker_of_another_run_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path))
+    entered = threading.Event()
+
+    def construct() -> None:
+        with one_first(ALONE, "mine.Data"):
+            entered.set()
+
+    lock_of("mine.Data").parent.mkdir(parents=True)
+    with FileLock(lock_of("mine.Data")):
+        thread = threading.Thread(target=construct)
+        thread.start()
+        assert not entered.wait(0.2)
+    thread.join(10)
+    assert entered.is_set()
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "file"))
+    with one_first(ALONE, "mine.Data"):
+        pass
