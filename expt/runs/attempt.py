@@ -9,14 +9,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from expt.config.identity import Content, identity, shown
+from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, warn
 from expt.runs import provenance
 from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import FAILED, INTERRUPTED, STATUSES, Record, create_result, read_result, so_far, update_result
+from expt.runs.result import (
+    FAILED,
+    INTERRUPTED,
+    STATUSES,
+    Made,
+    Record,
+    create_result,
+    read_result,
+    so_far,
+    update_result,
+)
+from expt.runs.weights_file import begun_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +117,9 @@ class Attempt:
 
     def _first_record(self, port: int | None) -> Record:
         config, host = self.request.config, socket.gethostname()
+        begun: Record = {} if config.weights is None else {"weights_from": begun_from(config.weights)}
         return {
+            **begun,
             "started": time.time() - (time.monotonic() - self.waited_since),
             "world_size": config.world_size,
             "local_world_size": config.world_size,
@@ -151,8 +164,15 @@ def record_refusal(paths: RunPaths, about: Record, request: RunRequest | None, e
 def _identified(config: RunConfig, content: Content) -> Record:
     return {
         "identity": identity(config, content),
-        "seedless_identity": identity(config, content, but=("seed",)),
-        "content": {"data": content.data, "code": content.code},
+        "seedless_identity": identity(config, content, but=REPEATED),
+        "content": _made(content),
         "config": shown(config),
         "seed": config.seed,
     }
+
+
+def _made(content: Content) -> Made:
+    made: Made = {"data": content.data, "code": content.code}
+    if content.weights is not None:
+        made["weights"] = content.weights
+    return made

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from expt import machine
 
-PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "tensorboard", "numpy", "pydantic", "pillow")
+PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "tensorboard", "numpy", "pydantic", "pillow", "timm")
 MAX_DIFF_BYTES = 200_000
 
 

@@ -7,17 +7,17 @@ import functools
 import itertools
 import json
 import math
-import os
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from expt.config.secrets import hidden
 from expt.errors import warn
 from expt.runs import plain_json, tags
+from expt.runs.atomic import write_atomically
 from expt.runs.folder_lock import is_held
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
@@ -56,6 +56,13 @@ class Objective(TypedDict):
     value: float | None
 
 
+class StoppedEarly(TypedDict):
+    """The epoch after which a run has ended before its last, and why."""
+
+    epoch: int
+    reason: str
+
+
 class Resumed(TypedDict):
     """The checkpoint from which the last attempt resumed."""
 
@@ -63,11 +70,19 @@ class Resumed(TypedDict):
     step: int
 
 
+class Begun(TypedDict):
+    """The file that a run's first weights were loaded from, and the identity of the run that wrote it, if one did."""
+
+    file: str
+    identity: str | None
+
+
 class Made(TypedDict):
     """What the run is made of beside its settings, see expt.config.identity.Content."""
 
     data: str | None
     code: str | None
+    weights: NotRequired[str]
 
 
 class Record(Provenance, total=False):
@@ -91,6 +106,7 @@ class Record(Provenance, total=False):
     """From when on a person waited for the first step [seconds since the epoch]."""
     attempts: int
     resumed_from: Resumed
+    weights_from: Begun
     resumable: bool
     world_size: int
     local_world_size: int
@@ -107,6 +123,7 @@ class Record(Provenance, total=False):
     """The last value of every tag."""
     best: Best | None
     objective: Objective
+    stopped_early: StoppedEarly | None
     epoch_s: list[float]
     eval_s: float
     dashboard_s: float
@@ -259,33 +276,3 @@ def update_result(paths: RunPaths, **fields: Unpack[Record]) -> None:
     """Replace the given top-level fields of result.json, and keep the others."""
     content = {**_to_be_changed(paths), **hidden(fields)}
     write_atomically(paths.result, plain_json.dumps(content, indent=2) + "\n")
-
-
-def write_atomically(path: Path, text: str, *, may_exist: bool = True) -> None:
-    """Write `text` so that a reader, or a crash, sees the old file or the new one, never a part.
-
-    Raises FileExistsError where there is an old one, and none `may_exist`.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if may_exist:
-            beside.replace(path)
-        else:
-            _take_name(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _take_name(beside: Path, path: Path) -> None:
-    try:
-        path.hardlink_to(beside)  # unlike a rename it replaces nothing
-    except FileExistsError:
-        raise
-    except OSError:  # a disk without hard links: the folder's lock has to do
-        if path.exists():
-            raise FileExistsError(path) from None
-        beside.replace(path)

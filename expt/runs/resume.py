@@ -20,7 +20,7 @@ from expt.runs.result import Resumed, result_of_any
 # How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
 MAY_CHANGE = NOT_IN_RESULT | {
     "epochs", "max_steps", "log_every", "gpus", "world_size", "backend", "gradient_accumulation", "deterministic",
-    "on_nan",
+    "on_nan", "early_stop", "early_stop.metric", "early_stop.patience", "early_stop.min_delta",
     "compile", "matmul_precision", "channels_last",
 }  # fmt: skip
 

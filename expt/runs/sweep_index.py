@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from expt.runs import plain_json
+from expt.runs.atomic import write_atomically
 from expt.runs.paths import SWEEP_INDEX, RunPaths
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record, result_of_any, with_nan, write_atomically
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record, result_of_any, with_nan
 
 FORMAT = 1
 LARGE = 200

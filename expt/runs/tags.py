@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 LR = "lr"
-RUNNING_LOSS, RUNNING_ACCURACY = "running/loss", "running/accuracy"
-"""In training, since the last log point; those of a whole epoch are `loss("train")` and `accuracy("train")`."""
+RUNNING_LOSS = "running/loss"
+"""In training, since the last log point; that of a whole epoch is `metric("loss", "train")`."""
 RUNNING_SAMPLES_PER_S = "speed/running_samples_per_s"
 """Since the last log point."""
 SAMPLES_PER_S = "speed/samples_per_s"
@@ -22,14 +24,14 @@ PARAMETERS = "model/parameters"
 GRAPH_ERROR = "model/graph"
 
 
-def loss(split: str) -> str:
-    """Tag of the mean loss on `split`: train, val or test."""
-    return f"loss/{split}"
+def metric(name: str, split: str) -> str:
+    """Tag of the loss or a metric on `split`: train, val or test."""
+    return f"{name}/{split}"
 
 
-def accuracy(split: str) -> str:
-    """Tag of the fraction of `split` classified correctly."""
-    return f"accuracy/{split}"
+def running(name: str) -> str:
+    """Tag of the loss or a metric in training, since the last log point."""
+    return f"running/{name}"
 
 
 def best(objective: str) -> str:
@@ -47,7 +49,9 @@ def mistakes(split: str) -> str:
     return f"mistakes/{split}"
 
 
-def layout(eval_split: str, world_size: int) -> dict[str, dict[str, list[str]]]:
+def layout(
+    eval_split: str, world_size: int, metrics: Iterable[str] = ("loss", "accuracy")
+) -> dict[str, dict[str, list[str]]]:
     """The CUSTOM SCALARS tab: categories of charts, and the tags (as patterns) of each."""
     of_ranks = {
         "step time of the ranks, without waiting for one another [ms]": ["^ranks/step_ms_"],
@@ -55,8 +59,7 @@ def layout(eval_split: str, world_size: int) -> dict[str, dict[str, list[str]]]:
     }
     return {
         "Is it learning?": {
-            "loss": [f"^loss/train$|^loss/{eval_split}$"],
-            "accuracy": [f"^accuracy/train$|^accuracy/{eval_split}$"],
+            **{name: [f"^{name}/train$|^{name}/{eval_split}$"] for name in metrics},
             "loss since the last log point": [f"^{RUNNING_LOSS}$|^loss/train$"],  # not empty in a short run
             "learning rate": ["^lr$"],
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -32,15 +32,15 @@ class Dashboard(Observer):
         events: Writer | None,
         learner: Learner,
         position: Position,
-        pictures: RunPictures,
+        pictures: RunPictures | None,
         *,
-        image_shape: tuple[int, int, int],
+        example: Any,
         images: bool | Literal["end", "spare"],
         graph: bool | Literal["auto"],
         norms: bool,
         histograms: bool,
     ) -> None:
-        self._events, self._learner, self._position, self._image_shape = events, learner, position, image_shape
+        self._events, self._learner, self._position, self._example = events, learner, position, example
         self._pictures, self._images = pictures, images
         self._layers: LayerValues | None = None
         if events and (norms or histograms):
@@ -55,7 +55,7 @@ class Dashboard(Observer):
         """The run's first batch is kept for its picture."""
         self._epoch_began = time.perf_counter()
         keeps = self._events and self._images and not self._position.step
-        return self._pictures.keep_first(batches) if keeps else batches
+        return self._pictures.keep_first(batches) if self._pictures and keeps else batches
 
     def before_update(self) -> None:
         """The gradients of the epoch's last step are noted."""
@@ -99,12 +99,12 @@ class Dashboard(Observer):
 
     def review(self) -> Review | None:
         """Counts what the model gets wrong, on every rank, where pictures of it are due."""
-        self._review = self._pictures.review() if self._reviews else None
+        self._review = self._pictures.review() if self._pictures and self._reviews else None
         return self._review
 
     def end_evaluation(self, split: str) -> None:
         """Draws what the review has seen, a collective; lets TensorBoard see all of it."""
-        if self._review is not None:
+        if self._pictures and self._review is not None:
             before = self.spent_s
             with self._timed():
                 self._pictures.draw(self._review, split, self._events, self._position.step)
@@ -125,12 +125,11 @@ class Dashboard(Observer):
     def _show_graph(self, events: Writer) -> None:
         module = self._learner.module
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
-        images = torch.zeros(1, *self._image_shape, device=device)
         modes = {part: part.training for part in module.modules()}
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
             try:
                 module.eval()
-                events.graph(module, images)
+                events.graph(module, self._example)
             except Exception as error:  # a model that cannot be traced can be trained all the same
                 problem = f"could not be traced: {type(error).__name__}: {error}"
                 events.text(tags.GRAPH_ERROR, problem, self._position.step)

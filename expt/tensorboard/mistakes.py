@@ -37,7 +37,7 @@ class Review:
 
     def __call__(self, batch: Batch, logits: Tensor) -> None:
         """Take in a batch, whose labels must all count, and its logits [B, num_classes]. Waits for no device."""
-        classes, labels = self._num_classes, batch.labels
+        classes, labels = self._num_classes, batch.targets
         chances = logits.float().log_softmax(1)
         highest, predicted = chances.max(1)
         cells = torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes)
@@ -45,7 +45,7 @@ class Review:
         losses = chances.gather(1, labels[:, None])[:, 0].neg()
         losses = losses.masked_fill(predicted == labels, -1.0)
         worst = losses.topk(min(self._keep, len(losses))).indices
-        picked = (part.index_select(0, worst) for part in (losses, labels, predicted, highest.exp(), batch.images))
+        picked = (part.index_select(0, worst) for part in (losses, labels, predicted, highest.exp(), batch.inputs))
         self._parts.append(Mistakes(*picked))
 
     def mistakes(self) -> Mistakes | None:

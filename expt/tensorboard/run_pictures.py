@@ -30,8 +30,8 @@ class RunPictures:
     def keep_first(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches; the first is kept until there is something else to draw."""
         for batch in itertools.islice(batches, 1):
-            few = batch.images[:TRAIN_IMAGES].clone(), batch.labels[:TRAIN_IMAGES].clone()
-            self._first = Batch(*few, batch.global_size)
+            few = batch.inputs[:TRAIN_IMAGES].clone(), batch.targets[:TRAIN_IMAGES].clone()
+            self._first = None if batch.weightless else Batch(*few, batch.global_size)
             yield batch
         yield from batches
 
@@ -57,8 +57,8 @@ class RunPictures:
 
     def _draw_first(self, batch: Batch, events: Writer) -> None:
         """The batch as the model saw it, after augmentation."""
-        captions = [self._names[label] for label in batch.labels.tolist() if label >= 0]
-        images = self._visible(batch.images.cpu())[: len(captions)]
+        captions = [self._names[label] for label in batch.targets.tolist()]
+        images = self._visible(batch.inputs.cpu())[: len(captions)]
         if captions:
             events.picture(tags.TRAIN_IMAGES, pictures.image_grid(images, captions), 1)
 

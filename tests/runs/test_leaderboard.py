@@ -72,6 +72,18 @@ def test_seeds_are_joined_as_mean_and_standard_deviation(tmp_path: Path) -> None
     ]
 
 
+def test_folds_are_joined_as_seeds_are(tmp_path: Path) -> None:
+    for fold, value in enumerate((0.1, 0.2, 0.6)):
+        typed = {"lr": 1, "dataset.folds": 3, "dataset.fold": fold, "seed": fold % 2}
+        config = {"dataset": {"folds": 3, "fold": fold}, "seed": fold % 2}
+        leave_run(tmp_path, f"fold={fold}", value, overrides=typed, config=config)
+    leave_run(tmp_path, "fold=none", 0.3, overrides={"lr": 1}, config={"dataset": {"folds": None, "fold": None}})
+    joined, alone = leaderboard.rows(leaderboard.read_runs(tmp_path))
+    assert (len(joined.runs), joined.settings) == (3, {"dataset.folds": 3})
+    assert joined.mean == pytest.approx(0.3)
+    assert len(alone.runs) == 1
+
+
 def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     leave_run(tmp_path, "lr=1", 0.25)
     leave_run(tmp_path, "lr=2", status=FAILED, error="rank 1 of 2 raised\n\nTrace\nValueError: a, b\n\nlog: l.log")

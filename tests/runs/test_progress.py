@@ -14,7 +14,7 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view.printed import MAX_LAST_BYTES, Printed
-from expt.runs.view.progress import RunDisplay, RunState, duration, elapsed, shown_path
+from expt.runs.view.progress import RunDisplay, RunState, duration, elapsed, shown_path, watched
 from expt.runs.view.summary import print_summary
 
 RUNNING = {"running/loss": 1.25, "running/accuracy": 0.625, "speed/running_samples_per_s": 54321.0}
@@ -277,6 +277,17 @@ def test_a_run_elsewhere_and_without_numbers_has_its_summary_too(tmp_path: Path)
     assert ["the", "slowest"] in lines
     assert any(line[:1] == ["trace"] for line in lines)
     assert not any(line[:1] == ["compare"] for line in lines), "the report would not find it by itself"
+
+
+def test_a_run_that_is_over_before_the_first_look_is_told(tmp_path: Path) -> None:
+    paths, out = RunPaths(tmp_path), io.StringIO()
+    display = RunDisplay(paths, Console(file=out, width=200), epochs=1)
+    with watched(display):
+        create_result(paths, total_steps=20, steps_per_epoch=20)
+        writer = MetricsWriter(paths)
+        writer.write(20, 1, {**OF_EPOCH, **EVALUATED})
+        writer.close()
+    assert out.getvalue().startswith("epoch 1/1  step 20/20  loss 1.5000")
 
 
 def test_of_a_run_that_was_refused_nothing_is_told(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from expt.config import secrets
 from expt.errors import Diverged
+from expt.runs.atomic import write_atomically
 from expt.runs.folder_lock import at_work
 from expt.runs.metrics_file import MetricsReader, MetricsWriter, Point
 from expt.runs.paths import RunPaths
@@ -25,7 +26,6 @@ from expt.runs.result import (
     results,
     results_below,
     update_result,
-    write_atomically,
 )
 from expt.runs.worker_error import in_one_line, read_error, write_error
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from expt.config.identity import Content, shown
-from expt.config.schema import RunConfig
+from expt.config.schema import EarlyStop, RunConfig
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, resume
 from expt.runs.paths import RunPaths
@@ -117,6 +117,7 @@ OTHER: dict[str, Any] = {
 SAME: dict[str, Any] = {
     "epochs": 20, "max_steps": 5, "log_every": 3, "world_size": 2, "gradient_accumulation": 2, "timeout_s": 5.0,
     "max_restarts": 3, "threads": 2, "profile": True, "compile": True, "on_nan": "skip",
+    "early_stop": EarlyStop(metric="loss/val", patience=3),
 }  # fmt: skip
 
 

@@ -10,9 +10,9 @@ from expt.runs import tags
 
 LOGGED = [
     tags.RUNNING_LOSS,
-    tags.RUNNING_ACCURACY,
+    tags.running("accuracy"),
     tags.RUNNING_SAMPLES_PER_S,
-    *(metric(split) for metric in (tags.loss, tags.accuracy) for split in ("train", "val", "test")),
+    *(tags.metric(name, split) for name in ("loss", "accuracy") for split in ("train", "val", "test")),
     tags.best("accuracy/val"),
     tags.LR,
     tags.SAMPLES_PER_S,

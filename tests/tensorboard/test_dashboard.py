@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from expt.tensorboard import dashboard
 from expt.tensorboard.dashboard import Dashboard
@@ -46,7 +47,7 @@ class Watched:
         self.events = Writer(folder, {}, {}) if rank_0 else None
         settings: dict[str, Any] = {"images": "spare", "graph": False, "norms": False, "histograms": False, **options}
         self.dashboard = Dashboard(
-            self.events, learner(plain()), self.position, self.pictures, image_shape=SHAPE, **settings
+            self.events, learner(plain()), self.position, self.pictures, example=torch.zeros(1, *SHAPE), **settings
         )
 
     def epoch(self, seconds: float) -> bool:

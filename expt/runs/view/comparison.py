@@ -18,7 +18,7 @@ from expt.errors import printable
 from expt.runs.result import Record
 from expt.runs.view.cells import cells, in_csv, say, setting
 from expt.runs.view.progress import WIDE, elapsed, shown_path
-from expt.runs.view.query import ListedRun
+from expt.runs.view.query import ListedRun, best_first
 from expt.runs.view.stale import WORD
 
 
@@ -66,7 +66,9 @@ def _listing(runs: Sequence[ListedRun], width: int, stale: Collection[Path]) -> 
     """The columns but the folder; in a narrow terminal without what is the same for all runs."""
     objectives = {run.objective for run in runs if run.objective}
     shared = objectives.pop() if len(objectives) == 1 else ""
-    final = next((tag for tag in ("accuracy/test", "accuracy/val") if any(tag in run.values for run in runs)), None)
+    metric = best_first([run.result for run in runs])[0]
+    finals = (f"{metric}/test", f"{metric}/val")
+    final = next((tag for tag in finals if any(tag in run.values for run in runs)), None)
     about, narrow = ["model", "dataset", "workers"], width < WIDE
     if narrow:
         about = [key for key in about if len({run.values.get(key) for run in runs}) > 1]

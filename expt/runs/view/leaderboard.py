@@ -17,26 +17,25 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from expt.config.identity import NOT_IN_RESULT, hyperparameters
+from expt.config.identity import NOT_IN_RESULT, REPEATED, hyperparameters
 from expt.errors import printable
-from expt.runs.result import COMPLETED, FoundRecord, write_atomically
+from expt.runs.atomic import write_atomically
+from expt.runs.result import COMPLETED, FoundRecord
 from expt.runs.sweep_index import results_of_sweep
 from expt.runs.view.cells import cells, in_csv, setting
 from expt.runs.view.progress import elapsed
-from expt.runs.view.query import ListedRun, falls, ordered, settings_of
+from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
 from expt.runs.view.stale import WORD
 from expt.runs.worker_error import in_one_line
 
 SUMMARY_TABLE = "summary.md"
 SHOWN = 200
 """Rows that are printed: of 10,000 the last were seen after 10 s, and the best not at all."""
-TEST = ("accuracy/test", "loss/test")
-"""What is shown beside the objective: the first of them that there is."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ by their seed alone; most often just one."""
+    """Runs that differ by their seed and fold alone; most often just one."""
 
     settings: dict[str, Any]
     runs: tuple[FoundRecord, ...]
@@ -92,7 +91,7 @@ def rows(runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool 
         id(row): (row.mean if row.values else None) if sort in (None, "best", objective) else _mean(row, str(sort))
         for row in found
     }
-    down = falls(str(sort)) if sort not in (None, "best", objective) else not objective.startswith("loss")
+    down = falls(objective if sort in (None, "best") else str(sort), runs)
     return ordered(found, lambda row: by[id(row)], falling=down != reverse)
 
 
@@ -110,7 +109,7 @@ def leaderboard(
     if len(found) > SHOWN:
         table.caption, table.caption_justify = f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}", "left"
     head, *lines = _lines(found[:SHOWN], _objective(runs), stale)
-    num_settings = len(head) - len(_numbers(head))
+    num_settings = len(_keys(found[:SHOWN]))
     for index, column in enumerate(head):
         right = index >= num_settings and column != "status"
         # In a narrow terminal settings are folded, and words of a status; a number stays whole.
@@ -122,8 +121,9 @@ def leaderboard(
 
 def _lines(found: Sequence[Row], objective: str, stale: Collection[Path] = ()) -> Iterator[list[str]]:
     """The leaderboard's columns, then its rows."""
-    keys = list(dict.fromkeys(key for row in found for key in row.settings))
-    test = next((tag for tag in TEST if tag != objective and any(row.values_of(tag) for row in found)), None)
+    keys = _keys(found)
+    tests = (f"{metric}/test" for metric in best_first(run for row in found for run in row.runs))
+    test = next((tag for tag in tests if tag != objective and any(row.values_of(tag) for row in found)), None)
     shown_test = [test] if test else []
     yield [*keys, objective, *shown_test, "status", "train time"]
     for row in found:
@@ -133,9 +133,8 @@ def _lines(found: Sequence[Row], objective: str, stale: Collection[Path] = ()) -
         yield [*(setting(row.settings.get(key, "")) for key in keys), *numbers, status, elapsed(row.seconds)]
 
 
-def _numbers(head: Sequence[str]) -> Sequence[str]:
-    """The columns that are no settings."""
-    return head[-4:] if head[-3] in TEST else head[-3:]
+def _keys(found: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(key for row in found for key in row.settings))
 
 
 def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
@@ -173,7 +172,7 @@ def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Mean and sample standard deviation over seeds; how many of them have come to nothing."""
+    """Mean and sample standard deviation over seeds and folds; how many of them have come to nothing."""
     bad = [value for value in values if not math.isfinite(value)]
     if bad:
         return str(bad[0]) + (f" ({len(bad)} of {len(values)})" if len(values) > 1 else "")
@@ -183,15 +182,15 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _without_seed(run: FoundRecord) -> str:
-    """Equal for runs that differ by their seed alone, in all that they have come to, whatever was typed."""
+    """Equal for runs that differ by their seed and fold alone, in all that they have come to, whatever was typed."""
     if "seedless_identity" in run:
         return run["seedless_identity"]
     known: Any = run.get("config")
     if known:  # of an older version
         flat = hyperparameters(known)
-        known = [{key: flat[key] for key in flat if key not in {"seed", *NOT_IN_RESULT}}, run.get("content")]
+        known = [{key: flat[key] for key in flat if key not in {*REPEATED, *NOT_IN_RESULT}}, run.get("content")]
     else:  # refused, before it had a configuration
-        known = {key: value for key, value in run.get("overrides", {}).items() if key != "seed"}
+        known = {key: value for key, value in run.get("overrides", {}).items() if key not in REPEATED}
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
@@ -213,12 +212,12 @@ def _columns(settings: Sequence[dict[str, Any]], typed: Sequence[Sequence[str]])
     def told_apart(*keys: str) -> int:
         return len({tuple(str(known.get(key, "")) for key in keys) for known in settings})
 
-    given = [key for key in dict.fromkeys(key for words in typed for key in words) if key not in ("seed", "sweep")]
+    given = [key for key in dict.fromkeys(key for words in typed for key in words) if key not in (*REPEATED, "sweep")]
     keys = [key for key in given if told_apart(key) > 1] or given
     for key in dict.fromkeys(key for known in settings for key in known):
         if told_apart(*keys) == len(settings):
             break
-        if key != "seed" and told_apart(*keys, key) > told_apart(*keys):
+        if key not in REPEATED and told_apart(*keys, key) > told_apart(*keys):
             keys.append(key)
     return keys
 

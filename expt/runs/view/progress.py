@@ -21,6 +21,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.runs.typed import setting
 from expt.runs.view.cells import say
+from expt.runs.view.numbers import in_words, is_running
 from expt.runs.view.printed import Printed, show_printed
 
 REFRESH_S = 0.1
@@ -179,11 +180,11 @@ class RunDisplay:
         if self._bar and self._task is not None:
             label = f"epoch {state.epoch}/{state.epochs}"
             taken = len(label) + 2 * len(str(state.total_steps)) + 3 + (BAR + 1) * (self._console.width >= WIDE)
-            text = self._fitted({**_in_words(state.of_epoch), **self._left()}, self._console.width - taken)
+            text = self._fitted({**in_words(state.of_epoch), **self._left()}, self._console.width - taken)
             self._bar.update(self._task, description=label, total=state.total_steps, completed=state.step, text=text)
         elif not ended and not state.ends_epoch(state.step) and now - self._line_at > PLAIN_LINE_S:
             self._line_at = now
-            self._print(state.epoch, state.step, "  ".join({**_in_words(state.of_epoch), **self._left()}.values()))
+            self._print(state.epoch, state.step, "  ".join({**in_words(state.of_epoch), **self._left()}.values()))
 
     def _due(self, points: list[Point], every: int) -> list[tuple[int, int, str]]:
         """A line for each step that is due, however many were logged since the last look; epochs' ends have theirs."""
@@ -191,14 +192,14 @@ class RunDisplay:
         for (epoch, step), group in itertools.groupby(points, key=lambda point: (point.epoch, point.step)):
             values = {point.tag: point.value for point in group}
             if step % every == 0 and tags.RUNNING_LOSS in values and not self._state.ends_epoch(step):
-                running = {tag: values[tag] for tag in RUNNING if tag in values}
-                due.append((epoch, step, "  ".join(_in_words(running).values())))
+                running = {tag: value for tag, value in values.items() if is_running(tag)}
+                due.append((epoch, step, "  ".join(in_words(running).values())))
         return due
 
     def _print_epoch(self, end: EpochEnd, *, left: bool) -> None:
         """The epoch's own numbers, none of before or since."""
-        values = {tag: value for tag, value in end.values.items() if tag not in RUNNING}
-        words = {**_in_words(values), **({"best": "best"} if end.is_best else {})}
+        values = {tag: value for tag, value in end.values.items() if not is_running(tag)}
+        words = {**in_words(values), **({"best": "best"} if end.is_best else {})}
         if not self._console.is_terminal:
             self._print(end.epoch, end.step, "  ".join({**words, **(self._left() if left else {})}.values()))
             return
@@ -216,7 +217,8 @@ class RunDisplay:
     def _fitted(words: Mapping[str, str], width: int) -> str:
         """The words that fit into `width` columns, the most important first to stay."""
         shown = dict(words)
-        for label in _LEFT_OUT_FIRST:
+        own = [label for label in words if label not in ("img/s", *_KEPT_LONGEST, *_NEVER_LEFT_OUT)]
+        for label in ("img/s", *own, *_KEPT_LONGEST):
             if len("  ".join(shown.values())) > width:
                 shown.pop(label, None)
         return "  ".join(shown.values())
@@ -239,23 +241,11 @@ def watched(display: RunDisplay) -> Iterator[None]:
         finally:
             done.set()
             thread.join()
+        display.update()  # a run may be over before the thread's first look
 
 
-RUNNING = (tags.RUNNING_LOSS, tags.RUNNING_ACCURACY, tags.RUNNING_SAMPLES_PER_S)
-_SHOWN = (
-    ((tags.loss("train"), tags.RUNNING_LOSS), "loss", ".4f"),
-    ((tags.accuracy("train"), tags.RUNNING_ACCURACY), "acc", ".4f"),
-    ((tags.accuracy("val"),), "val", ".4f"),
-    ((tags.accuracy("test"),), "test", ".4f"),
-    ((tags.SAMPLES_PER_S, tags.RUNNING_SAMPLES_PER_S), "img/s", ",.0f"),
-)
-_LEFT_OUT_FIRST = ("img/s", "acc", "test", "val", "loss")
-
-
-def _in_words(values: Mapping[str, float]) -> dict[str, str]:
-    """Each number with its label, by label; the epoch's own where it has ended, else since the last log point."""
-    found = {label: next((values[tag] for tag in either if tag in values), None) for either, label, _ in _SHOWN}
-    return {label: f"{label} {found[label]:{form}}" for _, label, form in _SHOWN if found[label] is not None}
+_KEPT_LONGEST = ("test", "val", "loss")
+_NEVER_LEFT_OUT = ("left", "best")
 
 
 def waiting_for(devices: Sequence[str]) -> str:

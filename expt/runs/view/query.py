@@ -6,12 +6,13 @@ import fnmatch
 import functools
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from expt.config.identity import flat, hyperparameters
+from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, did_you_mean
 from expt.runs.result import Record, results_below
 from expt.runs.view.progress import shown_path
@@ -89,13 +90,24 @@ def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]
 
 def in_order(runs: Sequence[ListedRun], key: str = "started", *, reverse: bool = False) -> list[ListedRun]:
     """The runs by a column, a setting or a metric: newest first, accuracies from the highest, all else rising."""
-    down = falls(key if key != "best" else " ".join({run.objective for run in runs}))
+    down = falls(key if key != "best" else " ".join({run.objective for run in runs}), [run.result for run in runs])
     return ordered(runs, lambda run: run.values.get(key), falling=down != reverse)
 
 
-def falls(key: str) -> bool:
-    """Whether the highest value of `key` comes first."""
-    return key == "started" or "accuracy" in key
+def falls(key: str, records: Iterable[Record]) -> bool:
+    """Whether the highest value of `key` comes first, as of when a run began, and of a metric that is better so."""
+    better = {name: way for task in map(_task, records) for name, way in metrics_of(task).items()}
+    return key == "started" or any(better.get(part) == "max" for part in re.split("[/ ]", key))
+
+
+def _task(record: Record) -> Any:
+    return (record.get("config") or {}).get("task")
+
+
+def best_first(records: Iterable[Record]) -> list[str]:
+    """The metrics of some runs, the one that is shown beside the loss first, and the loss last."""
+    names = [name for task in map(_task, records) for name in metrics_of(task) if name != "loss"]
+    return list(dict.fromkeys([*names, "loss"]))
 
 
 def ordered(items: Sequence[T], value_of: Callable[[T], Any], *, falling: bool) -> list[T]:

@@ -29,7 +29,7 @@ def stale(runs: Iterable[tuple[Path, Record]]) -> list[Path]:
         then = content.get("code")
         if then is None:
             continue
-        targets = _targets(record.get("config") or {})
+        targets = user_code.targets_recorded(record.get("config") or {})
         if targets not in today:
             today[targets] = user_code.fingerprint(targets)
         if today[targets] not in (None, then):
@@ -47,8 +47,3 @@ def print_stale(console: Console, folders: Iterable[Path]) -> None:
         say(console, f"      {command}")
     if commands[SHOWN:]:
         say(console, f"      and so on for the {len(commands) - SHOWN} others that are marked")
-
-
-def _targets(config: Mapping[str, Any]) -> tuple[str, ...]:
-    nodes = (config.get(group) for group in ("model", "dataset", "optimizer", "scheduler"))
-    return tuple(str(node["target"]) for node in nodes if isinstance(node, dict) and "target" in node)

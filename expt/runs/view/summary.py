@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from expt.config.tasks import metrics_of
 from expt.runs import provenance
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record, read_result
@@ -20,14 +21,16 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     """The final numbers, each with its epoch, and what to do next."""
     result = read_result(paths)
     if (step := result.get("resumed_from", {}).get("step")) and step == result.get("steps"):
-        say(console, f"nothing was left to train: the run was at its end, step {step}, already; more epochs=... go on")
-    values: Mapping[str, float] = result.get("metrics") or {}
+        more = "a larger early_stop.patience goes on" if result.get("stopped_early") else "more epochs=... go on"
+        say(console, f"nothing was left to train: the run was at its end, step {step}, already; {more}")
+    values: Mapping[str, float | None] = result.get("metrics") or {}
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "loss", "accuracy", "of epoch"):
+    metrics = metrics_of((result.get("config") or {}).get("task"))
+    for column in ("", *metrics, "of epoch"):
         table.add_column(column, justify="left" if not column else "right")
     for split in ("train", "val", "test"):
         if f"loss/{split}" in values:
-            numbers = (f"{values[f'{metric}/{split}']:.4f}" for metric in ("loss", "accuracy"))
+            numbers = (_number(values, f"{metric}/{split}") for metric in metrics)
             table.add_row(*cells(split, *numbers, _epoch_of(split, result)))
     console.print(table)
     for line in _facts(result):
@@ -40,6 +43,12 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     say(console, f"look at it   tensorboard --logdir {shlex.quote(shown_path(_logdir(paths.folder)))}")
     if shown_path(paths.folder).startswith("outputs/"):  # where the report looks by itself
         say(console, f"compare      {provenance.program()} report")
+
+
+def _number(values: Mapping[str, float | None], tag: str) -> str:
+    """Nothing where it was not measured; a nan is null in the record."""
+    value = values.get(tag, "")
+    return f"{value:.4f}" if isinstance(value, int | float) else "nan" if value is None else ""
 
 
 def _logdir(folder: Path) -> Path:
@@ -65,4 +74,8 @@ def _facts(result: Record) -> list[str]:
     speed = f"{result.get('samples_per_s') or 0:,.0f} images/s"
     best = result.get("best")
     found = [f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {where}, {speed}"]
-    return found + ([f"best         {best['metric']} {best['value']:.4f} in epoch {best['epoch']}"] if best else [])
+    if best:
+        found.append(f"best         {best['metric']} {best['value']:.4f} in epoch {best['epoch']}")
+    if stopped := result.get("stopped_early"):
+        found.append(f"stopped      after epoch {stopped['epoch']}: {stopped['reason']}")
+    return found
