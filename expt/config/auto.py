@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from expt.config.groups import GROUPS, kind
+from expt.config.constraints import kind
+from expt.config.groups import GROUPS
+from expt.config.tasks import objective_of
 from expt.machine import Machine
 
 CPU_WORKERS = 2
@@ -57,8 +59,8 @@ def threads(node: Node, machine: Machine) -> int:
 
 
 def objective(node: Node, machine: Machine) -> object:
-    """The accuracy on what is evaluated after each epoch."""
-    return f"accuracy/{node.get('eval_split')}"
+    """The task's own, on what is evaluated after each epoch."""
+    return f"{objective_of(node.get('task'))}/{node.get('eval_split')}"
 
 
 def channels_last(node: Node, machine: Machine) -> bool:

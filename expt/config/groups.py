@@ -1,36 +1,25 @@
 """What each group of conf/ may hold, by the member that is chosen; conf/ has the values, and says what they mean.
 
-In order: constraints, a person's own class, models, initialisations, datasets, optimisers, schedulers, and their table.
+In order: models, initialisations, optimisers, schedulers, and their table.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-STRICT = ConfigDict(extra="forbid", strict=True)
-
-Count = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Folder = Annotated[str, AfterValidator(os.path.expanduser)]
-Size = tuple[Count, Count]  # height, width
-DottedName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Target:
-    """A person's own class: `_target_` names it, every other key is a keyword argument."""
-
-    name: Literal["_target_"] = "_target_"
-    target: DottedName
-    kwargs: dict[str, Any]
+from expt.config.constraints import (
+    STRICT,
+    Count,
+    Fraction,
+    NonNegative,
+    Positive,
+    Target,
+)
+from expt.config.datasets import DATASETS
+from expt.config.tasks import TASKS
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -60,6 +49,36 @@ class ResNet18:
     CHANNELS_LAST_PAYS: ClassVar[bool] = True
     name: Literal["resnet18"]
     stem: Literal["small", "imagenet"]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class NamedModel:
+    """A classifier by the name that a library has for it; no colon, by which timm would read code from elsewhere."""
+
+    name: Literal["torchvision", "timm"]
+    arch: Annotated[str, Field(pattern=r"^\w[\w.]*$")]
+    pretrained: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Transformer:
+    name: Literal["transformer"]
+    layers: Count
+    heads: Count
+    width: Count
+    dropout: Fraction
+    tied: bool
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class UNet:
+    CHANNELS_LAST_PAYS: ClassVar[bool] = True
+    name: Literal["unet"]
+    widths: Annotated[tuple[Count, ...], Field(min_length=2)]
+    batch_norm: bool
+
+
+Model = MLP | ConvNet | ResNet18 | NamedModel | Transformer | UNet | Target
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -100,80 +119,22 @@ Init = DefaultInit | NormalInit | XavierInit | KaimingInit | OrthogonalInit
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Augment:
-    crop_padding: Annotated[int, Field(ge=0)] = 0
-    flip: bool = False
-    cutout: Annotated[int, Field(ge=0)] = 0
+class ParameterGroup:
+    """Settings of the parameters in whose names `match` is found."""
+
+    match: str
+    lr_scale: Positive = 1.0  # times the optimiser's
+    weight_decay: NonNegative | None = None  # None: the optimiser's
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class _Dataset:
-    val_fraction: Fraction
-    train_limit: Count | None
-    mean: tuple[float, ...] | None
-    std: tuple[Positive, ...] | None
-    augment: Augment = Augment()
+class _Optimizer:
+    decay_biases_and_norms: bool = True
+    groups: tuple[ParameterGroup, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Digits(_Dataset):
-    name: Literal["digits"]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Downloaded(_Dataset):
-    """A dataset that torchvision knows where to fetch."""
-
-    name: Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
-    root: Folder | None
-    download: bool
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class Synthetic(_Dataset):
-    name: Literal["synthetic"]
-    train_size: Count
-    test_size: Count
-    channels: Count
-    image_size: Size
-    num_classes: Annotated[int, Field(ge=2)]
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class ImageFolder(_Dataset):
-    name: Literal["image_folder"]
-    root: Folder
-    cache: Literal["auto"] | bool = "auto"
-    image_size: Size
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class TargetDataset(_Dataset):
-    """A person's own torch Dataset of (image, label): built twice, with `train` and with `test` added to `kwargs`."""
-
-    name: Literal["_target_"] = "_target_"
-    target: DottedName
-    num_classes: Annotated[int, Field(ge=2)]
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    val_fraction: Fraction = 0.1
-    train_limit: Count | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[Positive, ...] | None = None
-    train: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": True})
-    test: dict[str, Any] = dataclasses.field(default_factory=lambda: {"train": False})
-    kwargs: dict[str, Any]
-
-
-OWN_DATASET_KEYS = {field.name for field in dataclasses.fields(TargetDataset)} - {
-    *("name", "target", "kwargs", "train", "test"),
-}
-"""What every dataset of a person's own has, named in its YAML or not."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class SGD:
+class SGD(_Optimizer):
     name: Literal["sgd"]
     lr: Positive
     momentum: Fraction
@@ -182,12 +143,28 @@ class SGD:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Adam:
+class Adam(_Optimizer):
     name: Literal["adam", "adamw"]
     lr: Positive
     betas: tuple[Fraction, Fraction]
     eps: Positive
     weight_decay: NonNegative
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Muon(_Optimizer):
+    name: Literal["muon"]
+    lr: Positive
+    momentum: Fraction
+    nesterov: bool
+    betas: tuple[Fraction, Fraction]
+    eps: Positive
+    weight_decay: NonNegative
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TargetOptimizer(_Optimizer, Target):
+    """A person's own optimiser, given its parameters first."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -226,22 +203,14 @@ class OneCycle:
     end_factor: Annotated[float, Field(gt=0, le=1)]
 
 
-def kind(node: Any) -> str | None:
-    """The member of a group that `node` chooses."""
-    return node.get("name") if isinstance(node, Mapping) else getattr(node, "name", None)
-
-
-def group(**kinds: Any) -> Any:
-    """A union whose member is chosen by the key `name`; an underscore in a kind's word stays."""
-    tagged = tuple(Annotated[cls, Tag(name)] for name, cls in kinds.items())
-    return Annotated[Union[tagged], Discriminator(kind)]
-
-
 GROUPS: dict[str, dict[str, Any]] = {
     "model": {
         "mlp": MLP,
         **dict.fromkeys(("convnet", "paddle_convnet"), ConvNet),
         "resnet18": ResNet18,
+        **dict.fromkeys(("torchvision", "timm"), NamedModel),
+        "transformer": Transformer,
+        "unet": UNet,
         "_target_": Target,
     },
     "init": {
@@ -251,14 +220,9 @@ GROUPS: dict[str, dict[str, Any]] = {
         "kaiming": KaimingInit,
         "orthogonal": OrthogonalInit,
     },
-    "dataset": {
-        "digits": Digits,
-        **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), Downloaded),
-        "synthetic": Synthetic,
-        "image_folder": ImageFolder,
-        "_target_": TargetDataset,
-    },
-    "optimizer": {"sgd": SGD, "adam": Adam, "adamw": Adam, "_target_": Target},
+    "task": TASKS,
+    "dataset": DATASETS,
+    "optimizer": {"sgd": SGD, "adam": Adam, "adamw": Adam, "muon": Muon, "_target_": TargetOptimizer},
     "scheduler": {
         "constant": Constant,
         "cosine": Cosine,

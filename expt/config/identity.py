@@ -17,12 +17,25 @@ NOT_IN_RESULT = {"resume", "max_restarts", "timeout_s", "debug", "profile", "pri
 NOT_IN_RESULT |= {f"checkpoint.{key}" for key in ("every_steps", "every_epochs", "every_minutes", "keep")}
 NOT_IN_RESULT |= {f"tensorboard.{key}" for key in ("images", "graph", "norms", "histograms", "health")}
 NOT_IN_RESULT |= {"dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache"}
+NOT_IN_RESULT |= {"dataset.path"}  # of a table, whose content counts
 NOT_IN_RESULT |= {"patches.unguarded", "patches.backward", "patches.malloc"}
 # How the same sums are computed. They may be added up in another order, as on another processor: a loss can then differ
 # in its last digits (the tests allow 1e-5), which is not another experiment.
 NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory"}
 # What was done before there was a choice: not in the hash, so that a run of then is found.
-AT_FIRST: dict[str, object] = {"scheduler.interval": "step", "batch_norm": "per_worker", "batch_norm_group": 32}
+AT_FIRST: dict[str, object] = {
+    "task.name": "classification",
+    "scheduler.interval": "step",
+    "batch_norm": "per_worker",
+    "batch_norm_group": 32,
+    "dataset.folds": None,
+    "dataset.fold": None,
+}
+AT_FIRST |= {"gradient_clip_value": None, "ema": None, "early_stop": None}
+AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True}
+AT_FIRST |= {"weights": None, "freeze": ()}
+REPEATED = ("seed", "dataset.fold")
+"""What runs that measure the same thing again differ by."""
 
 
 class Content(NamedTuple):
@@ -32,6 +45,8 @@ class Content(NamedTuple):
     """The dataset's files, see expt.data.fingerprint."""
     code: str | None = None
     """The source of the person's own classes, see expt.config.user_code."""
+    weights: str | None = None
+    """The file that the first weights come from."""
 
 
 def identity(config: RunConfig, content: Content | None = None, *, but: Collection[str] = ()) -> str:

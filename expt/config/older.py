@@ -10,8 +10,11 @@ def brought_up_to_date(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """A run's recorded settings, with each key that has come since at what was done before there was a choice."""
     ddp = dict(recorded["ddp"])
     batch_norm = "sync" if ddp.pop("sync_batchnorm", False) else "per_worker"
-    settings = {"batch_norm": batch_norm, "batch_norm_group": 32, **recorded, "ddp": ddp}
+    at_first = {"task": {"name": "classification"}, "batch_norm": batch_norm, "batch_norm_group": 32}
+    at_first |= {"weights": None, "freeze": []}
+    settings = {**at_first, **recorded, "ddp": ddp}
     scheduler = settings["scheduler"]
     if scheduler["name"] == "_target_":
         settings["scheduler"] = {"interval": "step", **scheduler}
+    settings["optimizer"] = {"decay_biases_and_norms": True, "groups": [], **settings["optimizer"]}
     return settings

@@ -16,6 +16,7 @@ from expt.config.groups import GROUPS
 from expt.config.older import brought_up_to_date
 from expt.config.problems import explain
 from expt.config.schema import RunConfig
+from expt.config.tasks import TargetMetric
 from expt.errors import ConfigError
 from expt.machine import Machine
 
@@ -51,23 +52,27 @@ def wrong_values(composed: Mapping[str, Any], values: Mapping[str, Iterable[Any]
     for key, several in values.items():
         for value in several:
             try:
-                _typed(_complete(_with(composed, key.split("."), value), machine))
+                _typed(_complete(with_value(composed, key.split("."), value), machine))
             except ConfigError as error:
                 found += [line for line in error.problems if line.startswith((f"{key}=", f"{key}."))]
     return found
 
 
-def _with(node: Any, path: Sequence[str], value: Any) -> Any:
+def with_value(settings: Any, path: Sequence[str], value: Any) -> Any:
+    """A copy of `settings` with another value at `path`, which shares all else."""
     if not path:
         return value
-    above = node if isinstance(node, Mapping) else {}
-    return {**above, path[0]: _with(above.get(path[0]), path[1:], value)}
+    above = settings if isinstance(settings, Mapping) else {}
+    return {**above, path[0]: with_value(above.get(path[0]), path[1:], value)}
 
 
 def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     node = fill_auto(composed, machine)
     for group in GROUPS:
         node[group] = _untarget(node.get(group), GROUPS[group].get("_target_"))
+    task = node["task"]
+    if isinstance(task, Mapping) and isinstance(metrics := task.get("metrics"), Mapping):
+        node["task"] = {**task, "metrics": {name: _untarget(metric, TargetMetric) for name, metric in metrics.items()}}
     return node
 
 

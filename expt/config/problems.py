@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from expt.config.groups import GROUPS, Augment, kind
-from expt.config.schema import DDP, Checkpoint, Patches, RunConfig, TensorBoard
+from expt.config.constraints import kind
+from expt.config.datasets import Augment
+from expt.config.groups import GROUPS, ParameterGroup
+from expt.config.schema import DDP, Checkpoint, EarlyStop, Patches, RunConfig, TensorBoard
 from expt.errors import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 PLAIN_GROUPS: dict[str, Any] = {"ddp": DDP, "checkpoint": Checkpoint, "tensorboard": TensorBoard, "patches": Patches}
+PLAIN_GROUPS["early_stop"] = EarlyStop
 """Keys that have others below them, and no choices."""
+BELOW_A_CHOICE: dict[str, Any] = {"augment": Augment, "groups": ParameterGroup}
+"""Keys of a group's choice that have others below them, or a list of such."""
 
 
 def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
@@ -44,8 +49,10 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
         elif rule.startswith("union_tag"):
             names = [name for name in GROUPS[path[0]] if name != "_target_"]
             line = f"{key}.name={kind(value)}: not one of {', '.join(names)}.{did_you_mean(str(kind(value)), names)}"
+        elif rule == "dataclass_type" and path[0] == "task":
+            line = f"{key}={value!r}: input should be of torchmetrics, {{_target_: ..., better: max}}"
         elif rule == "dataclass_type":
-            line = f"{key}={value!r}: has keys of its own; set one, as in {key}.{_first_key(path)}=..."
+            line = f"{key}={value!r}: has keys of its own; {_first_key_set(key, path, problem)}"
         else:
             line = f"{key}={value!r}: {_told(problem)}{_as_a_list(key, value) if rule == 'tuple_type' else ''}"
         rules_by_key.setdefault(key, []).append(line)
@@ -65,13 +72,16 @@ def _told(problem: ErrorDetails) -> str:
 
 
 def _as_a_list(key: str, value: object) -> str:
+    if cls := BELOW_A_CHOICE.get(key.rpartition(".")[2]):
+        return f", as in {key}=[{{{dataclasses.fields(cls)[0].name}: ...}}]"
     example = f"{value},{value}" if isinstance(value, int | float) and value > 0 and value is not True else "1,2"
     return f", as in {key}=[{example}]"
 
 
-def _first_key(path: list[str]) -> str:
-    cls = Augment if path[-1] == "augment" else PLAIN_GROUPS[path[0]]
-    return dataclasses.fields(cls)[0].name
+def _first_key_set(key: str, path: list[str], problem: ErrorDetails) -> str:
+    first = dataclasses.fields(BELOW_A_CHOICE.get(path[-1]) or PLAIN_GROUPS[path[0]])[0].name
+    in_a_list = isinstance(problem["loc"][-1], int)
+    return f"set one, as in {key}=[{{{first}: ...}}]" if in_a_list else f"set one, as in {key}.{first}=..."
 
 
 def _key_path(loc: tuple[int | str, ...], node: Any) -> list[str]:
@@ -91,5 +101,6 @@ def _is_union_tag(part: int | str) -> bool:
 
 
 def _keys_beside(path: list[str], node: Mapping[str, Any]) -> list[str]:
-    cls = RunConfig if len(path) == 1 else PLAIN_GROUPS.get(path[0]) or GROUPS[path[0]][str(kind(node[path[0]]))]
-    return [field.name for field in dataclasses.fields(cls)]
+    above = next((part for part in reversed(path[1:-1]) if not part.isdigit()), "")
+    cls = RunConfig if len(path) == 1 else PLAIN_GROUPS.get(path[0]) or BELOW_A_CHOICE.get(above)
+    return [field.name for field in dataclasses.fields(cls or GROUPS[path[0]][str(kind(node[path[0]]))])]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from expt.config.groups import SGD, ConvNet
-from expt.errors import did_you_mean
+from expt.config.datasets import Diabetes, Table
+from expt.config.groups import SGD, ConvNet, DefaultInit, NamedModel, ResNet18, Transformer
+from expt.config.task_rules import of_task, of_tokens
 from expt.machine import Machine
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
 
 
-METRICS = ("loss", "accuracy")
 DDP = "use strategy=ddp, which is faster too"
 
 
@@ -23,9 +24,10 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *_strategy(config),
         *_compile(config),
         *_model(config),
+        *_freeze(config),
         *_optimizer(config),
         *_batch(config),
-        *_objective(config),
+        *of_task(config),
         *_schedule(config),
     ]
 
@@ -92,9 +94,28 @@ def _compile(config: RunConfig) -> list[str]:
 
 
 def _model(config: RunConfig) -> list[str]:
+    if isinstance(config.model, NamedModel) and config.model.pretrained and not isinstance(config.init, DefaultInit):
+        return [f"init={config.init.name}: would draw anew what model.pretrained=true loads; use init=default"]
+    if isinstance(config.model, Transformer):
+        return [*_heads(config.model), *of_tokens(config)]
+    if isinstance(config.dataset, Table | Diabetes) and isinstance(config.model, ConvNet | ResNet18):
+        name = config.model.name
+        return [f"model={name}: takes images, and dataset={config.dataset.name} has rows of numbers; use model=mlp"]
     if not isinstance(config.model, ConvNet):
+        return of_tokens(config)
+    return [*_convolutions(config.model), *of_tokens(config)]
+
+
+def _heads(model: Transformer) -> list[str]:
+    heads, below = model.heads, model.width // model.heads * model.heads
+    if below == model.width:
         return []
-    model, lists = config.model, ("kernels", "strides", "paddings")
+    near = f"{below} or {below + heads}" if below else f"{heads}"
+    return [f"model.width={model.width}: must divide by model.heads={heads}; use {near}"]
+
+
+def _convolutions(model: ConvNet) -> list[str]:
+    lists = ("kernels", "strides", "paddings")
     others = [f"model.{key} has {len(getattr(model, key))}" for key in lists]
     if all(len(getattr(model, key)) == len(model.widths) for key in lists):
         return []
@@ -104,10 +125,26 @@ def _model(config: RunConfig) -> list[str]:
     ]
 
 
+def _freeze(config: RunConfig) -> list[str]:
+    problems = []
+    for pattern in config.freeze:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            problems.append(f"freeze={pattern}: is no regular expression ({error}); a name as it is will do")
+    return problems
+
+
 def _optimizer(config: RunConfig) -> list[str]:
+    problems = []
     if isinstance(config.optimizer, SGD) and config.optimizer.nesterov and not config.optimizer.momentum:
-        return ["optimizer.nesterov=true: needs a momentum, as in optimizer.momentum=0.9"]
-    return []
+        problems.append("optimizer.nesterov=true: needs a momentum, as in optimizer.momentum=0.9")
+    for index, group in enumerate(config.optimizer.groups):
+        try:
+            re.compile(group.match)
+        except re.error as error:
+            problems.append(f"optimizer.groups.{index}.match={group.match}: is no regular expression: {error}")
+    return problems
 
 
 def _batch(config: RunConfig) -> list[str]:
@@ -144,22 +181,6 @@ def _groups(config: RunConfig, share: int) -> list[str]:
         f"batch_norm_group={size}: each worker computes {_count(share, 'image')} at once, which must be whole groups; "
         f"use {' or '.join([*mends, f'batch_size={larger}'])}"
     ]
-
-
-def _objective(config: RunConfig) -> list[str]:
-    problems = []
-    may_have_val = config.dataset.name == "image_folder"  # a folder of its own, which the workers look for
-    if config.eval_split == "val" and config.dataset.val_fraction == 0 and not may_have_val:
-        problems.append("dataset.val_fraction=0.0: leaves nothing to evaluate on; use eval_split=test")
-    metric, _, split = config.objective.partition("/")
-    splits = ["train", "test"] if config.eval_split == "test" else ["train", "val", "test"]
-    tags = [f"{metric}/{split}" for metric in METRICS for split in splits]
-    if metric in METRICS and split == "val" and config.eval_split == "test":
-        problems.append(f"objective={config.objective}: eval_split=test has no val; use objective={metric}/test")
-    elif metric not in METRICS or split not in splits:
-        hint = did_you_mean(config.objective, tags)
-        problems.append(f"objective={config.objective}: not one of {', '.join(tags)}.{hint}")
-    return problems
 
 
 def _schedule(config: RunConfig) -> list[str]:

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.groups import GROUPS, STRICT, Count, Folder, Fraction, Positive, group
+from expt.config.constraints import STRICT, Count, Folder, Fraction, NonNegative, Positive, group
+from expt.config.groups import GROUPS
+from expt.config.tasks import Classification
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -46,11 +48,19 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class EarlyStop:
+    metric: str
+    patience: Count
+    min_delta: NonNegative = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunConfig:
     """One run, resolved and checked; conf/config.yaml says what each key means, and its unit."""
 
     model: group(**GROUPS["model"])  # type: ignore[valid-type]
     init: group(**GROUPS["init"])  # type: ignore[valid-type]
+    task: group(**GROUPS["task"]) = Classification()  # type: ignore[valid-type]  # a record of before there was a choice has none
     dataset: group(**GROUPS["dataset"])  # type: ignore[valid-type]
     optimizer: group(**GROUPS["optimizer"])  # type: ignore[valid-type]
     scheduler: group(**GROUPS["scheduler"])  # type: ignore[valid-type]
@@ -64,13 +74,18 @@ class RunConfig:
     base_batch_size: Count | None
     epochs: Count
     max_steps: Count | None
+    early_stop: EarlyStop | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)]
+    weights: Folder | None = None  # of this and the next a record of before has none
+    freeze: tuple[str, ...] = ()
     deterministic: bool
     drop_last: bool
     batch_norm: Literal["per_worker", "sync", "groups"]
     batch_norm_group: Annotated[int, Field(ge=2)]
     label_smoothing: Fraction
     gradient_clip: Positive | None
+    gradient_clip_value: Positive | None = None
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     gradient_accumulation: Count
     eval_split: Literal["val", "test"]
     objective: str

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
+import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from expt.config.user_code import is_installed
 from expt.errors import ConfigError, did_you_mean
@@ -31,6 +33,8 @@ def resolve(path: str, base: type[T]) -> type[T]:
     found = getattr(module, name, None)
     if found is None:
         raise ConfigError(f"_target_={path}: {module_name} has no {name}.{did_you_mean(name, dir(module))}")
+    if not isinstance(found, type) and base is object:
+        raise ConfigError(f"_target_={path}: refused, it is no class")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(f"_target_={path}: refused, it is not a subclass of {base.__module__}.{base.__qualname__}")
     return found
@@ -47,18 +51,80 @@ def _of_import(module: str, error: BaseException) -> str:
 
 
 def build(path: str, base: type[T], *args: Any, **kwargs: Any) -> T:
-    """An instance of the class that `path` names.
+    """An instance of the class that `path` names; what its arguments name by `_target_` is built too, before it.
 
     Raises ConfigError as `resolve` does, and if its constructor does not take the arguments.
     """
     cls = resolve(path, base)
-    signature = inspect.signature(cls)
+    _check_arguments(path, cls, args, kwargs)
+    return cls(*args, **nested_built(kwargs))
+
+
+def taken(cls: type, offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the `offered` keyword arguments that the constructor of `cls` names, or all where it takes any."""
+    parameters = inspect.signature(cls).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in offered.items() if takes_any or name in parameters}
+
+
+def nested_built(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The `arguments` with each `{_target_: a.B, ...}` among them, however deep, replaced by an instance of a.B.
+
+    All is resolved and checked before anything is called. Raises ConfigError for what is no class, or one of Python's.
+    """
+    return {key: _made(planned) for key, planned in [(key, _planned(value)) for key, value in arguments.items()]}
+
+
+class _Planned(NamedTuple):
+    """A class that is checked, and not yet called."""
+
+    cls: type
+    arguments: dict[str, Any]
+
+
+def _planned(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_planned, value))
+    if not isinstance(value, Mapping):
+        return value
+    arguments = {key: _planned(below) for key, below in value.items() if key != "_target_"}
+    if "_target_" not in value:
+        return arguments
+    path = value["_target_"]
+    if not (isinstance(path, str) and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", path)):
+        raise ConfigError(f"_target_={path}: name a class, as in _target_: torchvision.transforms.v2.RandAugment")
+    if path.partition(".")[0] in sys.stdlib_module_names:  # before anything there is imported
+        raise ConfigError(_of_python(path))
+    cls: type = resolve(path, object)
+    if cls.__module__.partition(".")[0] in sys.stdlib_module_names and cls.__module__ != "__main__":
+        raise ConfigError(_of_python(path))
+    _check_arguments(path, cls, (), arguments)
+    return _Planned(cls, arguments)
+
+
+def _of_python(path: str) -> str:
+    """Of what no base class is known, a class as `subprocess.Popen` or `ctypes.CDLL` would do."""
+    return f"_target_={path}: refused, it is of Python's own library; name a class of a package, or your own"
+
+
+def _made(planned: Any) -> Any:
+    if isinstance(planned, _Planned):
+        return planned.cls(**_made(planned.arguments))
+    if isinstance(planned, dict):
+        return {key: _made(below) for key, below in planned.items()}
+    return type(planned)(map(_made, planned)) if isinstance(planned, list | tuple) else planned
+
+
+def _check_arguments(path: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(cls)
+    except ValueError:  # of an extension module, which does not say what it takes
+        return
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         hint = _nearest(kwargs, signature)
-        raise ConfigError(f"_target_={path}: {error}; it was given {', '.join(kwargs)}{hint}") from error
-    return cls(*args, **kwargs)
+        raise ConfigError(f"_target_={path}: {error}; it was given {', '.join(kwargs) or 'nothing'}{hint}") from error
 
 
 def _nearest(given: Collection[str], signature: inspect.Signature) -> str:

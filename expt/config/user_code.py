@@ -11,17 +11,42 @@ import hashlib
 import importlib.machinery
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from expt.config import groups
+from expt.config import constraints, datasets
 from expt.config.schema import RunConfig
+from expt.config.tasks import in_evaluations_alone
 
 
 def targets(config: RunConfig) -> tuple[str, ...]:
-    """The dotted names of the person's own classes in a configuration."""
-    chosen = (config.model, config.dataset, config.optimizer, config.scheduler)
-    return tuple(node.target for node in chosen if isinstance(node, groups.Target | groups.TargetDataset))
+    """The dotted names of the person's own classes in a configuration, and of those among their arguments."""
+    chosen = (config.model, config.task, config.dataset, config.optimizer, config.scheduler)
+    metrics = in_evaluations_alone(config.task).values()
+    own = (vars(node) for node in (*chosen, *metrics) if isinstance(node, constraints.Target | datasets.TargetDataset))
+    return tuple(name for node in own for name in _names(node))
+
+
+def targets_recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """What `targets` gave for the configuration of which a record has the `settings`."""
+    nodes = (settings.get(group) for group in ("model", "task", "dataset", "optimizer", "scheduler"))
+    return tuple(name for node in nodes if isinstance(node, dict) and "target" in node for name in _names(node))
+
+
+def _names(node: Mapping[str, Any]) -> Iterator[str]:
+    yield str(node["target"])
+    yield from _nested([node.get(key) for key in ("kwargs", "train", "test")])
+
+
+def _nested(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if isinstance(target := value.get("_target_"), str):
+            yield target
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for below in value:
+            yield from _nested(below)
 
 
 def fingerprint(names: Sequence[str]) -> str | None:

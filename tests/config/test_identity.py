@@ -57,13 +57,14 @@ EVERY_KEY = (
     config("dataset=image_folder", "dataset.root=photos", "scheduler=step", "optimizer=adam", "init=xavier"),
     config("dataset=synthetic", "model=resnet18", "scheduler=one_cycle", "init=orthogonal"),
     config("init=normal"),
+    config("dataset=table", "dataset.path=t.csv", "dataset.targets=y"),
 )
 NOT_IN_EXPERIMENT = {
     "resume", "max_restarts", "timeout_s", "debug", "profile", "print_every", "threads", "onednn", "ddp.shared_memory",
     "checkpoint.every_steps", "checkpoint.every_epochs", "checkpoint.every_minutes", "checkpoint.keep",
     "tensorboard.images", "tensorboard.graph", "tensorboard.norms", "tensorboard.histograms", "tensorboard.health",
     "dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache", "patches.unguarded", "patches.malloc",
-    "patches.backward",
+    "patches.backward", "dataset.path",
 }  # fmt: skip
 
 
@@ -103,6 +104,13 @@ def test_a_person_s_own_arguments_count() -> None:
     settings = {"_target_": "mine.Net", "width": 3}
     node = plain_config()
     one, other = (parse({**node, "model": {**settings, "width": w}}, Machine(cpus=8)) for w in (3, 4))
+    assert identity(one) != identity(other)
+
+
+def test_the_arguments_of_a_nested_class_count() -> None:
+    node, settings = plain_config(), {"_target_": "mine.Net"}
+    deep = [{"augment": [{"_target_": "mine.Noise", "std": std}]} for std in (0.1, 0.2)]
+    one, other = (parse({**node, "model": {**settings, **more}}, Machine(cpus=8)) for more in deep)
     assert identity(one) != identity(other)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from expt.config.identity import identity, shown
+from expt.config.older import brought_up_to_date
 from expt.config.parse import parse_again
 from expt.machine import Machine
 from tests.config.test_identity import config
@@ -30,6 +31,14 @@ def test_batch_norm_had_a_key_of_ddp(synced: bool, now: str) -> None:
     assert identity(then) == identity(config(f"batch_norm={now}"))
 
 
+def test_an_optimizer_had_no_groups() -> None:
+    settings = recorded()
+    for key in ("groups", "decay_biases_and_norms"):
+        del settings["optimizer"][key]
+    assert brought_up_to_date(settings) == recorded(), "or it could not be resumed"
+    assert identity(parse_again(settings, Machine(cpus=8))) == identity(config())
+
+
 def test_an_own_scheduler_was_stepped_with_the_optimiser() -> None:
     own = {"name": "_target_", "target": "torch.optim.lr_scheduler.StepLR", "kwargs": {"step_size": 3}}
     then = parse_again(recorded(scheduler=own), Machine(cpus=8))
@@ -37,3 +46,10 @@ def test_an_own_scheduler_was_stepped_with_the_optimiser() -> None:
     assert identity(then) == "c6d843e7c277", "by which it is found"
     now = parse_again(recorded(scheduler={**own, "interval": "epoch"}), Machine(cpus=8))
     assert identity(now) != identity(then)
+
+
+def test_first_weights_and_frozen_parameters_have_not_been_a_choice_always() -> None:
+    settings = recorded()
+    del settings["weights"], settings["freeze"]
+    assert identity(parse_again(settings, Machine(cpus=8))) == identity(config())
+    assert brought_up_to_date(settings) == recorded(), "so that such a run can be resumed"

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from expt.command.conf_files import conf_dir
 from expt.command.overrides import register_resolvers
-from expt.config import groups, secrets
+from expt.config import constraints, groups, secrets
 from expt.config.parse import parse, parse_elsewhere
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
@@ -74,11 +74,22 @@ def test_the_defaults(parsed: Parse) -> None:
     assert (config.objective, config.amp, config.ddp.bucket_cap_mb) == ("accuracy/val", False, 25)
 
 
+OF_TOKENS = ["dataset=text", "dataset.root=text.txt", "model=transformer", "task=language_model"]
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None:
     group, _, name = option.partition("=")
-    root = ["dataset.root=photos"] if option == "dataset=image_folder" else []
-    assert getattr(parsed(option, *root), group).name == CALLED.get(name, name)
+    asked = {
+        "image_folder": ["dataset.root=photos"],
+        "segmentation_folder": ["dataset.root=photos", "dataset.num_classes=3", "task=segmentation", "model=unet"],
+        "diabetes": ["task=regression"],
+        "unet": ["task=segmentation", "dataset=segmentation_folder", "dataset.root=photos", "dataset.num_classes=3"],
+        "torchvision": ["model.arch=vgg11"],
+        "timm": ["model.arch=vgg11"],
+    }
+    words = OF_TOKENS if option in OF_TOKENS else asked.get(name, [])
+    assert getattr(parsed(option, *words), group).name == CALLED.get(name, name)
 
 
 def test_the_groups_of_the_schema_are_those_of_conf() -> None:
@@ -154,7 +165,8 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         0, ["+ddp.static=true"], ["ddp.static=True: there is no such key. Did you mean 'static_graph'?"],
     ),
     "unknown name in a group": (0, ["model.name=mlpp"], [
-        "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18. Did you mean 'mlp'?",
+        "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18, torchvision, timm, transformer, unet. "
+        "Did you mean 'mlp'?",
     ]),
     "text for an integer": (0, ["batch_size=abc"], ["batch_size='abc': input should be a valid integer"]),
     "a float for an integer": (0, ["epochs=1.0"], ["epochs=1.0: input should be a valid integer"]),
@@ -178,6 +190,20 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         0, ["dataset.augment=x"],
         ["dataset.augment='x': has keys of its own; set one, as in dataset.augment.crop_padding=..."],
     ),
+    "a value for a list of groups": (0, ["optimizer.groups=head"], [
+        "optimizer.groups='head': input should be a list, as in optimizer.groups=[{match: ...}]",
+    ]),
+    "a value for a group in a list": (
+        0, ["optimizer.groups=[head]"],
+        ["optimizer.groups='head': has keys of its own; set one, as in optimizer.groups=[{match: ...}]"],
+    ),
+    "unknown key of a group in a list": (0, ["optimizer.groups=[{match: head},{mach: head}]"], [
+        "optimizer.groups.1.match: has no value; give one, as in optimizer.groups.1.match=...",
+        "optimizer.groups.1.mach='head': there is no such key. Did you mean 'match'?",
+    ]),
+    "no regular expression": (0, ["optimizer.groups=[{match: '*.bias'}]"], [
+        "optimizer.groups.0.match=*.bias: is no regular expression: nothing to repeat at position 0",
+    ]),
     "null": (0, ["batch_size=null"], ["batch_size=None: input should be a valid integer"]),
     "below its range": (0, ["optimizer.lr=-1"], ["optimizer.lr=-1: input should be greater than 0"]),
     "above its range": (0, ["dataset.val_fraction=1"], ["dataset.val_fraction=1: input should be less than 1"]),
@@ -302,7 +328,7 @@ def test_a_processor_with_fp16_may_use_it(parsed: Parse) -> None:
 @pytest.mark.parametrize("group", ["model", "optimizer", "scheduler"])
 def test_a_class_of_ones_own(parsed: Parse, group: str) -> None:
     own = getattr(parsed(**{group: {"_target_": "mine.Own", "lr": 3, "sizes": [1, 2], "name": "ignored"}}), group)
-    assert isinstance(own, groups.Target)
+    assert isinstance(own, constraints.Target)
     assert (own.name, own.target, own.kwargs) == ("_target_", "mine.Own", {"lr": 3, "sizes": [1, 2]})
 
 
@@ -315,7 +341,7 @@ def test_a_dataset_of_ones_own(parsed: Parse) -> None:
 
 
 def test_a_dataset_of_ones_own_has_to_say_its_classes(parsed: Parse) -> None:
-    with pytest.raises(ConfigError, match=r"^dataset\.num_classes: has no value; give one"):
+    with pytest.raises(ConfigError, match=r"^dataset\.num_classes: task=classification needs it"):
         parsed(dataset={"_target_": "mine.Own"})
 
 

@@ -28,7 +28,7 @@ def machine(gpus: int = 0, **facts: Any) -> Machine:
 
 
 def problems(defaults: Mapping[str, Any], on: Machine, **changed: Any) -> list[str]:
-    nested = {key: {**defaults[key], **value} for key, value in changed.items() if isinstance(value, dict)}
+    nested = {key: {**(defaults[key] or {}), **value} for key, value in changed.items() if isinstance(value, dict)}
     try:
         parse({**defaults, **changed, **nested}, on)
     except ConfigError as error:
@@ -121,11 +121,28 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         machine(0), {"dataset": {"val_fraction": 0}, "eval_split": "test", "objective": "accuracy/test"},
         {"dataset": {"val_fraction": 0}}, "dataset.val_fraction=0.0: leaves nothing to evaluate on; ",
     ),
+    "a fold of how many": (
+        machine(0), {"dataset": {"folds": 5, "fold": 4, "val_fraction": 0}}, {"dataset": {"fold": 0}},
+        "dataset.fold=0: is one of dataset.folds; say how many there are, as in dataset.folds=5",
+    ),
+    "folds without one that validates": (
+        machine(0), {"dataset": {"folds": 2, "fold": 0}}, {"dataset": {"folds": 2}},
+        "dataset.folds=2: say which one validates, as in dataset.fold=0 or -m 'dataset.fold=range(2)'",
+    ),
+    "one of the folds": (
+        machine(0), {"dataset": {"folds": 2, "fold": 1}}, {"dataset": {"folds": 2, "fold": 2}},
+        "dataset.fold=2: dataset.folds=2 are counted from 0; use 0 to 1",
+    ),
     "an objective that is measured": (
         machine(0), {"objective": "loss/train"}, {"objective": "loss"}, "objective=loss: not one of loss/train, ",
     ),
     "a metric that is measured": (
         machine(0), {"objective": "loss/val"}, {"objective": "f1/val"}, "objective=f1/val: not one of loss/train, ",
+    ),
+    "a metric that ends the run": (
+        machine(0), {"early_stop": {"metric": "loss/train", "patience": 1}},
+        {"early_stop": {"metric": "loss/test", "patience": 1}},
+        "early_stop.metric=loss/test: is not measured after each epoch; use one of loss/train, loss/val, accuracy/",
     ),
     "a warm-up within the run": (
         machine(0), {"epochs": 5, "scheduler": {"warmup_epochs": 5.0}},
@@ -158,3 +175,23 @@ def test_a_convolution_needs_each_of_its_settings(lists: dict[str, Any], default
     (problem,) = problems({**defaults, "model": model}, machine(), model=lists)
     assert problem.startswith("model.widths=")
     assert problem.endswith("; give each one")
+
+
+TABLES = {
+    "dataset=diabetes": "task=classification: dataset=diabetes has a number to predict, no class; use task=regression",
+    "dataset=diabetes task=multilabel": "task=multilabel: dataset=diabetes has one number to predict; use task=",
+    "dataset=diabetes task=regression model=convnet": "model=convnet: takes images, and dataset=diabetes has rows of ",
+    "experiment=diabetes eval_split=test dataset.test_fraction=0": "eval_split=test: dataset.test_fraction=0.0 ",
+    "dataset=table dataset.path=t.csv dataset.targets=[a,b]": "task=classification: dataset.targets names 2 columns",
+    "task=regression": "task=regression: dataset=digits has one class for each image; use task=classification, or ",
+}
+
+
+@pytest.mark.parametrize(("words", "begins"), TABLES.items(), ids=TABLES.keys())
+def test_tables_and_tasks_that_do_not_go_together(words: str, begins: str) -> None:
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        settings = plain(compose("config", overrides=words.split()))
+    with pytest.raises(ConfigError) as caught:
+        parse(settings, machine())
+    assert caught.value.problems[0].startswith(begins)

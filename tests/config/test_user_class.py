@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.config.user_class import build, resolve
+from expt.config.user_class import build, resolve, taken
 from expt.errors import ConfigError
 
 
@@ -90,3 +90,65 @@ def test_what_its_module_raises_is_told_with_the_line(
         build("own_raises.Net", dict)
     where = f"({tmp_path}/own_raises.py, line 3)"
     assert str(refused.value) == f"_target_=own_raises.Net: importing own_raises raised {raised} {where}"
+
+
+class Noted:
+    """Notes what it was built with."""
+
+    made: list[str] = []
+
+    def __init__(self, *, label: str, inner: object = None) -> None:
+        Noted.made.append(label)
+        self.label, self.inner = label, inner
+
+
+def noted(label: str, **more: object) -> dict[str, object]:
+    return {"_target_": f"{__name__}.Noted", "label": label, **more}
+
+
+class Holder(dict[str, object]):
+    """A class with any arguments."""
+
+    def __init__(self, **given: object) -> None:
+        super().__init__(given)
+
+
+def test_what_arguments_name_is_built_before_the_class_itself() -> None:
+    Noted.made.clear()
+    deep = {"several": [noted("a", inner=noted("b")), 3], "below": {"one": noted("c")}, "plain": [1, {"x": None}]}
+    held = build(f"{__name__}.Holder", dict, **deep)
+    assert Noted.made == ["b", "a", "c"]
+    first, second = held["several"]
+    assert (first.label, first.inner.label, second, held["below"]["one"].label) == ("a", "b", 3, "c")
+    assert held["plain"] == [1, {"x": None}]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("subprocess.Popen", "refused, it is of Python's own library; name a class of a package, or your own"),
+        ("os.system", "refused, it is of Python's own library"),
+        ("builtins.eval", "refused, it is of Python's own library"),
+        ("ctypes.CDLL", "refused, it is of Python's own library"),
+        (f"{__name__}.Path", "refused, it is of Python's own library"),
+        (f"{__name__}.not_a_class", "refused, it is no class"),
+        ("torch.load", "refused, it is no class"),
+        (f"{__name__}.Notet", "has no Notet. Did you mean 'Noted'?"),
+        ("Noted", "name a class, as in _target_: torchvision.transforms.v2.RandAugment"),
+        (3, "name a class, as in "),
+        (f"{__name__}.Own", "missing a required argument: 'size'; it was given nothing"),
+    ],
+)
+def test_nothing_is_called_where_one_of_them_is_refused(wrong: object, says: str) -> None:
+    Noted.made.clear()
+    with pytest.raises(ConfigError) as refused:
+        build(f"{__name__}.Holder", dict, first=noted("a"), last=[noted("b", inner={"_target_": wrong})])
+    assert str(refused.value).startswith(f"_target_={wrong}: {says}" if "has no" not in says else f"_target_={wrong}: ")
+    assert says in str(refused.value)
+    assert Noted.made == []
+
+
+def test_a_constructor_gets_what_it_names() -> None:
+    offered = {"size": 3, "channels": 1}
+    assert taken(Own, offered) == {"size": 3}
+    assert taken(Holder, offered) == offered, "it takes any"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from expt.config.user_code import fingerprint, import_anew
+from expt.config import datasets, groups
+from expt.config.identity import shown
+from expt.config.user_code import fingerprint, import_anew, targets, targets_recorded
+from tests.conftest import Configured
 
 
 @pytest.fixture
@@ -92,3 +97,19 @@ def test_what_was_imported_before_is_imported_anew(own: Path) -> None:
     (own / "my_layers.py").write_text("WIDTH = 12345\n")  # a file of another size, whose time may be the same
     import_anew([f"{name}.Part"])
     assert importlib.import_module(name).WIDTH == 12345
+
+
+def test_the_classes_among_arguments_count_too(configured: Configured) -> None:
+    optimizer = groups.TargetOptimizer(
+        target="mine.Opt", kwargs={"inner": [{"_target_": "mine.Deep", "x": {"_target_": "a.B"}}]}
+    )
+    data = datasets.TargetDataset(
+        target="mine.Data",
+        num_classes=2,
+        kwargs={"transform": {"_target_": "mine.T"}},
+        train={"x": {"_target_": "b.C"}},
+    )
+    config = dataclasses.replace(configured(), optimizer=optimizer, dataset=data)
+    found = targets(config)
+    assert found == ("mine.Data", "mine.T", "b.C", "mine.Opt", "mine.Deep", "a.B")
+    assert targets_recorded(json.loads(json.dumps(shown(config)))) == found, "else such a run would be stale"
