@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scripts.benchmarks import gpu, report, steps, trainings
+from scripts.benchmarks import gpu, grid, report, steps, trainings
 from scripts.benchmarks.bench import MODELS, Bench
 from scripts.benchmarks.comparison import OURS, Comparison
 from scripts.benchmarks.systems import PEERS, System, num_gpus
@@ -21,7 +21,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Comparison]]] = {
     "first_step": trainings.first_step,
     "warm": trainings.warm,
     "sweep": trainings.sweep,
-    "grid": steps.grid,
+    "grid": grid.grid,
     "memory": trainings.memory,
     "step": steps.step,
     "allreduce": steps.allreduce,

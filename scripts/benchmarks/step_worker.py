@@ -27,11 +27,11 @@ from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.data.loading import Batch
 from expt.runs import checkpoint
+from expt.tasks.sums import Sums
 from expt.tensorboard.events import Writer
 from expt.training import collectives
 from expt.training.learner import Position
 from expt.training.loop import evaluate, train_epoch
-from expt.training.metrics import Sums
 from expt.worker import build, rank_health
 from expt.worker.rank_health import RankHealth
 from expt.worker.snapshot import Snapshot
@@ -73,8 +73,13 @@ class ExptLoop:
         self.data = build.build_data(config, worker)
         self.learner = build.build_learner(config, self.data, worker)
         self.batches = [_copied(batch) for batch in itertools.islice(self.data.train.epoch(1), BATCHES)]
-        self._worker, self._sums = worker, Sums(worker.device)
+        self._worker = worker
+        self._sums = self.sums()
         self._position = Position(steps_per_epoch=1 << 60, total_steps=1 << 60)
+
+    def sums(self) -> Sums:
+        """New ones."""
+        return Sums(self.learner.task, self._worker.device)
 
     def run(self, steps: int) -> None:
         """`steps` steps, as an epoch has them between two log points."""
@@ -113,14 +118,20 @@ class ExptEpoch:
 
     def run(self, steps: int) -> None:
         """Without: `steps` steps, and the evaluation."""
-        position, sums = Position(steps_per_epoch=steps, total_steps=steps), Sums(self._worker.device)
+        position, sums = (
+            Position(steps_per_epoch=steps, total_steps=steps),
+            Sums(self._loop.learner.task, self._worker.device),
+        )
         self._train(self._batches(steps), position, sums, lambda: None)
         collectives.sum_across_workers(sums.values).tolist()
         self._evaluate(None)
 
     def with_dashboard(self, steps: int) -> None:
         """With all that a run's first and last epoch show, but for the model's graph, which is traced once."""
-        position, sums = Position(steps_per_epoch=steps, total_steps=steps), Sums(self._worker.device)
+        position, sums = (
+            Position(steps_per_epoch=steps, total_steps=steps),
+            Sums(self._loop.learner.task, self._worker.device),
+        )
         learner, data, worker = self._loop.learner, self._loop.data, self._worker
         dashboard = build.build_dashboard(self._config, self._events, data, learner, position)
         self._train(dashboard.watch(self._batches(steps)), position, sums, dashboard.before_update)
@@ -165,7 +176,7 @@ class BareLoop:
         """`steps` steps."""
         for batch in itertools.islice(itertools.cycle(self._batches), steps):
             with self._precision.autocast():
-                loss = functional.cross_entropy(self._module(batch.images), batch.labels)
+                loss = functional.cross_entropy(self._module(batch.inputs), batch.targets)
             loss.backward()
             self._optimizer.step()
             self._optimizer.zero_grad()
@@ -179,8 +190,8 @@ def _configuration(overrides: list[str]) -> RunConfig:
 
 
 def _copied(batch: Batch) -> Batch:
-    images = batch.images.clone(memory_format=torch.preserve_format)
-    return Batch(images, batch.labels.clone(), *batch[2:])
+    images = batch.inputs.clone(memory_format=torch.preserve_format)
+    return Batch(images, batch.targets.clone(), *batch[2:])
 
 
 def _measure(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from scripts.benchmarks.systems import Training, environment, expt_command, free
 STEPS = {"mlp": 200, "convnet": 40, "resnet18": 3}
 GPU_STEPS = 200
 BLOCKS_PER_ROUND = 3
-GRIDS = (10, 100, 1000)
 
 
 def step(bench: Bench) -> Iterator[Comparison]:
@@ -74,25 +72,6 @@ def _added(
 
 def _num_steps(bench: Bench, model: str) -> int:
     return GPU_STEPS if bench.gpus else STEPS[model]
-
-
-def grid(bench: Bench) -> Iterator[Comparison]:
-    """What a sweep's driver takes where workers take nothing: CPU seconds of a further run, and until the first."""
-    found = [[_grid(points) for points in GRIDS] for _ in range(bench.rounds)]
-    for index, (few, many) in enumerate(itertools.pairwise(GRIDS)):
-        a_run = [(row[index + 1]["cpu_s"] - row[index]["cpu_s"]) / (many - few) for row in found]
-        yield Comparison("grid", f"CPU of the driver for a further run ({few} to {many})", "s", {OURS: a_run})
-    for index, points in enumerate(GRIDS):
-        yield Comparison("grid", f"to the first of {points}", "s", {OURS: [row[index]["first_s"] for row in found]})
-        memory = [row[index]["mebibytes"] for row in found]
-        yield Comparison("grid", f"peak memory of the driver, {points} runs", "MiB", {OURS: memory})
-
-
-def _grid(points: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "scripts.benchmarks.grid_driver", str(points)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stderr.splitlines()[-1])
-    return found
 
 
 def _measure(bench: Bench, model: str, *, mode: str, workers: int, test_images: int = 256) -> dict[str, list[float]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional
 
-from expt.config.groups import Digits
+from expt.config.datasets import Digits
 from expt.data import files, indexing
 from expt.models.convnet import ConvNet
 from expt.models.mlp import MLP
