@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from expt.api import Result, rerun, run, sweep
     from expt.errors import SweepFailed
+    from expt.tasks.task import Task
 
 
-__all__ = ["Result", "SweepFailed", "__version__", "rerun", "run", "sweep"]
+__all__ = ["Result", "SweepFailed", "Task", "__version__", "rerun", "run", "sweep"]
 __version__ = "0.1.0"
 
 
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> object:
         from expt.errors import SweepFailed
 
         return SweepFailed
+    if name == "Task":  # imports torch
+        from expt.tasks.task import Task
+
+        return Task
     raise AttributeError(f"module 'expt' has no attribute '{name}'")

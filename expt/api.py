@@ -10,12 +10,11 @@ from pathlib import Path
 from expt.command import terminal
 from expt.command.main import command
 from expt.command.rerun import rerun as rerun_of
+from expt.config.tasks import metrics_of
 from expt.errors import ConfigError
 from expt.launch import forkserver
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record, read_result
-
-_SHOWN = ("loss/", "accuracy/")
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,7 +31,9 @@ class Result:
         return cls(folder.absolute(), read_result(RunPaths(folder)))
 
     def __repr__(self) -> str:
-        metrics = ", ".join(f"{tag} {value:.4f}" for tag, value in self.metrics.items() if tag.startswith(_SHOWN))
+        shown = metrics_of(self.record["config"].get("task"))
+        named = ((tag, value) for tag, value in self.metrics.items() if tag.partition("/")[0] in shown)
+        metrics = ", ".join(f"{tag} {value:.4f}" for tag, value in named)
         best, seconds = self.record.get("best"), sum(self.record.get("epoch_s") or [])
         reached = f"{best['metric']} {best['value']:.4f} in epoch {best['epoch']}" if best else "none"
         return (

@@ -225,12 +225,17 @@ def descendants(pid: int) -> set[int]:
     return {found for child in children_of(pid) for found in {child, *descendants(child)}}
 
 
+def state(pid: int) -> str:
+    """As in /proc: R runs, S sleeps, T is stopped, Z is a zombie."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def alive(pids: set[int]) -> set[int]:
     """Those of `pids` that still run; a zombie does not."""
 
     def runs(pid: int) -> bool:
         try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            return state(pid) != "Z"
         except (FileNotFoundError, ProcessLookupError):
             return False
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from expt.launch import forkserver
+from expt.launch.warm_server import close_all_but
 
 PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live")
 
@@ -165,12 +166,7 @@ def _fork_forkserver(path: Any, command: Sequence[Any], fds: Sequence[int]) -> i
     if pid := os.fork():
         return pid
     try:
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd > 2 and fd not in fds:
-                try:
-                    os.close(fd)
-                except OSError:  # that of the listing itself
-                    continue
+        close_all_but(fds)
         exec(program, {})
     finally:
         os._exit(0)

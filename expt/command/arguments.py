@@ -15,7 +15,7 @@ from expt.command.conf_files import conf_dir, groups, keys
 from expt.command.conf_files import options as options_of
 from expt.command.overrides import is_readable
 from expt.command.words import WORDS
-from expt.config.groups import OWN_DATASET_KEYS
+from expt.config.datasets import OWN_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, DAMAGED, latest_sweep, read_result, results_below
@@ -184,11 +184,11 @@ def refuse_unnamed(arguments: Sequence[str]) -> None:
 
 def warn_of_repeated(arguments: Sequence[str]) -> None:
     """Say which of two values of one key counts: Hydra takes the last, and says nothing."""
-    last = dict[str, str]()
-    for word in apart(arguments)[1]:
-        last[word.partition("=")[0].lstrip("+~")] = word
-    for word in dict.fromkeys(apart(arguments)[1]):
-        if (counts := last[word.partition("=")[0].lstrip("+~")]) != word:
+    settings = apart(arguments)[1]
+    keys_typed = [word.partition("=")[0].lstrip("+~") for word in settings]
+    last = dict(zip(keys_typed, settings, strict=True))
+    for key, word in dict.fromkeys(zip(keys_typed, settings, strict=True)):
+        if (counts := last[key]) != word:
             warn(f"{word}: the key is there twice, and the last counts, {counts}")
 
 

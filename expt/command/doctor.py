@@ -30,7 +30,7 @@ from expt.runs import provenance
 from expt.runs.result import read_result
 
 if TYPE_CHECKING:
-    from expt.config.groups import Downloaded
+    from expt.config.datasets import Downloaded
 
 GIB = 2**30
 ENOUGH_MEMORY = 2 * GIB
@@ -199,7 +199,7 @@ def _gpu(index: int) -> Finding:
 
 
 def _datasets(root: str | None) -> Iterator[Finding]:
-    from expt.config.groups import Downloaded
+    from expt.config.datasets import Downloaded
     from expt.data import files
 
     yield Finding("pass", "digits", "come with expt")

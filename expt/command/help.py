@@ -28,15 +28,16 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     Raises ConfigError for a word that it has nothing to say about.
     """
     folders = [conf_dir(), *_own_folders(arguments)]
-    _refuse_unknown(arguments, _names(folders))
-    console.print("expt trains image classifiers with PyTorch.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n")
+    names = _names(folders)
+    _refuse_unknown(arguments, names)
+    console.print("expt trains PyTorch models.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n")
     console.print("[bold]Examples[/]")
     for command, meaning in EXAMPLES:
         console.print(f"  {command}\n      [dim]{meaning}[/]", highlight=False)
     console.print("\n[bold]Commands[/]  (each with --help)")
     console.print(_table([(f"python -m expt {name}", word.meaning) for name, word in WORDS.items()]))
     console.print("\n[bold]Groups[/]  (choose: model=resnet18; set a key of the choice: model.stem=imagenet)")
-    console.print(_table((group, ", ".join(sorted(options))) for group, options in _names(folders).items()))
+    console.print(_table((group, ", ".join(sorted(options))) for group, options in names.items()))
     for title, rows in _sections(conf_dir() / "config.yaml"):
         console.print(f"\n[bold]{title}[/]")
         console.print(_table(rows))

@@ -19,6 +19,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode, TaskFunction
@@ -127,6 +128,7 @@ def _read_once() -> Iterator[None]:
 
     It also takes a quarter off the 0.1 s in which Hydra composes a point.
     """
+    Plugins.instance()  # imports the plugins anew: a class imported before is not the one that reads
     try:
         from hydra._internal.core_plugins.file_config_source import FileConfigSource
 
@@ -135,13 +137,15 @@ def _read_once() -> Iterator[None]:
         changed("this version of Hydra reads files in another way; edit none while a sweep is under way")
         yield
         return
-    read: dict[tuple[str, str], ConfigResult] = {}
+    read: dict[tuple[str, str], bytes] = {}
 
     def load_config(self: FileConfigSource, config_path: str) -> ConfigResult:
         key = (self.path, config_path)
-        if key not in read:
-            read[key] = real(self, config_path)
-        return copy.deepcopy(read[key])  # whoever asks takes parts out of it
+        if key in read:
+            return cast(ConfigResult, pickle.loads(read[key]))
+        found = real(self, config_path)
+        read[key] = pickle.dumps(found, pickle.HIGHEST_PROTOCOL)  # whoever asks takes parts out of it
+        return found
 
     with _replaced(FileConfigSource, real, load_config):
         yield
@@ -153,13 +157,13 @@ def _parsed_once() -> Iterator[None]:
     real = OverridesParser.parse_rule
 
     @functools.lru_cache(maxsize=PARSED)
-    def parsed(self: OverridesParser, word: str, rule: str) -> Any:
-        return real(self, word, rule)
+    def parsed(word: str, rule: str) -> Any:
+        return real(parser, word, rule)
 
     def parse_rule(self: OverridesParser, s: str, rule_name: str) -> Any:
         if self.functions.functions.keys() != known:
             return real(self, s, rule_name)
-        return copy.copy(parsed(parser, s, rule_name))  # whoever parses says of each for which loader it is
+        return copy.copy(parsed(s, rule_name))  # whoever parses says of each for which loader it is
 
     parser = OverridesParser.create()
     known = parser.functions.functions.keys()
@@ -207,7 +211,6 @@ def prefer_own_launchers(arguments: Sequence[str]) -> None:
     if not any("submitit_" in word for word in arguments):
         return
     from hydra.core.config_store import ConfigStore
-    from hydra.core.plugins import Plugins
 
     Plugins.instance()  # now they have stored what they will
     stored = getattr(ConfigStore.instance(), "repo", None)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
 
-_PLAIN = re.compile(r"[A-Za-z_][\w.]*=[\w.-]+", re.ASCII)
 MAX_NAME_BYTES = 180  # file systems take 255; leaves room for a suffix and for .tmp beside it
 
 
@@ -50,8 +49,6 @@ def is_readable(override: str) -> bool:
     """Whether Hydra's grammar has a reading for it."""
     from hydra.errors import OverrideParseException
 
-    if _PLAIN.fullmatch(override):  # to parse the first word takes 20 ms
-        return True
     try:
         parsed([override])
     except OverrideParseException:

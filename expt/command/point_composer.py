@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext
 from omegaconf import AnyNode, DictConfig, ListConfig, Node, OmegaConf
 
 from expt.command.hydra_adapter import changed, set_values
-from expt.config.parse import plain
+from expt.command.overrides import parsed
+from expt.config.parse import plain, with_value
 
 
 class PointComposer:
@@ -28,7 +28,6 @@ class PointComposer:
 
     def __init__(self, context: HydraContext, config: DictConfig) -> None:
         self._loader = context.config_loader
-        self._parser = OverridesParser.create()
         self._is_group: dict[str, bool] = {}
         self._chosen: dict[tuple[str, ...], _Chosen | None] = {}
         if config.hydra.runtime.choices.get("hydra/sweeper") != "basic":
@@ -42,7 +41,7 @@ class PointComposer:
     def compose(self, master: DictConfig, point: Sequence[str]) -> DictConfig:
         """The whole configuration of one point. Raises what Hydra raises where there is none."""
         with contextlib.suppress(Exception):  # a mistake, for which Hydra has many classes; below it tells it itself
-            words = self._parser.parse_overrides(list(point))
+            words = parsed(point)
             chosen, values = self._chosen_by(master, words)
             if chosen is not None:
                 composed = chosen.composed()
@@ -54,15 +53,15 @@ class PointComposer:
     def settings(self, master: DictConfig, point: Sequence[str]) -> Mapping[str, Any] | None:
         """What `plain` gives for the point, 50 times as fast; None where the whole configuration has to be asked."""
         with contextlib.suppress(Exception):  # as above
-            chosen, values = self._chosen_by(master, self._parser.parse_overrides(list(point)))
+            chosen, values = self._chosen_by(master, parsed(point))
             return chosen.with_values(values) if chosen else None
         return None
 
     def is_group(self, master: DictConfig, key: str) -> bool:
         """Whether `key` is that of a group, in whose folder Hydra looks for a choice."""
-        if key not in self._is_group:  # looks into folders, which takes 5 ms
+        if key not in self._is_group:  # looks into folders, which takes a moment
             asked = OmegaConf.to_container(master.hydra.overrides.hydra)
-            name = master.hydra.job.config_name
+            name = master.hydra.job.config_name if master.hydra.searchpath else None  # else it is read for nothing
             options = self._loader.get_group_options(key, None, name, cast(list[str], asked))
             self._is_group[key] = bool(options)
         return self._is_group[key]
@@ -109,10 +108,12 @@ class _Chosen:
         """The settings with these values; None where one of them is more than a new value of a setting."""
         settings = self._settings
         for word in values:
-            value = word.value()
+            path, value = word.key_or_group.split("."), word.value()
             if settings is None or word.type != OverrideType.CHANGE or not _is_plain(value):
                 return None
-            settings = _with(settings, word.key_or_group.split("."), value)
+            if not _holds_value(settings, path):
+                return None
+            settings = with_value(settings, path, value)
         return settings
 
 
@@ -144,14 +145,13 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float)
 
 
-def _with(settings: Mapping[str, Any], key: Sequence[str], value: Any) -> Mapping[str, Any] | None:
-    """A copy with another value at `key`, which shares all else; None where there is no single value there."""
-    first, *rest = key
-    old = settings.get(first, settings)
-    if rest:
-        below = _with(old, rest, value) if isinstance(old, dict) and old is not settings else None
-        return below and {**settings, first: below}
-    return None if isinstance(old, dict | list) else {**settings, first: value}
+def _holds_value(settings: Any, path: Sequence[str]) -> bool:
+    """Whether there is a single value at `path`."""
+    for key in path:
+        if not isinstance(settings, dict) or key not in settings:
+            return False
+        settings = settings[key]
+    return not isinstance(settings, dict | list)
 
 
 class _Checks:

@@ -14,8 +14,9 @@ from rich.console import Console
 from expt.command.conclusion import conclude, print_lost
 from expt.command.words import Parser
 from expt.errors import ConfigError
+from expt.runs.atomic import write_atomically
 from expt.runs.paths import is_sweep
-from expt.runs.result import LOST, write_atomically
+from expt.runs.result import LOST
 from expt.runs.view.cells import say
 from expt.runs.view.comparison import as_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console

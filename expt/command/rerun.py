@@ -100,6 +100,8 @@ def _differences(config: RunConfig, content: Content, then: Record) -> list[str]
         found.append("what the run took from the environment is other than then")
     if before and before.data != content.data:
         found.append("the dataset's files are other than then")
+    if before and before.weights != content.weights:
+        found.append("weights: the file is not that of then")
     if before and before.code != content.code:
         found.append("the source of the run's own classes is other than then")
     return found

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from expt.command.sweep_points import ComposedRun
 from expt.config.identity import identity
+from expt.config.tasks import chosen_metric
 from expt.errors import ExptError, printable
 from expt.launch.job import Job, request_of
 from expt.runs import tags
@@ -132,8 +133,9 @@ class SweepDisplay:
         for job in active:
             state = self._states[job]
             where = ",".join(job.devices) or f"{request_of(job).config.world_size} cpu"
-            val = state.values.get("accuracy/val", state.values.get("accuracy/test"))
-            loss = state.values.get(tags.RUNNING_LOSS, state.values.get(tags.loss("train")))
+            metric = chosen_metric(request_of(job).config.task)
+            val = state.values.get(tags.metric(metric, "val"), state.values.get(tags.metric(metric, "test")))
+            loss = state.values.get(tags.RUNNING_LOSS, state.values.get(tags.metric("loss", "train")))
             numbers = ["" if value is None else f"{value:.4f}" for value in (loss, val)]
             left = "" if state.left_s is None else duration(state.left_s)
             table.add_row(*cells(job.name, where, f"{state.epoch}/{state.epochs}", *numbers, left))

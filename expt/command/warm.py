@@ -82,13 +82,16 @@ def _started(idle_s: float) -> dict[str, Any]:
             return {**warm.ask(name, "keep", idle_s=idle_s), "name": name}
         for other in list(_answering()):
             if other["prefix"] == sys.prefix:  # of before an upgrade, or with another `ulimit`
-                warm.ask(other["name"], "stop")
+                _stop(other["name"])
                 warn(f"process {other['pid']}, of another environment ({_other(other['parts'])}), makes way")
         _start(name, idle_s)
         if fingerprint() != name:
-            warm.ask(name, "stop")
+            _stop(name)
             raise RunFailed("expt warm: files of expt or torch changed while they were imported; type it again")
-        return {**warm.ask(name, "status"), "name": name}
+        try:
+            return {**warm.ask(name, "status"), "name": name}
+        except warm.Cold as error:
+            raise RunFailed("expt warm: it ended as soon as it was ready; type it again") from error
 
 
 def _start(name: str, idle_s: float) -> None:
@@ -133,10 +136,15 @@ def _answering() -> Iterator[dict[str, Any]]:
 def _stop_all() -> None:
     found = list(_answering())
     for each in found:
-        warm.ask(each["name"], "stop")
+        _stop(each["name"])
     if left := list(warm.sockets()):
         raise RunFailed(f"{warm.folder()}: {len(left)} does not answer; `pkill -9 -f warm_server` ends it")
     Console().print(f"ended {len(found)}" if found else "there was none")
+
+
+def _stop(name: str) -> None:
+    with contextlib.suppress(warm.Cold):  # it has ended by itself since it was asked what it is
+        warm.ask(name, "stop")
 
 
 def _show(servers: Sequence[dict[str, Any]]) -> None:

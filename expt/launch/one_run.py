@@ -87,7 +87,7 @@ def _run_in_process(request: RunRequest, on_start: Callable[[], None] | None, co
     from expt.worker.main import run_as
 
     config, paths = request.config, request.paths
-    prepare(config.dataset)
+    prepare(config.dataset, config.task)
     user_code.import_anew(user_code.targets(config))  # it may have been edited since the run before this, in a notebook
     alone = collectives.worker_from(
         {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=config.gpu_indices

@@ -112,9 +112,10 @@ class Pool:
         try:
             if job.error:
                 raise job.error
-            refuse_missing_parts(request_of(job).config)
+            config = request_of(job).config
+            refuse_missing_parts(config)
             with signals.heeded_at_once():
-                prepare(request_of(job).config.dataset)  # once for all its workers, before any could try the same
+                prepare(config.dataset, config.task)  # once for all its workers, before any could try the same
             self._queue(number, job)
         except KeyboardInterrupt:
             return True  # the loop stops what runs, see signals.asked

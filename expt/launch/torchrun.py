@@ -123,7 +123,7 @@ def _where(arrivals: list[Arrival]) -> Record:
 
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     config, paths = attempt.request.config, attempt.paths
-    prepare(config.dataset)  # under a file lock, so that one worker of each machine does it
+    prepare(config.dataset, config.task)  # under a file lock, so that one worker of each machine does it
     status = main(
         config,
         paths,

@@ -5,6 +5,7 @@ It serves one command after another, by a socket that bears the fingerprint of i
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib
 import json
@@ -14,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -74,7 +75,7 @@ class Server:
         self._listener, self._name, self._idle_s = listener, name, idle_s
         self._forked: dict[int, int] = {}  # from a descriptor of the process to its pid
         self._num_forked = 0
-        self._last_used = self._began = time.monotonic()
+        self._last_used = time.monotonic()
         self._parts, self._imported = surroundings.parts(), imported
 
     def serve(self) -> None:
@@ -123,7 +124,6 @@ class Server:
             pid=os.getpid(),
             prefix=sys.prefix,
             mebibytes=_mebibytes(),
-            age_s=time.monotonic() - self._began,
             left_s=self._left_s(),
             idle_s=self._idle_s,
             under_way=len(self._forked),
@@ -155,9 +155,7 @@ def _become(request: Mapping[str, Any], folder: str, received: Sequence[int]) ->
     try:
         numbers = request["descriptors"]
         moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, max(numbers) + 1) for descriptor in received]
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) not in moved:
-                _close(int(name))
+        close_all_but(moved)
         for descriptor, number in zip(moved, numbers, strict=True):
             os.dup2(descriptor, number)
             os.close(descriptor)
@@ -178,11 +176,12 @@ def _become(request: Mapping[str, Any], folder: str, received: Sequence[int]) ->
         os._exit(code)
 
 
-def _close(descriptor: int) -> None:
-    try:
-        os.close(descriptor)
-    except OSError:  # that of the listing itself
-        return
+def close_all_but(kept: Collection[int]) -> None:
+    """Close every descriptor of this process but these, and the three standard ones."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor not in kept:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(descriptor)
 
 
 def _state(file: str) -> tuple[int, int] | None:

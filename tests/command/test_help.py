@@ -64,8 +64,8 @@ def test_a_key_is_shown_with_its_value_and_meaning() -> None:
 @pytest.mark.parametrize("group", ["model", "extra"])
 def test_a_folder_of_ones_own_is_listed(tmp_path: Path, group: str) -> None:
     (tmp_path / group).mkdir()
-    (tmp_path / group / "transformer.yaml").write_text("_target_: mine.Transformer\n")
-    (line,) = (line for line in help_text("--config-dir", str(tmp_path)).splitlines() if "transformer" in line)
+    (tmp_path / group / "mine_alone.yaml").write_text("_target_: mine.Net\n")
+    (line,) = (line for line in help_text("--config-dir", str(tmp_path)).splitlines() if "mine_alone" in line)
     assert line.split()[0] == group
 
 
@@ -99,7 +99,8 @@ def test_a_word_that_help_knows_nothing_of_is_told() -> None:
         "mlp": "mlp: --help takes a command or a choice, as in --help model=convnet. Did you mean 'model=mlp'?",
         "seed": "seed: --help takes a command or a choice, as in --help model=convnet. "
         "It shows every key where nothing else is typed.",
-        "model=convnt": "model=convnt: not one of convnet, mlp, paddle_convnet, resnet18. Did you mean 'convnet'?",
+        "model=convnt": "model=convnt: not one of convnet, mlp, paddle_convnet, resnet18, timm, torchvision, "
+        "transformer, unet. Did you mean 'convnet'?",
     }.items():
         with pytest.raises(ConfigError) as refused:
             help_text("--help", words)

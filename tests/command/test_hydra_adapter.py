@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import pickle
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -27,6 +28,7 @@ import expt
 from expt.command import hydra_adapter
 from expt.command.hydra_adapter import fail, prefer_own_launchers
 from expt.errors import ConfigError, RunFailed
+from tests.conftest import environment
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +99,27 @@ def test_a_file_is_read_once_in_a_command(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 DRY = ("seed=0,1", "hydra.launcher.dry_run=true")
+
+
+def test_that_holds_in_a_command_whose_plugins_hydra_has_yet_to_import(tmp_path: Path) -> None:
+    counting = """
+import collections, sys
+from omegaconf import OmegaConf
+read, real = collections.Counter(), OmegaConf.load
+OmegaConf.load = staticmethod(lambda file: read.update([file.name]) or real(file))
+sys.argv = ["expt", "-m", *sys.argv[1:]]
+from expt.__main__ import main
+try:
+    main()
+finally:
+    from expt.command.conf_files import conf_dir
+    print(max(number for name, number in read.items() if name.startswith(str(conf_dir()))), len(read))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", counting, *DRY], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    most, files = map(int, done.stdout.splitlines()[-1].split())
+    assert (most, files > 8) == (1, True), done.stderr
 
 
 @pytest.mark.parametrize("gone", ["its way of checking", "its way of keeping results"])

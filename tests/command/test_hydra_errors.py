@@ -20,7 +20,10 @@ MISTAKES = {
     "modle=mlp": "modle=mlp: there is no key 'modle'. Did you mean 'model'?",
     "bakend=gloo": "bakend=gloo: there is no key 'bakend'. Did you mean 'backend'?",
     "optimizer.lrr=1": "optimizer.lrr=1: there is no key 'optimizer.lrr'. Did you mean 'optimizer.lr'?",
-    "model=resnet19": "model=resnet19: not one of convnet, mlp, paddle_convnet, resnet18. Did you mean 'resnet18'?",
+    "model=resnet19": (
+        "model=resnet19: not one of convnet, mlp, paddle_convnet, resnet18, timm, torchvision, transformer, unet. "
+        "Did you mean 'resnet18'?"
+    ),
     "x": "x: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value.",
     "reprot": (
         "reprot: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value. "
@@ -41,9 +44,12 @@ MISTAKES = {
     "optimizer.learning_rate=1": (
         "optimizer.learning_rate=1: there is no key 'optimizer.learning_rate'. Did you mean 'optimizer.lr'?"
     ),
-    "~model": "model: is empty; choose one, as in model=mlp, of mlp, convnet, paddle_convnet, resnet18 and your own",
+    "~model": (
+        "model: is empty; choose one, as in model=mlp, of mlp, convnet, paddle_convnet, resnet18, torchvision, timm, "
+        "transformer, unet and your own"
+    ),
     "~model.hiden": "~model.hiden: there is no key 'model.hiden'. Did you mean 'model.hidden'?",
-    "metrics=f1": "metrics=f1: there is no key 'metrics'.",
+    "metrics=f1": "metrics=f1: there is no key 'metrics'. Did you mean 'task.metrics'?",
     "seed=range(3)": ("seed=range(3): several values make a sweep; add -m, as in python -m expt -m 'seed=range(3)'"),
     "eval_split=test objective=accuracy/val": (
         "objective=accuracy/val: eval_split=test has no val; use objective=accuracy/test"
@@ -51,12 +57,13 @@ MISTAKES = {
     "optimizer.nesterov=true optimizer.momentum=0": (
         "optimizer.nesterov=true: needs a momentum, as in optimizer.momentum=0.9"
     ),
-    "model=null": "model=null: not one of convnet, mlp, paddle_convnet, resnet18.",
+    "optimizer=null": "optimizer=null: not one of adam, adamw, muon, plain_sgd, sgd.",
 }
 COMPOSING = {
     "sweep=sedes": "sweep=sedes: not one of amp_grid, models_by_lr, seeds. Did you mean 'seeds'?",
     "experiment=ddp_mpl": (
-        "experiment=ddp_mpl: not one of amp_sweep, d2l_resnet18, ddp_mlp, keras_convnet, paddle_mnist. "
+        "experiment=ddp_mpl: not one of amp_sweep, char_lm, d2l_resnet18, ddp_mlp, diabetes, keras_convnet, "
+        "paddle_mnist. "
         "Did you mean 'ddp_mlp'?"
     ),
     "model.hidden=[": "model.hidden=[: not of the form key=value; quote values with spaces or brackets",
@@ -104,8 +111,8 @@ OWN = {
 OF_OWN = {
     "model=nameless": "model: its YAML names none; add a line to it, as in _target_: mine.Model",
     "experiment=lost": ("experiment: its YAML sets epochs, seed below 'experiment'; begin it with # @package _global_"),
-    "model=linear model.width=3": (
-        "model.width=3: the YAML has no key 'model.width'; add it there, or type +model.width=3"
+    "model=linear model.breadth=3": (
+        "model.breadth=3: the YAML has no key 'model.breadth'; add it there, or type +model.breadth=3"
     ),
     "model=linear model.heigth=3": (
         "model.heigth=3: the YAML has no key 'model.heigth'. Did you mean 'model.height'? "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hydra import initialize_config_dir
@@ -14,6 +15,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import HydraContext, RunMode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -70,6 +72,32 @@ def test_a_sweeper_that_may_look_at_what_is_composed_is_given_hydras_own(loader:
     composer = PointComposer(context, master)
     assert context.config_loader is loader
     assert composer.compose(master, ["seed=3"]).seed == 3
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_groups_are_found_without_reading_a_file_and_where_the_primary_one_says(
+    loader: ConfigLoader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searched: bool
+) -> None:
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource  # Hydra imports its plugins anew
+
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "a.yaml").touch()
+    read, real = list[str](), FileConfigSource.load_config
+
+    def load_config(self: FileConfigSource, config_path: str) -> ConfigResult:
+        read.append(config_path)
+        found = real(self, config_path)
+        if searched and config_path == "config":
+            cast(DictConfig, found.config).hydra.searchpath = [f"file://{tmp_path}"]
+        return found
+
+    monkeypatch.setattr(FileConfigSource, "load_config", load_config)
+    context, master = context_and_master(loader)
+    composer = PointComposer(context, master)
+    read.clear()
+    assert composer.is_group(master, "model")
+    assert composer.is_group(master, "own") is searched
+    assert read == ["config", "config"] * searched
 
 
 WORDS = (

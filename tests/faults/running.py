@@ -44,11 +44,6 @@ def ranks(processes: Iterable[int]) -> dict[int, int]:
     return found
 
 
-def state(pid: int) -> str:
-    """As in /proc: R runs, S sleeps, T is stopped."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
 def waits_for(pid: int, number: signal.Signals) -> bool:
     """Whether the process was sent the signal, and has not taken it yet."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()

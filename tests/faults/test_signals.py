@@ -12,8 +12,8 @@ import pytest
 from expt.runs import checkpoint
 from expt.signals import ASK_WORKER, IMPATIENT_S
 from expt.worker.fault import VARIABLE
-from tests.conftest import Process, RunFolder, Trained, alive, run, start, start_cold
-from tests.faults.running import ranks, state, training, wait_until, waits_for
+from tests.conftest import Process, RunFolder, Trained, alive, run, start, start_cold, state
+from tests.faults.running import ranks, training, wait_until, waits_for
 from tests.integration.test_resume import _assert_equal
 
 

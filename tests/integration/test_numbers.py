@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from expt.config.groups import Digits
+from expt.config.datasets import Digits
 from expt.data import files, indexing
 from expt.data.cache import Arrays
 from expt.models.mlp import MLP

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import expt
-from expt.config.groups import Target
+from expt.config.constraints import Target
 from expt.errors import ConfigError
 from expt.launch import one_run
 from tests.requests import request

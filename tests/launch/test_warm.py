@@ -8,8 +8,10 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -365,3 +367,27 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, what: str) ->
     done = run("warm", cwd=tmp_path, XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 2
     assert "must be a folder of yours that nobody else can enter" in done.stderr
+
+
+def test_one_that_ends_before_it_is_stopped_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "expt").mkdir(mode=0o700)
+    tmp_path.chmod(0o700)
+    path = tmp_path / "expt" / "0.socket"
+
+    def answer_once() -> None:
+        asked, _ = listener.accept()
+        with asked:
+            asked.recv(warm.MAX_BYTES)
+            path.unlink()
+            listener.close()
+            asked.send(b"{}")
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("expt/0.socket")  # a socket's path is 108 bytes at most
+        listener.listen()
+        ends = threading.Thread(target=answer_once)
+        ends.start()
+        done = run("warm", "--stop", cwd=tmp_path, XDG_RUNTIME_DIR=str(tmp_path))
+        ends.join()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended 1\n", "")

@@ -1,0 +1,170 @@
+"""Tasks that are not classification: the numbers of a plain loop, whatever the number of workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from expt.data import indexing
+from tests.conftest import RunFolder, run, start
+from tests.faults.running import wait_until
+
+OWN = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+import expt
+
+
+class Rows(Dataset):
+    def __init__(self, train=True, size=107):
+        generator = torch.Generator().manual_seed(int(train))
+        self.features = torch.randn(size, 6, generator=generator)
+        self.targets = self.features @ torch.arange(6.0)
+        self.weights = torch.rand(size, generator=generator) ** 4
+
+    def __len__(self):
+        return len(self.features)
+
+    def __getitem__(self, index):
+        return {"row": self.features[index]}, (self.targets[index], self.weights[index])
+
+
+class Weighted(expt.Task):
+    def forward(self, model, batch):
+        return model(batch.inputs["row"])[:, 0]
+
+    def loss(self, outputs, batch):
+        targets, weights = batch.targets
+        return (weights * (outputs - targets) ** 2).sum(), weights.sum()
+
+    def measure(self, outputs, batch):
+        return {"mae": ((outputs - batch.targets[0]).abs().sum(), len(outputs))}
+
+
+class Linear(nn.Linear):
+    def __init__(self, **_):
+        super().__init__(6, 1)
+"""
+SIZE, HELD_OUT, BATCH, LR, STEPS = 107, 10, 36, 0.05, 6
+YAML = {
+    "dataset": "_target_: own.Rows\n",
+    "task": "_target_: own.Weighted\nmetrics: {mae: min}\n",
+    "model": "_target_: own.Linear\n",
+}
+WORDS: tuple[str, ...] = (
+    "dataset=own",
+    "task=own",
+    "model=own",
+    "optimizer=plain_sgd",
+    f"optimizer.lr={LR}",
+    f"batch_size={BATCH}",
+)
+WORDS += ("gpus=0", "threads=1", "epochs=2", "log_every=1", "drop_last=false", "hydra.run.dir=run")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder with a person's own module and YAML."""
+    (tmp_path / "own.py").write_text(OWN)
+    for group, text in YAML.items():
+        (tmp_path / "conf" / group).mkdir(parents=True)
+        (tmp_path / "conf" / group / "own.yaml").write_text(text)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[list[float], list[float], float]:
+    """The loss of each step, what it would be as a mean of four workers' means, and the last mean absolute error."""
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(SIZE, 6, generator=generator)
+    targets, weights = features @ torch.arange(6.0), torch.rand(SIZE, generator=generator) ** 4
+    train, val = indexing.split(SIZE, 0.1, None, torch.zeros(SIZE))
+    torch.manual_seed(0)
+    net = torch.nn.Linear(6, 1)
+    losses, means = list[float](), list[float]()
+    for epoch in (1, 2):
+        for batch in train[indexing.permutation(len(train), 0, epoch)].split(BATCH):
+            squares = (net(features[batch])[:, 0] - targets[batch]) ** 2
+            loss = (weights[batch] * squares).sum() / weights[batch].sum()
+            of_four = [(weights[part] * square).sum() / weights[part].sum()
+                       for part, square in zip(batch.chunk(4), squares.chunk(4), strict=True)]  # fmt: skip
+            net.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(LR * parameter.grad)
+            losses.append(loss.item())
+            means.append(float(np.mean([value.item() for value in of_four])))
+    error = (net(features[val])[:, 0] - targets[val]).abs().mean().item()
+    return losses, means, error
+
+
+@pytest.mark.parametrize(("workers", "parts"), [(1, 1), (2, 3), (3, 1), (4, 1)])
+def test_a_loss_by_weights_is_that_of_the_global_batch(
+    workers: int, parts: int, own: Path, reference: tuple[list[float], list[float], float]
+) -> None:
+    """An average of the workers' averages would be another."""
+    done = run(*WORDS, f"world_size={workers}", f"gradient_accumulation={parts}", cwd=own)
+    assert done.returncode == 0, done.stderr
+    found, (losses, means, error) = RunFolder(own / "run"), reference
+    curve = dict(found.curve("running/loss"))
+    assert [curve[step] for step in range(1, STEPS + 1)] == pytest.approx(losses, abs=1e-4)
+    assert max(abs(one - other) for one, other in zip(losses, means, strict=True)) > 1e-2
+    assert found.result["metrics"]["mae/val"] == pytest.approx(error, abs=1e-5)
+    assert found.result["objective"]["name"] == "mae/val"
+    assert found.result["best"]["value"] == min(value for _, value in found.curve("mae/val")), "lower is better"
+    assert "mae" in done.stdout
+
+
+def test_it_resumes_to_the_same_bits(own: Path) -> None:
+    words = (*WORDS, "world_size=2", "epochs=40", "checkpoint.every_steps=1")
+    assert run(*words, cwd=own).returncode == 0
+    (own / "run").rename(own / "whole")
+    process, metrics = start(*words, cwd=own), own / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 60, process)
+    process.kill()
+    process.communicate()
+    again = run(*words, "resume=auto", cwd=own)
+    assert again.returncode == 0, again.stderr
+    assert RunFolder(own / "run").result["resumed_from"]["step"] > 0
+    assert RunFolder(own / "run").points == RunFolder(own / "whole").points
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("task=regression",), "task=regression: dataset=digits has one class for each image"),
+        (("dataset=own",), "dataset.num_classes: task=classification needs it"),
+        (("dataset=own", "task=own", "model=own", "objective=accuracy/val"), "objective=accuracy/val: not one of"),
+        (("dataset=own", "task=own", "model=own", "+task.metrics.loss=max"), "task.metrics.loss: is always there"),
+        (("dataset=own", "task=own", "model=own", "task.metrics.mae=low"), "input should be 'min' or 'max'"),
+        (("dataset=own", "task=own", "label_smoothing=0.1"), "label_smoothing=0.1: is of task=classification"),
+        (("dataset=own", "task=own", "dataset.mean=[0.5]"), "dataset.mean, std and augment: are of images"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(words: tuple[str, ...], said: str, own: Path) -> None:
+    done = run(*words, "gpus=0", "world_size=1", cwd=own)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (("** 2).sum(), weights", "** 2), weights"), "Weighted.loss gives [36] and the weight"),
+        (("return {\"mae\"", "return {\"mea\""), "Weighted.measure gives mea, and task.metrics names mae"),
+        ((".abs().sum(), len", ".abs(), len"), "Weighted.measure: mae has the shape [36]; give its sum"),
+        (("expt.Task", "nn.Module"), "refused, it is not a subclass of expt.tasks.task.Task"),
+        (("self.targets[index],", "torch.ones(index + 1),"), "give the dataset a method collate(samples) -> batch"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_ones_own_code_are_told_in_a_line(edit: tuple[str, str], said: str, own: Path) -> None:
+    (own / "own.py").write_text(OWN.replace(*edit))
+    done = run(*WORDS, "world_size=1", cwd=own)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
