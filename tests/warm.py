@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing import util
 from pathlib import Path
@@ -42,6 +43,7 @@ class Command:
         request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": dict(env)}).encode()
         self._told.sendall(len(request).to_bytes(8, "big") + request)
         self.pid = self._number()
+        weakref.finalize(self, self._told.close)  # of one that a failed test has not waited for
 
     def poll(self) -> int | None:
         """The exit code, -N of a command that signal N ended; None while it is under way."""

@@ -24,6 +24,8 @@ from expt.launch.surroundings import fingerprint
 
 PATIENCE_S = 0.2
 """How long a command waits for a warm server before it starts a forkserver of its own."""
+FORK_PATIENCE_S = 5.0
+"""How long it waits for one that has just answered: the process that it is to fork holds the command's descriptors."""
 MAX_BYTES = 1 << 20
 """Of a message; one with an environment that is larger is not sent."""
 
@@ -36,7 +38,7 @@ def fork(program: str, descriptors: Sequence[int]) -> int:
     """Have the warm server fork a process that runs `program`; returns its pid, that of nobody's child here.
 
     It has this process's folder, environment, umask, stdout and stderr, and `descriptors` by the same numbers. Raises
-    Cold, within PATIENCE_S.
+    Cold, within PATIENCE_S of one that does not answer.
     """
     until = time.monotonic() + PATIENCE_S
     if signals.in_slurm() or not is_private(folder()) or not any(sockets()):
@@ -53,7 +55,7 @@ def fork(program: str, descriptors: Sequence[int]) -> int:
         # Only to one that is awake: the descriptors are not to be shared with a process that comes too late.
         server.settimeout(_left(until))
         socket.send_fds(server, [json.dumps(request).encode()], sent)
-        return int(_received(server, until)["pid"])
+        return int(_received(server, time.monotonic() + FORK_PATIENCE_S)["pid"])
 
 
 def ask(name: str, what: str, timeout_s: float = 2.0, **more: object) -> dict[str, Any]:
