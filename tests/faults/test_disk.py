@@ -89,7 +89,8 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_word(checkpoints: bool, disk: 
     assert process.returncode == 1
     assert "Traceback" not in err
     assert f"no space is left on the disk of {disk / 'run'}" in err
-    assert "result.json: could not be written" in err
+    if "result.json: could not be written" not in err:  # the checkpoint that was cut short left room for it
+        assert RunFolder(disk / "run").result["status"] == "failed"
     ballast.unlink()
     _goes_on(disk / "run", trained)
 
