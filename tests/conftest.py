@@ -34,7 +34,7 @@ FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 TIMEOUT_S = 100
 # torchrun and schedulers set these; a test session inside one must not look like a worker.
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-OF_PYTEST = "PYTEST_CURRENT_TEST"
+OF_TESTS = ("PYTEST_CURRENT_TEST", warm.ADDRESS)
 
 # A machine that is busy is no failure.
 settings.register_profile("expt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -51,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["XDG_RUNTIME_DIR"] = runtime = tempfile.mkdtemp()
     config.add_cleanup(lambda: shutil.rmtree(runtime, ignore_errors=True))
+    if config.getoption("numprocesses") and not config.getoption("collectonly"):
+        warm.start_template()  # one for all processes, which collect the tests in the meantime
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -77,7 +79,7 @@ def environment(**extra: str) -> dict[str, str]:
 
     It is the same in all tests, and no warm server of who runs them is used.
     """
-    kept = {key: value for key, value in os.environ.items() if key not in (*LAUNCHER_VARIABLES, OF_PYTEST)}
+    kept = {key: value for key, value in os.environ.items() if key not in (*LAUNCHER_VARIABLES, *OF_TESTS)}
     return {**kept, "COLUMNS": "100", **extra}
 
 

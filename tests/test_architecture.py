@@ -8,7 +8,7 @@ import graphlib
 import itertools
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +55,19 @@ def _read(path: Path) -> Module:
 
 
 MODULES = {module.name: module for module in map(_read, sorted(PACKAGE.rglob("*.py")))}
-each_module = pytest.mark.parametrize("module", MODULES.values(), ids=MODULES.keys())
+
+
+def each_module(check: Callable[[Module], None]) -> Callable[[], None]:
+    """One test of all modules: pytest takes longer to run a thousand tests than these checks do."""
+
+    def test() -> None:
+        for module in MODULES.values():
+            try:
+                check(module)
+            except AssertionError as error:
+                raise AssertionError(f"in expt.{module.name}: {error}") from None
+
+    return test
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

@@ -14,10 +14,12 @@ import os
 import pkgutil
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing import util
@@ -27,6 +29,8 @@ from typing import Any
 from expt.launch import forkserver
 from expt.launch.warm_server import close_all_but
 
+ADDRESS = "EXPT_TEST_TEMPLATE"
+"""The variable that says where the process listens that commands are forked from."""
 PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live")
 
 
@@ -39,7 +43,7 @@ class Command:
         self._streams = [os.memfd_create(name) for name in ("stdout", "stderr")]
         self._told, told = socket.socketpair()
         with told:
-            socket.send_fds(_template(), [b"?"], [told.fileno(), *self._streams])
+            _ask(told.fileno(), *self._streams)
         request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": dict(env)}).encode()
         self._told.sendall(len(request).to_bytes(8, "big") + request)
         self.pid = self._number()
@@ -77,40 +81,51 @@ class Command:
         return int.from_bytes(self._told.recv(8), "big", signed=True)
 
 
-_running: list[socket.socket] = []
+def start_template() -> None:
+    """Start the process that commands are forked from, for all that this process starts; it ends with it."""
+    folder = tempfile.mkdtemp()
+    os.environ[ADDRESS] = f"{folder}/socket"
+    ends, alive = os.pipe()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.environ[ADDRESS])
+        listener.listen(64)  # who asks before the imports are made waits
+        passed = (listener.fileno(), ends)
+        command = [sys.executable, "-m", "tests.warm", *map(str, passed)]
+        root = Path(__file__).parents[1]
+        template = subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, pass_fds=passed)
+    os.close(ends)
+    atexit.register(shutil.rmtree, folder)
+    atexit.register(template.wait)
+    atexit.register(os.close, alive)  # earlier: it asks for the end
 
 
-def _template() -> socket.socket:
-    """The line to the process that commands are forked from; it ends with this one."""
-    if not _running:
-        line, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "tests.warm", str(theirs.fileno())]
-            root = Path(__file__).parents[1]
-            template = subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        atexit.register(template.wait)
-        atexit.register(line.close)  # earlier: it asks for the end
-        _running.append(line)
-    return _running[0]
+def _ask(*descriptors: int) -> None:
+    """Send the template what a command talks through."""
+    if ADDRESS not in os.environ:
+        start_template()
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(os.environ[ADDRESS])
+        socket.send_fds(line, [b"?"], descriptors)
 
 
-def _serve(line: socket.socket) -> None:
-    """Become each command that is asked for, in a child; returns in the children alone, and where nobody asks more."""
+def _serve(listener: socket.socket, ends: int) -> None:
+    """Become each command that is asked for, in a child; returns in the children alone, and at the end."""
     packages = map(_modules, ("expt", "hydra._internal.core_plugins", "hydra_plugins"))
     for module in (*PRELOADED, *itertools.chain(*packages)):
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that attend
-    while True:
-        _, streams, *_ = socket.recv_fds(line, 1, 3)
-        if not streams:
-            return
+    while ends not in select.select([listener.fileno(), ends], [], [])[0]:
+        line, _ = listener.accept()
+        with line:
+            _, descriptors, *_ = socket.recv_fds(line, 1, 3)
         if os.fork() == 0:
-            line.close()
+            listener.close()
+            os.close(ends)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _attend(*streams)
+            _attend(*descriptors)
             return
-        for stream in streams:
-            os.close(stream)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _modules(package: str) -> list[str]:
@@ -175,4 +190,4 @@ def _fork_forkserver(path: Any, command: Sequence[Any], fds: Sequence[int]) -> i
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
