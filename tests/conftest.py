@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import json
 import os
 import shutil
@@ -15,19 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hypothesis import HealthCheck, settings
-from omegaconf import OmegaConf
 
 import expt
-from expt.command.conf_files import conf_dir
-from expt.command.overrides import register_resolvers
 from expt.command.rerun import NOT_REPEATED
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.launch import forkserver
 from expt.machine import Machine
 from tests import warm
+from tests.composing import composed
 from tests.faults.cases import TESTS
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -167,15 +162,9 @@ Configured = Callable[..., RunConfig]
 @pytest.fixture(scope="session")
 def configured() -> Configured:
     """`configured("epochs=2")`: what the command line would give, for one worker on a CPU."""
-    register_resolvers()
-
-    @functools.cache  # Hydra takes 0.1 s
-    def composed(*overrides: str) -> Any:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return OmegaConf.to_container(compose("config", overrides=["world_size=1", *overrides]), resolve=True)
 
     def configure(*overrides: str) -> RunConfig:
-        return parse(copy.deepcopy(composed(*overrides)), Machine(gpus=(), cpus=2))
+        return parse(composed("world_size=1", *overrides), Machine(gpus=(), cpus=2))
 
     return configure
 

@@ -8,23 +8,18 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-
-from expt.command.conf_files import conf_dir
-from expt.command.overrides import register_resolvers
-from expt.config.parse import parse, plain
+from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
+from tests.composing import composed
 
 
 @functools.cache
 def settings() -> dict[str, Any]:
     """The shipped configuration, composed once."""
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return plain(compose("config"))
+    return composed()
 
 
 @functools.cache

@@ -7,20 +7,16 @@ import json
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from expt.command.conf_files import conf_dir
-from expt.command.overrides import register_resolvers
 from expt.config.identity import NOT_IN_RESULT, flat, hyperparameters, identity, shown
-from expt.config.parse import parse, plain
+from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.machine import Machine
+from tests.composing import composed
 
 
 def config(*overrides: str, gpus: tuple[str, ...] = ()) -> RunConfig:
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return parse(plain(compose("config", overrides=list(overrides))), Machine(gpus=gpus, cpus=8))
+    return parse(composed(*overrides), Machine(gpus=gpus, cpus=8))
 
 
 # As earlier versions wrote them into result.json: a half-finished sweep goes on by them.
@@ -102,21 +98,16 @@ def test_the_keys_that_do_not_count_are_these() -> None:
 
 def test_a_person_s_own_arguments_count() -> None:
     settings = {"_target_": "mine.Net", "width": 3}
-    node = plain_config()
+    node = composed()
     one, other = (parse({**node, "model": {**settings, "width": w}}, Machine(cpus=8)) for w in (3, 4))
     assert identity(one) != identity(other)
 
 
 def test_the_arguments_of_a_nested_class_count() -> None:
-    node, settings = plain_config(), {"_target_": "mine.Net"}
+    node, settings = composed(), {"_target_": "mine.Net"}
     deep = [{"augment": [{"_target_": "mine.Noise", "std": std}]} for std in (0.1, 0.2)]
     one, other = (parse({**node, "model": {**settings, **more}}, Machine(cpus=8)) for more in deep)
     assert identity(one) != identity(other)
-
-
-def plain_config() -> dict[str, Any]:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return plain(compose("config"))
 
 
 def test_a_default_spelled_out_is_the_same_run() -> None:

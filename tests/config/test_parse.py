@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from expt.command.conf_files import conf_dir
-from expt.command.overrides import register_resolvers
 from expt.config import constraints, groups, secrets
 from expt.config.parse import parse, parse_elsewhere
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
+from tests.composing import composed
 
 FREE_OF_TORCH = (
     "config.parse", "config.schema", "config.rules", "errors", "runs.paths", "machine", "runs.result",
@@ -38,23 +36,19 @@ def machine(gpus: int = 0, **facts: Any) -> Machine:
 
 
 @pytest.fixture(scope="module")
-def parsed() -> Iterator[Parse]:
+def parsed() -> Parse:
     """`parsed("model=mlp", on=machine(2))`: what the command line would give on that machine."""
-    register_resolvers()
 
     def parse_overrides(*overrides: str, on: Machine | None = None, **replaced: Any) -> RunConfig:
-        composed = OmegaConf.to_container(compose("config", overrides=list(overrides)), resolve=True)
-        assert isinstance(composed, dict)
-        return parse({str(key): value for key, value in (composed | replaced).items()}, on or machine())
+        return parse({**composed(*overrides), **replaced}, on or machine())
 
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        yield parse_overrides
+    return parse_overrides
 
 
 def test_settings_travel_without_their_secrets(parsed: Parse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "_names", {})
     monkeypatch.setenv("EXPT_TEST_ROOT", "/elsewhere")
-    sent: Any = OmegaConf.to_container(compose("config", overrides=["dataset=mnist", "seed=7"]), resolve=True)
+    sent = composed("dataset=mnist", "seed=7")
     sent["dataset"]["root"] = "${oc.env:EXPT_TEST_ROOT}"
     there = parse_elsewhere(sent, machine(gpus=2))
     assert (there.seed, getattr(there.dataset, "root", None)) == (7, "/elsewhere")
@@ -84,6 +78,7 @@ def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None
         "image_folder": ["dataset.root=photos"],
         "segmentation_folder": ["dataset.root=photos", "dataset.num_classes=3", "task=segmentation", "model=unet"],
         "diabetes": ["task=regression"],
+        "table": ["dataset.path=t.csv", "dataset.targets=y"],
         "unet": ["task=segmentation", "dataset=segmentation_folder", "dataset.root=photos", "dataset.num_classes=3"],
         "torchvision": ["model.arch=vgg11"],
         "timm": ["model.arch=vgg11"],

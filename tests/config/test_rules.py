@@ -6,21 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from expt.command.conf_files import conf_dir
-from expt.command.overrides import register_resolvers
-from expt.config.parse import parse, plain
+from expt.config.parse import parse
 from expt.errors import ConfigError
 from expt.machine import Machine
+from tests.composing import composed
 
 
 @pytest.fixture(scope="module")
 def defaults() -> dict[str, Any]:
     """What conf/ says, each group's default chosen."""
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return plain(compose("config"))
+    return composed()
 
 
 def machine(gpus: int = 0, **facts: Any) -> Machine:
@@ -169,8 +165,7 @@ def test_each_rule_at_its_edge(
     "lists", [{"kernels": [3]}, {"strides": [1] * 4}, {"paddings": []}, {"widths": [1, 2]}], ids=str
 )
 def test_a_convolution_needs_each_of_its_settings(lists: dict[str, Any], defaults: dict[str, Any]) -> None:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        model = plain(compose("config", overrides=["model=convnet"]))["model"]
+    model = composed("model=convnet")["model"]
     assert problems({**defaults, "model": model}, machine()) == []
     (problem,) = problems({**defaults, "model": model}, machine(), model=lists)
     assert problem.startswith("model.widths=")
@@ -189,9 +184,7 @@ TABLES = {
 
 @pytest.mark.parametrize(("words", "begins"), TABLES.items(), ids=TABLES.keys())
 def test_tables_and_tasks_that_do_not_go_together(words: str, begins: str) -> None:
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        settings = plain(compose("config", overrides=words.split()))
+    settings = composed(*words.split())
     with pytest.raises(ConfigError) as caught:
         parse(settings, machine())
     assert caught.value.problems[0].startswith(begins)

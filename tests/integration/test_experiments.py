@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from torch import nn
 from torch.nn import functional
 
 import expt
 from expt.command.conf_files import conf_dir
-from expt.command.overrides import register_resolvers
 from expt.config import datasets
 from expt.config.identity import flat
-from expt.config.parse import parse, plain
+from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.data import files, indexing
 from expt.errors import ConfigError
 from expt.machine import Machine
+from tests.composing import composed
 from tests.conftest import FASHION_MNIST, Trained, run
 from tests.data.test_files import NAMES, idx
 
@@ -61,24 +60,21 @@ NEEDED = {"char_lm": ("dataset.root=book.txt",)}
 """What an experiment cannot know."""
 
 
-def composed(*overrides: str, gpus: int = 2) -> RunConfig:
+def config_of(*overrides: str, gpus: int = 2) -> RunConfig:
     """What the command line would give on a machine with so many GPUs."""
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        machine = Machine(gpus=tuple(map(str, range(gpus))), cpus=8)
-        return parse(plain(compose("config", overrides=list(overrides))), machine)
+    return parse(composed(*overrides), Machine(gpus=tuple(map(str, range(gpus))), cpus=8))
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_experiment_is_what_its_source_says(name: str) -> None:
-    config = composed(f"experiment={name}", *NEEDED.get(name, ()))
+    config = config_of(f"experiment={name}", *NEEDED.get(name, ()))
     settings = flat(dataclasses.asdict(config))
     assert {key: settings[key] for key in SOURCES[name]} == SOURCES[name]
-    assert composed(f"experiment={name}", *NEEDED.get(name, ()), gpus=0).num_gpus == 0, "it runs without a GPU too"
+    assert config_of(f"experiment={name}", *NEEDED.get(name, ()), gpus=0).num_gpus == 0, "it runs without a GPU too"
 
 
 def test_what_is_typed_wins_over_an_experiment() -> None:
-    config = composed("experiment=paddle_mnist", "gpus=[4,5]", "batch_size=64", "epochs=1", gpus=8)
+    config = config_of("experiment=paddle_mnist", "gpus=[4,5]", "batch_size=64", "epochs=1", gpus=8)
     assert (config.gpus, config.batch_size, config.epochs) == ((4, 5), 64, 1)
 
 
@@ -87,7 +83,7 @@ def test_another_choice_leaves_no_key_of_the_experiments_behind(other: str) -> N
     group, _, name = other.partition("=")
     for experiment in EXPERIMENTS:
         if (experiment, group) != ("char_lm", "model"):  # text needs a model of its own
-            made = composed(f"experiment={experiment}", *NEEDED.get(experiment, ()), other)
+            made = config_of(f"experiment={experiment}", *NEEDED.get(experiment, ()), other)
             assert getattr(made, group).name == name
 
 

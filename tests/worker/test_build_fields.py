@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hydra import compose, initialize_config_dir
 from torch.nn.parallel import DistributedDataParallel
 
-from expt.command.conf_files import conf_dir
-from expt.command.overrides import register_resolvers
 from expt.config.constraints import Target
-from expt.config.parse import parse, plain
+from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.data.build import Data
 from expt.errors import ConfigError
@@ -28,12 +25,11 @@ from expt.training.learner import Learner
 from expt.training.patches import onednn_linear
 from expt.worker.build import build_data, build_learner, total_steps
 from expt.worker.parallel import refuse_uneven_last_batch
+from tests.composing import composed
 
 
 def config(*overrides: str) -> RunConfig:
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return parse(plain(compose("config", overrides=["onednn=false", *overrides])), Machine(cpus=8))
+    return parse(composed("onednn=false", *overrides), Machine(cpus=8))
 
 
 def worker(rank: int = 0, world_size: int = 1) -> Worker:

@@ -1,0 +1,33 @@
+"""What Hydra composes, in a tenth of its time: the choices once for all tests, then the values, as for a sweep."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig
+
+from expt.command.conf_files import conf_dir
+from expt.command.overrides import register_resolvers
+from expt.command.point_composer import PointComposer
+from expt.config.parse import plain
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    """The settings of `python -m expt OVERRIDES`. Raises what Hydra raises."""
+    composer, master = _composer()
+    return plain(composer.compose(master, overrides))
+
+
+@functools.cache
+def _composer() -> tuple[PointComposer, DictConfig]:
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        master = hydra.compose_config("config", [], run_mode=RunMode.RUN, with_log_configuration=False)
+        return PointComposer(HydraContext(hydra.config_loader, Callbacks()), master), master
