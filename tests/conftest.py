@@ -37,7 +37,7 @@ settings.load_profile("expt")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    rare = "test what is rare and takes long, too: two hosts, Slurm, a browser, the bench"
+    rare = "test what is rare and takes long, too: two hosts, Slurm, a browser, a notebook, the bench"
     parser.addoption("--slow", action="store_true", help=rare)
 
 

@@ -260,11 +260,13 @@ def test_a_machine_without_a_free_port_ends_the_run_with_a_word(tmp_path: Path) 
 NO_SHARED_MEMORY = 'subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", "/dev/shm"], check=True)'
 
 
+@pytest.mark.slow
 def test_without_dev_shm_a_run_works(tmp_path: Path) -> None:
     done = _in_namespace("--mount", NO_SHARED_MEMORY, "max_steps=2", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_without_dev_shm_processes_that_read_images_say_what_they_need(tmp_path: Path) -> None:
     _write_photos(tmp_path / "photos")
     words = (

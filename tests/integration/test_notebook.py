@@ -35,6 +35,7 @@ def executed(folder: Path, *cells: str) -> list[str]:
     return ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
 
 
+@pytest.mark.slow
 def test_runs_in_a_notebook(kernel: Path) -> None:
     again = RUN.replace("epochs=2", "epochs=3")
     mistake = "try: expt.run('epochs=0')\nexcept expt.errors.ConfigError as error: print(error)"
