@@ -5,18 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from expt.api import Result, rerun, run, sweep
+    from expt.api import Result, Runs, list_runs, rerun, run, sweep
     from expt.errors import SweepFailed
+    from expt.inference.load import TrainedModel, load
     from expt.tasks.task import Task
 
 
-__all__ = ["Result", "SweepFailed", "Task", "__version__", "rerun", "run", "sweep"]
+__all__ = [
+    "Result",
+    "Runs",
+    "SweepFailed",
+    "Task",
+    "TrainedModel",
+    "__version__",
+    "list_runs",
+    "load",
+    "rerun",
+    "run",
+    "sweep",
+]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
     # Late, so that `python -m expt --help` does not import Hydra.
-    if name in ("Result", "rerun", "run", "sweep"):
+    if name in ("Result", "Runs", "list_runs", "rerun", "run", "sweep"):
         from expt import api
 
         return getattr(api, name)
@@ -24,7 +37,11 @@ def __getattr__(name: str) -> object:
         from expt.errors import SweepFailed
 
         return SweepFailed
-    if name == "Task":  # imports torch
+    if name in ("TrainedModel", "load"):  # imports torch
+        from expt.inference import load
+
+        return getattr(load, name)
+    if name == "Task":  # as well
         from expt.tasks.task import Task
 
         return Task

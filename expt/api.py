@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from expt.command import terminal
 from expt.command.main import command
@@ -15,11 +16,15 @@ from expt.errors import ConfigError
 from expt.launch import forkserver
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record, read_result
+from expt.runs.view.query import ListedRun, in_order, runs_below
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A completed run: its folder, and what result.json says of it."""
+    """A run: its folder, and what result.json says of it."""
 
     folder: Path
     """Absolute."""
@@ -50,6 +55,24 @@ class Result:
     def objective(self) -> float | None:
         """The value that the run was to optimise."""
         return self.record["objective"]["value"]
+
+
+class Runs(list[Result]):
+    """Runs as `expt report` lists them, the newest first."""
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each run: what `expt report` shows, every setting by its key, and the last value of every tag.
+
+        Raises ImportError without pandas.
+        """
+        from pandas import DataFrame
+
+        return DataFrame([ListedRun(result.folder, result.record).values for result in self])
+
+
+def list_runs(folder: str | Path = "outputs") -> Runs:
+    """Every run below `folder`, of any status. Raises ConfigError where there is no such folder."""
+    return Runs(Result(found.folder.absolute(), found.result) for found in in_order(runs_below(Path(folder))))
 
 
 def run(*arguments: str) -> Result:

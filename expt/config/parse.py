@@ -88,6 +88,12 @@ def parse_again(shown: Mapping[str, Any], machine: Machine) -> RunConfig:
     return _checked({**node, "secrets": read}, machine)
 
 
+def recorded(shown: Mapping[str, Any]) -> RunConfig:
+    """The configuration that `identity.shown` gave for a run, whether it can run here or not."""
+    node, read = _with_secrets(brought_up_to_date(shown))
+    return _typed({**node, "secrets": read})
+
+
 def _with_secrets(hidden: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     read: dict[str, str] = {}
     node = secrets.restored(hidden, read)

@@ -75,15 +75,18 @@ def class_folders(root: Path) -> tuple[str, ...]:
 
 
 def decode(path: str, image_size: tuple[int, int]) -> np.ndarray:
-    """An image as uint8 [height, width, 3]: scaled to cover that size, then cropped at the centre.
+    """An image as uint8 [height, width, 3], see `fitted`. Raises DataError for a file that is no image."""
+    return fitted(read_image(path, "RGB"), image_size)
 
-    The same bytes as torchvision's resize and center_crop, whose import takes a second. Raises DataError for a file
-    that is no image.
+
+def fitted(image: Any, image_size: tuple[int, int]) -> np.ndarray:
+    """A picture of Pillow's as uint8 [height, width, ...]: scaled to cover that size, then cropped at the centre.
+
+    The same bytes as torchvision's resize and center_crop, whose import takes a second.
     """
     import numpy as np
     from PIL import Image
 
-    image = read_image(path, "RGB")
     height, width = image_size
     scale = max(height / image.height, width / image.width)
     covered = max(height, math.floor(image.height * scale)), max(width, math.floor(image.width * scale))

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
+_AROUND = ("module.", "_orig_mod.")
+"""What DistributedDataParallel and torch.compile put before each name."""
 SHOWN = 4
 """names of each kind that are told"""
+
+
+def plain_weights(content: Any) -> dict[str, Any]:
+    """The state_dict in a checkpoint of expt's, of a moving average where it has one, or of another program's.
+
+    By the names that the model alone has for its parameters.
+    """
+    for key in ("ema", "model", "state_dict"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    state = dict(content) if isinstance(content, Mapping) else {}
+    state.pop("n_averaged", None)  # of a moving average
+    for prefix in _AROUND:
+        consume_prefix_in_state_dict_if_present(state, prefix)
+    return state
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from expt.errors import ConfigError, warn
-from expt.models.partial_load import load_what_fits
+from expt.models.partial_load import load_what_fits, plain_weights
 from expt.runs import checkpoint
 from expt.runs.weights_file import weights_file
 from expt.training import collectives
 from expt.training.collectives import Worker
 
-_AROUND = ("module.", "_orig_mod.")
-"""What DistributedDataParallel and torch.compile put before each name."""
 _MEND = "save it by torch.save(model.state_dict(), FILE)"
 
 
@@ -45,13 +41,7 @@ def _weights_in(file: Path, given: str) -> dict[str, Tensor]:
             f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it is damaged, or holds more "
             f"than tensors); {_MEND}"
         ) from error
-    for key in ("ema", "model", "state_dict"):  # a checkpoint of expt's, whose best is the average's, and of others
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    if not (isinstance(content, Mapping) and content and all(isinstance(value, Tensor) for value in content.values())):
+    state = plain_weights(content)
+    if not (state and all(isinstance(value, Tensor) for value in state.values())):
         raise ConfigError(f"weights={given}: {file} holds no state_dict; {_MEND}")
-    state = dict(content)
-    state.pop("n_averaged", None)  # of a moving average
-    for prefix in _AROUND:
-        consume_prefix_in_state_dict_if_present(state, prefix)
     return state

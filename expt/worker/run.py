@@ -256,5 +256,5 @@ def _each_told(batches: Iterable[Batch], tell: Callable[[], None]) -> Iterator[B
 def _about(data: Data) -> dict[str, Any]:
     info = dataclasses.asdict(data.info)
     told = {key: value for key, value in info.items() if key not in ("class_names", "shapes", "standardised")}
-    scales = {"standardised": info["standardised"]} if info["standardised"] else {}
-    return {**data.info.shapes, **told, **scales}
+    more = {key: info[key] for key in ("class_names", "standardised") if info[key]}
+    return {**data.info.shapes, **told, **more}

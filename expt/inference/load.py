@@ -1,0 +1,114 @@
+"""A run's model again, from the configuration and the weights that are in its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from expt.config import groups
+from expt.config.parse import recorded
+from expt.config.schema import RunConfig
+from expt.config.user_code import fingerprint, targets_recorded
+from expt.errors import ConfigError, warn
+from expt.inference.preprocess import Preprocess
+from expt.models import build as model_build
+from expt.models.partial_load import plain_weights
+from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
+from expt.runs.result import Record, read_result
+from expt.training.patches import onednn_linear
+
+NOT_SHAPES = ("train_size", "val_size", "test_size", "standardised", "class_names", "class_counts")
+"""Keys of a record's `data` that tell a model nothing."""
+
+
+class TrainedModel(nn.Module):
+    """A run's model as its evaluations have it, without autocast; what it is called with goes to `model`."""
+
+    def __init__(self, model: nn.Module, record: Record, config: Mapping[str, Any], preprocess: Preprocess) -> None:
+        super().__init__()
+        self.model = model
+        self.class_names: tuple[str, ...] = tuple(record["data"].get("class_names", ()))
+        """Empty where there are no classes, or the run is of a version that did not record them."""
+        self.preprocess = preprocess
+        self.config = config
+        """All settings of the run, as result.json has them."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives."""
+        return self.model(*args, **kwargs)
+
+
+def load(
+    run: str | Path, which: Literal["best", "last"] = "best", *, device: str | torch.device = "cpu"
+) -> TrainedModel:
+    """The model of the run in the folder `run`, in eval mode, with the weights of its best or last checkpoint.
+
+    Of a run with `ema` they are the average's. Its dataset is not read. A class of one's own must be importable as it
+    was for the run, from the current folder too. Raises ConfigError for a folder without that checkpoint, and
+    CheckpointError for a damaged one.
+    """
+    paths = RunPaths(Path(run))
+    record = read_result(paths)
+    if "data" not in record:
+        raise ConfigError(f"{run}: is no folder of a run that has begun to train; give that of one")
+    file = {"best": paths.best, "last": paths.last}.get(which)
+    if file is None:
+        raise ConfigError(f"which={which}: use best or last")
+    if not file.is_file():
+        there = [name for name, path in (("best", paths.best), ("last", paths.last)) if path.is_file()]
+        mend = f"use which={there[0]}" if there else "it has no checkpoint"
+        raise ConfigError(f"{file}: there is no such file; {mend}")
+    checkpoint.check(file)
+    state = checkpoint.load(file)
+    _warn_of_other_code(state["config"], record)
+    with _importable_from_here():
+        config = recorded(state["config"])
+        model = _built(config, record)
+    model.load_state_dict(plain_weights(state))
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    if config.onednn and torch.device(device).type == "cpu":
+        onednn_linear.use_for_linear(model)
+    preprocess = Preprocess(config.dataset, record["data"], torch.device(device))
+    return TrainedModel(model, record, state["config"], preprocess).eval()
+
+
+def _built(config: RunConfig, record: Record) -> nn.Module:
+    """The model, its weights of no meaning yet; torch's random numbers stay what they are."""
+    shapes = {key: value for key, value in record["data"].items() if key not in NOT_SHAPES}
+    example: Tensor | None = None
+    if "image_size" in shapes:
+        shapes["image_size"] = tuple(shapes["image_size"])
+        example = torch.zeros(1, shapes["channels"], *shapes["image_size"])
+    chosen = config.model
+    if isinstance(chosen, groups.NamedModel):
+        chosen = dataclasses.replace(chosen, pretrained=False)  # nothing is downloaded
+    with torch.random.fork_rng(devices=[]):
+        return model_build.build(chosen, groups.DefaultInit(name="default"), shapes, example)
+
+
+@contextlib.contextmanager
+def _importable_from_here() -> Iterator[None]:
+    """As in `python -m expt`, for a person's own class."""
+    before = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _warn_of_other_code(config: Mapping[str, Any], record: Record) -> None:
+    names = targets_recorded({"model": config["model"]})
+    others = targets_recorded({**config, "model": {}})
+    code = record.get("content", {}).get("code")
+    if names and not others and code is not None and fingerprint(names) != code:
+        warn(f"model._target_={names[0]}: its source has changed since the run; its outputs may be others")

@@ -1,0 +1,162 @@
+"""expt.load: the model of a run, to the bits that the run's own worker computed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import expt
+from expt.errors import CheckpointError, ConfigError
+from expt.runs.result import update_result
+from expt.worker.run import Run
+from tests.conftest import environment
+from tests.worker.conftest import TrainAlone, Trained
+from tests.worker.conftest import train_alone as train_alone  # the fixture
+
+FEW = ("epochs=1", "max_steps=2", "batch_size=16", "tensorboard.images=false", "tensorboard.graph=false")
+IMAGES = ("dataset=synthetic", "dataset.train_limit=64", "dataset.image_size=[16,16]", "dataset.channels=3")
+
+SHIPPED = {
+    "mlp": ("dataset=digits", "model.dropout=0.3"),
+    "convnet": ("dataset=synthetic", "dataset.train_limit=64", "channels_last=true"),
+    "resnet18": IMAGES,
+    "a moving average": ("dataset=digits", "ema=0.5"),
+    "a table": ("experiment=diabetes", "dataset.standardise_targets=true"),
+    "torchvision": (*IMAGES, "model=torchvision", "model.arch=mobilenet_v3_small"),
+}
+
+
+@pytest.fixture
+def train(train_alone: TrainAlone) -> TrainAlone:
+    """As train_alone, with a record like a command's."""
+
+    def begin(run: Run) -> None:
+        update_result(run.paths, status="running")
+
+    def train(*overrides: str, name: str = "run") -> Trained:
+        return train_alone(*overrides, name=name, before=begin)
+
+    return train
+
+
+def words(name: str) -> tuple[str, ...]:
+    given = SHIPPED[name]
+    return (*FEW, *given, f"model={name}") if name in ("mlp", "convnet", "resnet18") else (*FEW, *given)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_it_gives_what_the_worker_computed(name: str, train: TrainAlone) -> None:
+    trained = train(*words(name))
+    learner, batch = trained.run.learner, next(iter(trained.run.data.train.epoch(0)))
+    module: Any = learner.ema or learner.module
+    before = torch.random.get_rng_state()
+    loaded = expt.load(trained.folder, "last")
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not any(layer.training for layer in loaded.modules())
+    with torch.no_grad():
+        assert torch.equal(loaded(batch.inputs), module.eval()(batch.inputs))
+    assert loaded.class_names == trained.run.data.info.class_names
+    assert loaded.config["epochs"] == 1
+
+
+def test_a_text_goes_in_as_its_bytes(train: TrainAlone, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("to be or not to be, that is the question. " * 60)
+    small = ("model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16")
+    trained = train("experiment=char_lm", f"dataset.root={tmp_path / 'book.txt'}", *small, *FEW[:3])
+    loaded = expt.load(trained.folder, "last")
+    inputs = loaded.preprocess("to be")
+    assert inputs.tolist() == [list(b"to be")]
+    with torch.no_grad():
+        assert torch.equal(loaded(inputs), trained.run.learner.module.eval()(inputs))
+
+
+def test_pictures_rows_and_arrays_become_what_the_loaders_gave(train: TrainAlone, tmp_path: Path) -> None:
+    for part, number in (("train", 4), ("test", 3)):
+        for name in "ab":
+            (tmp_path / "photos" / part / name).mkdir(parents=True)
+            for index in range(number):
+                pixels = np.random.default_rng(index).integers(0, 256, (20 + index, 30, 3), np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "photos" / part / name / f"{index}.png")
+    photos = ("dataset=image_folder", f"dataset.root={tmp_path / 'photos'}", "dataset.image_size=[16,12]")
+    trained = train(*FEW, *photos, "batch_size=2", "model=mlp", "dataset.cache=false")
+    loaded = expt.load(trained.folder, "last")
+    test = trained.run.data.test
+    assert test is not None
+    expected = torch.cat([batch.inputs for batch in test.evaluation()])
+    files = sorted((tmp_path / "photos" / "test").glob("*/*.png"))
+    assert torch.equal(loaded.preprocess(files), expected)
+    assert torch.equal(loaded.preprocess([Image.open(file) for file in files]), expected)
+    black = torch.zeros(3, 16, 12)
+    assert torch.equal(loaded.preprocess(black), loaded.preprocess(black[None].byte()))
+    assert not black.any(), "what is given stays as it is"
+    assert loaded.class_names == ("a", "b")
+    with pytest.raises(ConfigError, match=r"shape \[1, 1, 8, 8\]: give \[3, height, width\]"):
+        loaded.preprocess(torch.zeros(1, 1, 8, 8))
+
+
+def test_rows_are_standardised(train: TrainAlone) -> None:
+    trained = train(*words("a table"))
+    loaded = expt.load(trained.folder, "last")
+    scales = list(trained.result["data"]["standardised"].values())
+    means = np.array([mean for mean, _ in scales[:10]])
+    assert torch.equal(loaded.preprocess(means), torch.zeros(1, 1, 1, 10))
+    with pytest.raises(ConfigError, match="the model takes 10 features"):
+        loaded.preprocess(means[:3])
+
+
+NET = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, num_classes):
+        super().__init__(nn.Flatten(), nn.LazyLinear(num_classes))
+"""
+
+
+def test_a_class_of_ones_own_in_a_process_that_has_never_trained(
+    train: TrainAlone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(NET)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ("+model._target_=mine.Net", "~model.hidden", "~model.dropout")
+    trained = train(*FEW, *own)
+    program = "import expt, torch, sys; print(expt.load(sys.argv[1], 'last')(torch.ones(1, 1, 8, 8)).tolist())"
+    command = [sys.executable, "-c", program, os.path.relpath(trained.folder, tmp_path)]
+    printed = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    ).stdout
+    with torch.no_grad():
+        assert printed.strip() == str(trained.run.learner.module.eval()(torch.ones(1, 1, 8, 8)).tolist())
+
+
+def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no folder of a run that has begun to train"):
+        expt.load(tmp_path)
+    trained = train(*FEW, "checkpoint.every_epochs=null")
+    (trained.folder / "checkpoints" / "best.pt").unlink()
+    with pytest.raises(ConfigError, match=r"best\.pt: there is no such file; use which=last"):
+        expt.load(trained.folder)
+    with pytest.raises(ConfigError, match="which=first: use best or last"):
+        expt.load(trained.folder, "first")  # type: ignore[arg-type]
+    last = trained.folder / "checkpoints" / "last.pt"
+    last.write_bytes(last.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        expt.load(trained.folder, "last")
+
+
+def test_runs_as_a_list_and_as_a_table(train: TrainAlone, tmp_path: Path) -> None:
+    folders = [train(*FEW, f"seed={seed}", name=f"run{seed}").folder for seed in (0, 1)]
+    found = expt.list_runs(tmp_path)
+    assert {run.folder for run in found} == {*folders}
+    pandas = pytest.importorskip("pandas")
+    table = found.to_pandas()
+    assert isinstance(table, pandas.DataFrame)
+    assert len(table) == 2
+    assert {"status", "loss/train"} <= {*table.columns}
