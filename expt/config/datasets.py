@@ -27,6 +27,7 @@ class _Dataset:
     augment: Augment = Augment()
     folds: Annotated[int, Field(ge=2)] | None = None  # a run recorded before there was a choice has none
     fold: Annotated[int, Field(ge=0)] | None = None
+    sampling: Literal["balanced"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -30,6 +30,8 @@ AT_FIRST: dict[str, object] = {
     "batch_norm_group": 32,
     "dataset.folds": None,
     "dataset.fold": None,
+    "dataset.sampling": None,
+    "task.class_weights": None,
 }
 AT_FIRST |= {"gradient_clip_value": None, "ema": None, "early_stop": None}
 AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True}

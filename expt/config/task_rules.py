@@ -35,7 +35,20 @@ _TARGETS = {
 
 def of_task(config: RunConfig) -> list[str]:
     """What does not go with the task, one line each, with the mend."""
-    return [*_task(config), *_of_pixels(config), *_folds(config), *_objective(config), *_early_stop(config)]
+    problems = [*_task(config), *_of_pixels(config), *_classes(config), *_folds(config)]
+    return [*problems, *_objective(config), *_early_stop(config)]
+
+
+def _classes(config: RunConfig) -> list[str]:
+    """What evens out classes, where there are any, once."""
+    task, sampling = config.task, config.dataset.sampling
+    if not isinstance(task, Classification):
+        return [f"dataset.sampling={sampling}: is of task=classification; use sampling=null"] if sampling else []
+    if isinstance(task.class_weights, tuple) and not any(task.class_weights):
+        return ["task.class_weights: all are 0, which leaves nothing to train on; give a class a weight"]
+    if sampling and task.class_weights == "balanced":
+        return [f"task.class_weights=balanced: dataset.sampling={sampling} evens the classes out too; use one of them"]
+    return []
 
 
 def _of_pixels(config: RunConfig) -> list[str]:

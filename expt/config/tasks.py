@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Target
+from expt.config.constraints import STRICT, NonNegative, Target
 
 Better = Literal["min", "max"]
 """Which way a metric is better."""
@@ -35,6 +35,7 @@ class Classification(_Task):
     METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max"}
     OBJECTIVE: ClassVar[str] = "accuracy"
     name: Literal["classification"] = "classification"
+    class_weights: Literal["balanced"] | Annotated[tuple[NonNegative, ...], Field(min_length=2)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -46,6 +46,8 @@ class DataInfo:
     test_size: int
     standardised: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     """of a table's columns: the mean and standard deviation over the training samples"""
+    class_counts: tuple[int, ...] = ()
+    """samples of each class to train on; empty where the dataset does not tell before they are read"""
 
     @property
     def channels(self) -> int:
@@ -123,12 +125,13 @@ def build(
         shuffle=True,
         drop_last=drop_last,
         augment=Augmentation(**dataclasses.asdict(dataset.augment)),
+        balanced=checks.known_classes(dataset, source)[train_idx] if dataset.sampling else None,
     )
     val, test = source.val and source.val.whole(in_order), source.test and source.test.whole(in_order)
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
     return Data(
-        info=_info(source, train_size=len(train_idx), val=val, test=test),
+        info=_info(source, train_idx, val=val, test=test),
         example=mapped(lambda tensor: torch.zeros_like(tensor, device=device), source.example),
         train=source.train.load(train_idx, to_train),
         val=val,
@@ -136,14 +139,17 @@ def build(
     )
 
 
-def _info(source: Source, *, train_size: int, val: Loader | None, test: Loader | None) -> DataInfo:
+def _info(source: Source, train: Tensor, *, val: Loader | None, test: Loader | None) -> DataInfo:
+    names = source.class_names
+    counts = torch.bincount(source.classes[train], minlength=len(names)) if source.tells_classes else torch.empty(0)
     return DataInfo(
         shapes=source.shapes,
-        class_names=source.class_names,
-        train_size=train_size,
+        class_names=names,
+        train_size=len(train),
         val_size=val.size if val else 0,
         test_size=test.size if test else 0,
         standardised=source.standardised,
+        class_counts=tuple(counts.tolist()),
     )
 
 

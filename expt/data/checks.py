@@ -41,6 +41,16 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
         raise ConfigError("dataset.mean, std and augment: are of images with classes; leave them out here")
 
 
+def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
+    """The class of each training sample, int64 [N]. Raises ConfigError where it shows only once a sample is read."""
+    if not source.tells_classes:
+        raise ConfigError(
+            f"dataset.sampling={dataset.sampling}: needs the class of each sample before it is read; give the dataset "
+            "an attribute `targets`, a list of them, or use sampling=null"
+        )
+    return source.classes
+
+
 def _check_channels(dataset: DatasetConfig, channels: int) -> None:
     problems = [
         f"dataset.{name} has {len(values)} values, but the images have {channels} channels; give one per channel"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 _SPLIT_SEED = 20_240_229  # of the validation split: one for all runs, so that their scores compare
+_BALANCE_SEED = 20_261_122  # sets the numbers of a balanced order apart from those of a permutation
 
 
 class Piece(NamedTuple):
@@ -33,6 +34,31 @@ def mix(*numbers: int) -> int:
 def permutation(size: int, seed: int, epoch: int) -> Tensor:
     """The order of an epoch, int64 [size]; the same for every rank and world size."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(mix(seed, epoch)))
+
+
+def balanced(classes: Tensor, seed: int, epoch: int) -> Tensor:
+    """An order of as many samples as `classes` [size] tells of, int64 [size], the same for every rank and world size.
+
+    Every class that is there comes equally often, and so does every sample of a class; but for one, drawn anew.
+    """
+    drawn = torch.Generator().manual_seed(mix(_BALANCE_SEED, seed, epoch))
+    members = [torch.nonzero(classes == each).flatten() for each in torch.unique(classes)]
+    base, extra = divmod(len(classes), len(members))
+    more = torch.randperm(len(members), generator=drawn) < extra
+    chosen = []
+    for indices, one_more in zip(members, more.tolist(), strict=True):
+        rounds, rest = divmod(base + one_more, len(indices))
+        chosen += [indices.repeat(rounds), indices[torch.randperm(len(indices), generator=drawn)[:rest]]]
+    return torch.cat(chosen)[torch.randperm(len(classes), generator=drawn)]
+
+
+def times_before(order: Tensor) -> Tensor:
+    """How often each of an order's samples has come before in it, int64 [size]."""
+    by_sample, places = order.argsort(stable=True), torch.arange(len(order))
+    is_first = order[by_sample].diff(prepend=torch.tensor([-1])) != 0
+    found = torch.empty_like(order)
+    found[by_sample] = places - torch.where(is_first, places, 0).cummax(0).values
+    return found
 
 
 def split(size: int, val_fraction: float, limit: int | None, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,18 @@ class Batch(NamedTuple):
         return len(next(leaves((self.targets, self.inputs))))
 
 
+class Order(NamedTuple):
+    """Samples of a split, as an epoch or an evaluation takes them one after the other."""
+
+    samples: Tensor
+    """which ones of the dataset, int64 [N]"""
+    epoch: int = 0
+    drawn: Tensor | None = None
+    """the random numbers that augment each [5, N]"""
+    times: Tensor | None = None
+    """how often each came before in the epoch, int64 [N]; None: none comes twice"""
+
+
 @dataclass(frozen=True)
 class Shard:
     """Which part of every batch is this worker's."""
@@ -92,6 +104,8 @@ class LoaderOptions:
     """leave out an epoch's last batch if it is smaller"""
     augment: Augmentation = NO_AUGMENTATION
     """of training images; an evaluation sees them as they are"""
+    balanced: Tensor | None = None
+    """the class of each of the split's samples [N]: an epoch takes each equally often; None takes every sample once"""
     eval_batch_size: int | None = None
     """samples that a worker evaluates at a time; None is its share of `batch_size`, at least MIN_EVAL_BATCH"""
 
@@ -120,10 +134,10 @@ class ShardedLoader(ABC):
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """See Loader."""
-        order, pieces = self._order(epoch), self._pieces(skip)
-        augment = self._options.augment
-        drawn = augment.draw(self.size, self._options.seed, epoch) if augment else None
-        return self._batches(order, pieces, epoch, drawn)
+        options, samples = self._options, self._order(epoch)
+        drawn = options.augment.draw(self.size, options.seed, epoch) if options.augment else None
+        times = None if options.balanced is None else indexing.times_before(samples)
+        return self._batches(Order(samples, epoch, drawn, times), self._pieces(skip))
 
     def indices(self, epoch: int, number: int) -> Tensor:
         """See Loader."""
@@ -133,7 +147,10 @@ class ShardedLoader(ABC):
     def _order(self, epoch: int) -> Tensor:
         if not self._options.shuffle:
             return self._indices
-        return self._indices[indexing.permutation(self.size, self._options.seed, epoch)]
+        options = self._options
+        if options.balanced is not None:
+            return self._indices[indexing.balanced(options.balanced, options.seed, epoch)]
+        return self._indices[indexing.permutation(self.size, options.seed, epoch)]
 
     def _pieces(self, skip: int) -> Iterator[indexing.Piece]:
         options, shard = self._options, self._options.shard
@@ -147,13 +164,11 @@ class ShardedLoader(ABC):
         # No gradients are kept in an evaluation, so small batches would only cost time.
         chunk = self._options.eval_batch_size or max(self._options.batch_size // shard.world_size, MIN_EVAL_BATCH)
         pieces = indexing.eval_pieces(self.size, chunk, shard.rank, shard.world_size)
-        return self._batches(self._indices, pieces, epoch=0, drawn=None)
+        return self._batches(Order(self._indices), pieces)
 
     @abstractmethod
-    def _batches(
-        self, order: Tensor, pieces: Iterable[indexing.Piece], epoch: int, drawn: Tensor | None
-    ) -> Iterator[Batch]:
-        """A batch for each of `pieces`, which are ranges of `order` and of the epoch's random numbers `drawn`."""
+    def _batches(self, order: Order, pieces: Iterable[indexing.Piece]) -> Iterator[Batch]:
+        """A batch for each of `pieces`, which are ranges of `order`."""
 
 
 class Finish:

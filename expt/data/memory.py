@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from expt.data.indexing import Piece
-from expt.data.loading import Batch, Finish, LoaderOptions, ShardedLoader, to_device
+from expt.data.loading import Batch, Finish, LoaderOptions, Order, ShardedLoader, to_device
 from expt.data.prefetch import prefetched
 from expt.data.tree import leaves, mapped
 
@@ -49,18 +49,18 @@ class InMemoryLoader(ShardedLoader):
         self._device = device
         self._block_size = _BLOCK_BYTES.get(device.type, 0) // (4 * images[0].numel())
 
-    def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
-        for images, labels, block in prefetched(self._blocks(order, pieces, drawn), self._device):
+    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        for images, labels, block in prefetched(self._blocks(order, pieces), self._device):
             size = len(images) // len(block)
             sizes, weightless = itertools.repeat(block[0].global_size), itertools.repeat(block[0].weightless)
             yield from map(Batch, images.split(size), labels.split(size), sizes, weightless)
 
-    def _blocks(self, order: Tensor, pieces: Iterable[Piece], drawn: Tensor | None) -> Iterator[_Block]:
+    def _blocks(self, order: Order, pieces: Iterable[Piece]) -> Iterator[_Block]:
         """The batches of `pieces`, several at a time: the calls of a gather cost more than what it moves."""
-        order = to_device(order, self._images.device)  # once per epoch, so that no batch waits for a copy of these
-        drawn = None if drawn is None else to_device(drawn, self._device)
+        samples = to_device(order.samples, self._images.device)  # once per epoch, so that no batch waits for a copy
+        drawn = None if order.drawn is None else to_device(order.drawn, self._device)
         for block in _alike(pieces, self._block_size):
-            chosen = _spread(order, block)
+            chosen = _spread(samples, block)
             images = to_device(self._images.index_select(0, chosen), self._device)
             labels = to_device(self._labels.index_select(0, chosen), self._device)
             yield _Block(self._finish(images, None if drawn is None else _spread(drawn, block)), labels, block)
@@ -79,8 +79,8 @@ class InMemorySampleLoader(ShardedLoader):
         num_bytes = sum(tensor[:1].nbytes for tensor in leaves(self._samples))
         self._block_size = _BLOCK_BYTES.get(options.device.type, 0) // max(1, num_bytes)
 
-    def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
-        for samples, block in prefetched(self._blocks(order, pieces), self._device):
+    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        for samples, block in prefetched(self._blocks(order.samples, pieces), self._device):
             size = block[0].stop - block[0].start
             for start in range(0, size * len(block), size):
                 inputs, targets = mapped(

@@ -46,6 +46,14 @@ class Source:
     fitted: Callable[[Tensor], Source] | None = None
     """the same, with what is taken from the training samples at these indices, which are chosen first"""
 
+    @property
+    def tells_classes(self) -> bool:
+        """Whether `classes` are the classes of the training samples, by their numbers."""
+        classes, number = self.classes, len(self.class_names)
+        if not (number and len(classes)) or classes.is_floating_point():
+            return False
+        return 0 <= int(classes.min()) <= int(classes.max()) < number
+
 
 def of_images(
     shape: tuple[int, int, int], class_names: Sequence[str], train: Part, test: Part | None, **more: Any

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from expt.data.indexing import Piece, mix
-from expt.data.loading import Batch, Finish, LoaderOptions, ShardedLoader, to_device, tree_to_device
+from expt.data.loading import Batch, Finish, LoaderOptions, Order, ShardedLoader, to_device, tree_to_device
 from expt.data.prefetch import prefetched
 from expt.errors import DataError
 
@@ -32,8 +32,9 @@ class SampleLoader(ShardedLoader):
     """Batches of a map-style Dataset, read by `num_workers` processes; see Loader.
 
     `indices` choose the split's samples; `collate` makes (inputs, targets) of a list of them. Random augmentation in
-    the dataset depends on the seed, the epoch and the sample alone, so neither a restart nor `gpus` changes it. Raises
-    DataError, while iterating, for what the dataset or `collate` raise as such.
+    the dataset depends on the seed, the epoch and the sample alone (and how often it came before in the epoch), so
+    neither a restart nor `gpus` changes it. Raises DataError, while iterating, for what the dataset or `collate` raise
+    as such.
     """
 
     def __init__(
@@ -50,14 +51,14 @@ class SampleLoader(ShardedLoader):
         self._sampler = _BatchSampler()
         self._loader = _data_loader(_Seeded(dataset), self._sampler, options.device, num_workers, _Collate(collate))
 
-    def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
-        return prefetched(self._read(order, list(pieces), epoch, drawn), self._device)
+    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        return prefetched(self._read(order, list(pieces)), self._device)
 
-    def _read(self, order: Tensor, pieces: list[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
+    def _read(self, order: Order, pieces: list[Piece]) -> Iterator[Batch]:
         if not pieces:
             return
-        drawn = None if drawn is None else to_device(drawn, self._device)
-        self._sampler.choose(order, pieces, self._options.seed, epoch)
+        drawn = None if order.drawn is None else to_device(order.drawn, self._device)
+        self._sampler.choose(order, pieces, self._options.seed)
         with warnings.catch_warnings():
             # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the parent's.
             warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
@@ -128,21 +129,24 @@ class _BatchSampler(Sampler[list[tuple[int, int]]]):
     """This worker's (index, seed) pairs, batch by batch; one object, so that loader processes outlive an epoch."""
 
     def __init__(self) -> None:
-        self._order = torch.empty(0, dtype=torch.int64)
+        self._order = Order(torch.empty(0, dtype=torch.int64))
         self._pieces: list[Piece] = []
-        self._seed = self._epoch = 0
+        self._seed = 0
 
-    def choose(self, order: Tensor, pieces: list[Piece], seed: int, epoch: int) -> None:
-        self._order, self._pieces, self._seed, self._epoch = order, pieces, seed, epoch
+    def choose(self, order: Order, pieces: list[Piece], seed: int) -> None:
+        self._order, self._pieces, self._seed = order, pieces, seed
 
     def __len__(self) -> int:
         return len(self._pieces)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        seed, epoch = self._seed, self._epoch
+        seed, (samples, epoch, _, times) = self._seed, self._order
         for piece in self._pieces:
-            chosen: list[int] = self._order[piece.start : piece.stop].tolist()
-            yield [(index, mix(seed, epoch, index)) for index in chosen]
+            chosen: list[int] = samples[piece.start : piece.stop].tolist()
+            again = [0] * len(chosen) if times is None else times[piece.start : piece.stop].tolist()
+            # A sample that comes again in an epoch is augmented anew.
+            seeds = [(seed, epoch, index, *([time] if time else [])) for index, time in zip(chosen, again, strict=True)]
+            yield [(index, mix(*numbers)) for index, numbers in zip(chosen, seeds, strict=True)]
 
 
 class _Seeded(Dataset[Any]):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from expt.data.indexing import Piece
-from expt.data.loading import Batch, LoaderOptions, ShardedLoader, to_device
+from expt.data.loading import Batch, LoaderOptions, Order, ShardedLoader, to_device
 from expt.data.prefetch import prefetched
 from expt.data.text_files import Extent
 from expt.errors import DataError
@@ -73,8 +73,8 @@ class TextLoader(ShardedLoader):
         super().__init__(indices, dataclasses.replace(options, eval_batch_size=options.eval_batch_size or most))
         self._windows = windows
 
-    def _batches(self, order: Tensor, pieces: Iterable[Piece], epoch: int, drawn: Tensor | None) -> Iterator[Batch]:
-        return prefetched(self._read(order, pieces), self._options.device)
+    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        return prefetched(self._read(order.samples, pieces), self._options.device)
 
     def _read(self, order: Tensor, pieces: Iterable[Piece]) -> Iterator[Batch]:
         for piece in pieces:

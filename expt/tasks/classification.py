@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -12,22 +13,31 @@ from expt.tasks.task import Sum, Task
 
 
 class Classification(Task):
-    """Cross-entropy of logits [B, num_classes] and labels [B]; accuracy is the share whose highest logit is right."""
+    """Cross-entropy of logits [B, num_classes] and labels [B]; accuracy is the share whose highest logit is right.
+
+    With `class_weights`, one for each class, the training loss is the sum of each sample's loss by the weight of its
+    class, divided by the sum of these weights over the global batch, as torch's CrossEntropyLoss(weight) of all of it.
+    What an evaluation reports, and every accuracy, has no such weights.
+    """
 
     metrics = {"accuracy": "max"}
-    weight_is_samples = True
     measures_jointly = True
 
-    def __init__(self, label_smoothing: float = 0.0) -> None:
+    def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> None:
         self.label_smoothing = label_smoothing
+        self.class_weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.weight_is_samples = class_weights is None
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """In float32."""
-        return _cross_entropy(outputs, batch.targets, 0.0), len(outputs)
+        return functional.cross_entropy(outputs.float(), batch.targets, reduction="sum"), len(outputs)
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Sum:
-        """With label smoothing."""
-        return _cross_entropy(outputs, batch.targets, self.label_smoothing), len(outputs)
+        """With label smoothing and class weights."""
+        logits, labels = outputs.float(), batch.targets
+        weights = self._weights_on(logits.device)
+        total = functional.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=self.label_smoothing)
+        return total, len(outputs) if weights is None else weights[labels].sum()
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """How many are right."""
@@ -37,6 +47,7 @@ class Classification(Task):
         """Probabilities [B, num_classes] and labels."""
         return outputs.float().softmax(1), batch.targets
 
-
-def _cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    return functional.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=label_smoothing)
+    def _weights_on(self, device: torch.device) -> Tensor | None:
+        if self.class_weights is not None and self.class_weights.device != device:
+            self.class_weights = self.class_weights.to(device)  # once
+        return self.class_weights

@@ -254,7 +254,7 @@ def _each_told(batches: Iterable[Batch], tell: Callable[[], None]) -> Iterator[B
 
 
 def _about(data: Data) -> dict[str, Any]:
-    info = dataclasses.asdict(data.info)
-    told = {key: value for key, value in info.items() if key not in ("class_names", "shapes", "standardised")}
+    info, unshown = dataclasses.asdict(data.info), ("class_names", "class_counts", "shapes", "standardised")
+    told = {key: value for key, value in info.items() if key not in unshown}
     more = {key: info[key] for key in ("class_names", "standardised") if info[key]}
     return {**data.info.shapes, **told, **more}

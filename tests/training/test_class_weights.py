@@ -1,0 +1,174 @@
+"""Class weights and balanced sampling: the curve of a plain loop over whole batches, on any number of workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from expt.config import tasks
+from expt.config.datasets import Digits
+from expt.config.schema import RunConfig
+from expt.data import indexing
+from expt.data.build import Data
+from expt.data.files import load
+from expt.data.loading import Batch
+from expt.errors import ConfigError
+from expt.tasks import build as task_build
+from expt.tasks.classification import Classification
+from expt.tasks.sums import Averages, Sums
+from expt.training.collectives import Worker
+from expt.training.loop import evaluate, train_epoch
+from expt.worker.build import build_data, build_learner, build_position
+from tests.conftest import Configured
+from tests.ranks import together
+
+CPU = torch.device("cpu")
+SEED, BATCH, LIMIT, LR, EPOCHS = 3, 96, 210, 0.5, 2
+WEIGHTS = [0.0, 8.0, 1.0, 0.5, 3.0, 1.0, 0.1, 2.0, 1.0, 5.0]
+SETTINGS: tuple[str, ...] = (
+    "model.hidden=[]",
+    f"batch_size={BATCH}",
+    f"epochs={EPOCHS}",
+    f"seed={SEED}",
+    "drop_last=false",
+    "threads=1",
+)
+SETTINGS += ("optimizer=plain_sgd", f"optimizer.lr={LR}", f"dataset.train_limit={LIMIT}", "onednn=false")
+SETTINGS += ("label_smoothing=0.1",)
+DIGITS = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
+
+
+def trained_on(worker: Worker, configs: list[RunConfig]) -> list[dict[str, Any]]:
+    return [trained_once(worker, dataclasses.replace(each, world_size=worker.world_size)) for each in configs]
+
+
+def trained_once(worker: Worker, config: RunConfig) -> dict[str, Any]:
+    torch.manual_seed(SEED)
+    data = build_data(config, worker)
+    learner, position, seen = build_learner(config, data, worker), build_position(config, data), list[Averages]()
+    sums = Sums(learner.task, CPU)
+    for epoch in range(1, EPOCHS + 1):
+        position.begin_epoch()
+        batches = data.train.epoch(epoch)
+        train_epoch(learner, batches, position, sums, log_every=1, on_log=lambda values, _: seen.append(values))
+    assert data.val
+    val = evaluate(learner, data.val.evaluation(), CPU).values
+    return {"curve": [[each.loss, each.values["accuracy"]] for each in seen], "val": dict(val)}
+
+
+def plain_loop(*, weights: list[float] | None, balanced: bool = False) -> dict[str, Any]:
+    """CrossEntropyLoss of the whole batch; an evaluation by the plain one."""
+    torch.manual_seed(SEED)
+    net = nn.Linear(64, 10)
+    images, labels = map(torch.tensor, load(DIGITS, "train"))
+    pixels = ((images / 255 - 0.3053) / 0.3760).flatten(1).float()
+    train, val = indexing.split(len(labels), 0.1, LIMIT)
+    criterion = nn.CrossEntropyLoss(None if weights is None else torch.tensor(weights), label_smoothing=0.1)
+    curve = []
+    for epoch in range(1, EPOCHS + 1):
+        drawn = indexing.balanced(labels[train], SEED, epoch) if balanced else indexing.permutation(LIMIT, SEED, epoch)
+        for batch in train[drawn].split(BATCH):
+            logits = net(pixels[batch])
+            loss = criterion(logits, labels[batch])
+            net.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(LR * parameter.grad)
+            curve.append([loss.item(), (logits.argmax(1) == labels[batch]).float().mean().item()])
+    logits = net(pixels[val])
+    found = {"loss": functional.cross_entropy(logits, labels[val]).item()}
+    return {"curve": curve, "val": {**found, "accuracy": (logits.argmax(1) == labels[val]).float().mean().item()}}
+
+
+@pytest.mark.parametrize(("world_size", "parts"), [(1, 3), (2, 1), (4, 2)])
+def test_the_curve_is_that_of_whole_batches(
+    world_size: int, parts: int, configured: Configured, tmp_path: Path
+) -> None:
+    """210 samples in batches of 96: the last has 18, unevenly shared."""
+    same = (*SETTINGS, f"gradient_accumulation={parts}")
+    words = [f"task.class_weights={WEIGHTS}"], ["task.class_weights=balanced"], ["dataset.sampling=balanced"]
+    configs = [configured(*same, *each) for each in words]
+    counts = torch.tensor(load(DIGITS, "train").labels)[indexing.split(1437, 0.1, LIMIT)[0]].bincount()
+    expected = [plain_loop(weights=WEIGHTS), plain_loop(weights=(LIMIT / 10 / counts).tolist())]
+    expected += [plain_loop(weights=None, balanced=True)]
+    for found in together(tmp_path, world_size, functools.partial(trained_on, configs=configs)):
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.tensor(ours["curve"]) == pytest.approx(torch.tensor(theirs["curve"]), abs=1e-4)
+            assert ours["val"] == pytest.approx(theirs["val"], abs=1e-4)
+
+
+def test_a_batch_of_classes_without_weight_moves_nothing() -> None:
+    task = Classification(0.0, WEIGHTS)
+    logits = torch.randn(4, 10, generator=torch.Generator().manual_seed(0))
+    total, weight = task.training_loss(logits, Batch(None, torch.zeros(4, dtype=torch.int64), 4))
+    assert (float(total), float(weight)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts", "said"),
+    [
+        ((1.0, 2.0), (), "task.class_weights has 2 weights, and there are 3 classes"),
+        ("balanced", (), "task.class_weights=balanced: needs the class of each sample before it is read"),
+        ("balanced", (3, 0, 1), "task.class_weights=balanced: of class b there is no sample to train on"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(weights: Any, counts: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace(".", r"\.")):
+        task_build.build(tasks.Classification(class_weights=weights), class_counts=counts, class_names="abc")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("task.class_weights=[0,0]",), "task.class_weights: all are 0"),
+        (("task.class_weights=[1,-1]",), "task.class_weights"),
+        (("task.class_weights=balanced", "dataset.sampling=balanced"), "evens the classes out too; use one of them"),
+        (("dataset=table", "dataset.path=t.csv", "dataset.targets=y", "task=regression", "dataset.sampling=balanced"),
+         "dataset.sampling=balanced: is of task=classification; use sampling=null"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_go_together_are_refused(
+    words: tuple[str, ...], said: str, configured: Configured
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configured(*words)
+    assert said in str(refused.value)
+
+
+def test_a_balanced_order_takes_classes_equally_and_their_samples_too() -> None:
+    classes = torch.tensor([4] * 61 + [0] * 7 + [9] * 3)[torch.randperm(71, generator=torch.Generator().manual_seed(1))]
+    orders = [indexing.balanced(classes, seed, epoch) for seed, epoch in ((0, 1), (0, 2), (1, 1))]
+    assert torch.equal(orders[0], indexing.balanced(classes, 0, 1))
+    assert not any(torch.equal(orders[0], other) for other in orders[1:])
+    for order in orders:
+        assert len(order) == 71
+        taken = torch.bincount(classes[order], minlength=10)[[0, 4, 9]]
+        assert (int(taken.sum()), int(taken.max() - taken.min())) == (71, 1)
+        for each in (0, 4, 9):
+            times = torch.bincount(order, minlength=71)[classes == each]
+            assert times.max() - times.min() <= 1
+    taken_so_far = orders[0].tolist()
+    before = [taken_so_far[:place].count(each) for place, each in enumerate(taken_so_far)]
+    assert indexing.times_before(orders[0]).tolist() == before
+
+
+def test_an_evaluation_is_never_resampled(configured: Configured) -> None:
+    def evaluated(data: Data) -> list[torch.Tensor]:
+        assert data.val is not None
+        assert data.test is not None
+        return [batch.targets for part in (data.val, data.test) for batch in part.evaluation()]
+
+    worker = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=CPU)
+    plain, balanced = (
+        evaluated(build_data(configured(*words), worker)) for words in ((), ("dataset.sampling=balanced",))
+    )
+    assert all(torch.equal(one, other) for one, other in zip(plain, balanced, strict=True))
