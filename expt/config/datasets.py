@@ -31,12 +31,19 @@ class _Dataset:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Digits(_Dataset):
+class Images(_Dataset):
+    """Images, each of one class."""
+
+    transforms: tuple[dict[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Digits(Images):
     name: Literal["digits"]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Downloaded(_Dataset):
+class Downloaded(Images):
     """A dataset that torchvision knows where to fetch."""
 
     name: Literal["mnist", "fashion_mnist", "cifar10", "cifar100"]
@@ -45,7 +52,7 @@ class Downloaded(_Dataset):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Synthetic(_Dataset):
+class Synthetic(Images):
     name: Literal["synthetic"]
     train_size: Count
     test_size: Count
@@ -56,7 +63,7 @@ class Synthetic(_Dataset):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class ImageFolder(_Dataset):
+class ImageFolder(Images):
     name: Literal["image_folder"]
     root: Folder
     cache: Literal["auto"] | bool = "auto"

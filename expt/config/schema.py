@@ -83,6 +83,8 @@ class RunConfig:
     batch_norm: Literal["per_worker", "sync", "groups"]
     batch_norm_group: Annotated[int, Field(ge=2)]
     label_smoothing: Fraction
+    mixup: Positive | None = None
+    cutmix: Positive | None = None
     gradient_clip: Positive | None
     gradient_clip_value: Positive | None = None
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from expt.config.constraints import Target
-from expt.config.datasets import Augment, Diabetes, SegmentationFolder, Table, TargetDataset, Text
+from expt.config.datasets import (
+    Augment,
+    Diabetes,
+    ImageFolder,
+    Images,
+    SegmentationFolder,
+    Table,
+    TargetDataset,
+    Text,
+)
 from expt.config.groups import Transformer, UNet
 from expt.config.tasks import (
     Classification,
@@ -35,8 +44,32 @@ _TARGETS = {
 
 def of_task(config: RunConfig) -> list[str]:
     """What does not go with the task, one line each, with the mend."""
-    problems = [*_task(config), *_of_pixels(config), *_classes(config), *_folds(config)]
+    problems = [*_task(config), *_of_pixels(config), *_classes(config), *_mixed(config), *_folds(config)]
     return [*problems, *_objective(config), *_early_stop(config)]
+
+
+def _mixed(config: RunConfig) -> list[str]:
+    """What is done to training samples alone."""
+    problems, dataset = [], config.dataset
+    for key in ("mixup", "cutmix"):
+        alpha = getattr(config, key)
+        if alpha is not None and not isinstance(config.task, Classification):
+            problems.append(f"{key}={alpha}: is of task=classification; use {key}=null")
+    if config.cutmix is not None and isinstance(dataset, Table):
+        problems.append(f"cutmix={config.cutmix}: cuts images, and dataset=table has rows of numbers; use mixup")
+    if not isinstance(dataset, Images) or not dataset.transforms:
+        return problems
+    for place, node in enumerate(dataset.transforms):
+        if "_target_" not in node:
+            example = "{_target_: torchvision.transforms.v2.RandomResizedCrop, size: 96}"
+            problems.append(f"dataset.transforms.{place}: names no class; give its _target_, as in {example}")
+        elif str(node["_target_"]).endswith(".Normalize"):
+            problems.append(
+                f"dataset.transforms.{place}: would normalise training images alone; give dataset.mean and std instead"
+            )
+    if isinstance(dataset, ImageFolder) and dataset.cache is True:
+        problems.append("dataset.cache=true: dataset.transforms read each image as it lies; use cache=auto")
+    return problems
 
 
 def _classes(config: RunConfig) -> list[str]:

@@ -25,13 +25,15 @@ def targets(config: RunConfig) -> tuple[str, ...]:
     chosen = (config.model, config.task, config.dataset, config.optimizer, config.scheduler)
     metrics = in_evaluations_alone(config.task).values()
     own = (vars(node) for node in (*chosen, *metrics) if isinstance(node, constraints.Target | datasets.TargetDataset))
-    return tuple(name for node in own for name in _names(node))
+    transforms = _nested(getattr(config.dataset, "transforms", None))
+    return (*(name for node in own for name in _names(node)), *transforms)
 
 
 def targets_recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """What `targets` gave for the configuration of which a record has the `settings`."""
     nodes = (settings.get(group) for group in ("model", "task", "dataset", "optimizer", "scheduler"))
-    return tuple(name for node in nodes if isinstance(node, dict) and "target" in node for name in _names(node))
+    own = (name for node in nodes if isinstance(node, dict) and "target" in node for name in _names(node))
+    return (*own, *_nested((settings.get("dataset") or {}).get("transforms")))
 
 
 def _names(node: Mapping[str, Any]) -> Iterator[str]:

@@ -8,6 +8,8 @@
     indexing    which worker takes which samples, and in which order: index arithmetic
     loading     Batch, Loader, LoaderOptions: what a worker sees
     augment     random crop, flip and cutout of a whole batch
+    transforms  of each training image by itself, torchvision's or one's own
+    mixing      mixup and cutmix of whole batches
     prefetch    on a GPU, the next batch while this one computes
     memory      the loaders of images, and of samples of any kind, that fit in memory
     stream      the loader of everything larger

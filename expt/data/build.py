@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from expt.config import datasets
-from expt.data import checks, indexing, mask_files, masks, own_dataset, table, table_source
+from expt.data import checks, indexing, mask_files, masks, own_dataset, table, table_source, transforms
 from expt.data.augment import Augmentation
 from expt.data.classes import CLASS_NAMES
 from expt.data.files import Arrays, DatasetConfig, load
@@ -23,6 +23,7 @@ from expt.data.image_folder_files import list_parts
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard
 from expt.data.masks import MaskValues
 from expt.data.memory import InMemoryLoader, place
+from expt.data.mixing import Mixing
 from expt.data.source import Part, Source, of_images, streamed
 from expt.data.synthetic import synthetic
 from expt.data.text import TextLoader, Windows
@@ -95,11 +96,13 @@ def build(
     num_workers: int = 0,
     batch_parts: int = 1,
     mask_values: MaskValues | None = None,
+    mixup: float | None = None,
+    cutmix: float | None = None,
 ) -> Data:
     """The loaders of `dataset` on one worker; `batch_size` is global, `num_workers` reads for this worker.
 
     A batch is a multiple of `batch_parts`, which is told where it is too large. The configured `task` says what a
-    table's targets are; they are masks where `mask_values` are given.
+    table's targets are; they are masks where `mask_values` are given. For `mixup` and `cutmix` see Mixing.
 
     Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit it.
     """
@@ -126,6 +129,8 @@ def build(
         drop_last=drop_last,
         augment=Augmentation(**dataclasses.asdict(dataset.augment)),
         balanced=checks.known_classes(dataset, source)[train_idx] if dataset.sampling else None,
+        transforms=_transforms(dataset),
+        mixing=Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None,
     )
     val, test = source.val and source.val.whole(in_order), source.test and source.test.whole(in_order)
     if len(val_idx):
@@ -137,6 +142,11 @@ def build(
         val=val,
         test=test,
     )
+
+
+def _transforms(dataset: DatasetConfig) -> Sequence[Callable[[Any], Any]]:
+    configured = dataset.transforms if isinstance(dataset, datasets.Images) else None
+    return transforms.build(configured) if configured else ()
 
 
 def _info(source: Source, train: Tensor, *, val: Loader | None, test: Loader | None) -> DataInfo:
@@ -171,7 +181,7 @@ def _source(
     dataset: DatasetConfig, task: Any, device: torch.device, num_workers: int, values: MaskValues | None = None
 ) -> Source:
     if isinstance(dataset, datasets.Synthetic):
-        return _of_arrays(*synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device)
+        return _of_arrays(*synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device, num_workers)
     if isinstance(dataset, datasets.ImageFolder):
         return _folder(dataset, device, num_workers)
     if isinstance(dataset, datasets.Text):
@@ -183,16 +193,22 @@ def _source(
     if isinstance(dataset, table.TableConfig):
         return table_source.rows_in_memory(dataset, task, device)
     train, test = _tensors(load(dataset, "train")), _tensors(load(dataset, "test"))
-    return _of_arrays(train, test, CLASS_NAMES[dataset.name], device)
+    return _of_arrays(train, test, CLASS_NAMES[dataset.name], device, num_workers)
 
 
 def _of_arrays(
-    train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], class_names: Sequence[str], device: torch.device
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    class_names: Sequence[str],
+    device: torch.device,
+    num_workers: int,
 ) -> Source:
     """Images and labels in random order."""
     channels, height, width = train[0].shape[1:]
     parts = _in_memory(train, device), _in_memory(test, device)
-    return of_images((channels, height, width), class_names, *parts, classes=train[1], in_random_order=True)
+    shape = channels, height, width
+    to_train = transforms.transformed(parts[0], transforms.Images(*train), shape, len(class_names), num_workers)
+    return of_images(shape, class_names, to_train, parts[1], classes=train[1], in_random_order=True)
 
 
 def _folder(dataset: datasets.ImageFolder, device: torch.device, num_workers: int) -> Source:
@@ -205,8 +221,9 @@ def _folder(dataset: datasets.ImageFolder, device: torch.device, num_workers: in
         parts = {part: streamed(images[part], shape, len(names), num_workers) for part in listings}
     else:
         parts = {part: _in_memory(_tensors(arrays), device) for part, arrays in decoded.items() if arrays is not None}
-    classes = torch.tensor(listings["train"].labels)
-    return of_images(shape, names, parts["train"], parts.get("test"), val=parts.get("val"), classes=classes)
+    classes, originals = torch.tensor(listings["train"].labels), FolderDataset(listings["train"], None)
+    to_train = transforms.transformed(parts["train"], originals, shape, len(names), num_workers)
+    return of_images(shape, names, to_train, parts.get("test"), val=parts.get("val"), classes=classes)
 
 
 def _text(dataset: datasets.Text) -> Source:

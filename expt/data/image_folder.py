@@ -12,10 +12,10 @@ from expt.data.image_folder_files import Listing, decode
 class FolderDataset(Dataset[tuple[Tensor, int]]):
     """Images of one part as uint8 [3, height, width]: scaled to cover that size, then cropped at the centre.
 
-    Raises DataError, when it is read, for a file that is no image.
+    Without a size they are as they lie, for transforms. Raises DataError, when it is read, for a file that is no image.
     """
 
-    def __init__(self, listing: Listing, image_size: tuple[int, int]) -> None:
+    def __init__(self, listing: Listing, image_size: tuple[int, int] | None) -> None:
         self._files, self._labels = listing.files, listing.labels
         self._image_size = image_size
 

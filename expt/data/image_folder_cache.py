@@ -27,10 +27,12 @@ _SHARE = 0.25  # of the free memory and disk, that `auto` takes
 def prepare_folder(dataset: datasets.ImageFolder) -> None:
     """Decode the folder's images into the cache, unless they are there, do not fit, or `dataset.cache` is false.
 
+    For transforms none are decoded.
+
     Raises DataError for an image that cannot be read, and where cache=true and the cache cannot be written.
     """
     listings = [*list_parts(dataset.root).values()]
-    if dataset.cache is False:
+    if dataset.cache is False or dataset.transforms:
         return
     missing = [listing for listing in listings if cache.read(_name(listing, dataset)) is None]
     if not missing or (dataset.cache == "auto" and not _fits(listings, dataset)):

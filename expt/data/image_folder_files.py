@@ -74,9 +74,12 @@ def class_folders(root: Path) -> tuple[str, ...]:
     return names
 
 
-def decode(path: str, image_size: tuple[int, int]) -> np.ndarray:
-    """An image as uint8 [height, width, 3], see `fitted`. Raises DataError for a file that is no image."""
-    return fitted(read_image(path, "RGB"), image_size)
+def decode(path: str, image_size: tuple[int, int] | None) -> np.ndarray:
+    """An image as uint8 [height, width, 3], see `fitted`; None leaves its size. Raises DataError for what is none."""
+    import numpy as np
+
+    image = read_image(path, "RGB")
+    return np.array(image) if image_size is None else fitted(image, image_size)
 
 
 def fitted(image: Any, image_size: tuple[int, int]) -> np.ndarray:

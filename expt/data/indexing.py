@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -132,6 +132,22 @@ def train_pieces(
             yield Piece(first + mine.start, first + mine.stop, length, False)
         else:
             yield Piece(first, first + 1, length, True)
+
+
+def with_partners(pieces: Sequence[Piece], batch_size: int, skip: int) -> tuple[Tensor, list[Piece]]:
+    """Positions int64 [N] that hold for each piece its first sample's partner, then its own; and where each lies there.
+
+    The pieces are a worker's, of the global batches from number `skip` on.
+    """
+    positions = list[int]()
+    wider = list[Piece]()
+    for number, piece in enumerate(pieces, skip):
+        first = number * batch_size
+        before = piece.start - 1 if piece.start > first else first + piece.global_size - 1
+        start = len(positions)
+        positions += [before, *range(piece.start, piece.stop)]
+        wider.append(piece._replace(start=start, stop=len(positions)))
+    return torch.tensor(positions, dtype=torch.int64), wider
 
 
 def eval_pieces(size: int, chunk: int, rank: int, world_size: int) -> Iterator[Piece]:

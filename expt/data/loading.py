@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from expt.data import indexing
 from expt.data.augment import Augmentation
+from expt.data.mixing import Mixing
 from expt.data.tree import leaves, mapped
 
 MIN_EVAL_BATCH = 256
@@ -29,7 +30,8 @@ class Batch(NamedTuple):
     inputs: Any
     """on the device: images float32 [b, C, H, W], normalised; else a tensor [b, ...], or nested containers of them"""
     targets: Any
-    """on the device: classes int64 [b]; else a tensor [b, ...], containers of them, or None"""
+    """on the device: classes int64 [b], or float32 [b, num_classes], the share of each in a mixed sample; else a tensor
+    [b, ...], containers of them, or None"""
     global_size: int
     """samples of the whole global batch over all workers; of this worker's own batch in an evaluation"""
     weightless: bool = False
@@ -50,6 +52,11 @@ class Order(NamedTuple):
     """the random numbers that augment each [5, N]"""
     times: Tensor | None = None
     """how often each came before in the epoch, int64 [N]; None: none comes twice"""
+
+    def at(self, positions: Tensor) -> Order:
+        """What stands at these positions of it."""
+        drawn, times = (None if part is None else part[..., positions] for part in (self.drawn, self.times))
+        return self._replace(samples=self.samples[positions], drawn=drawn, times=times)
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,10 @@ class LoaderOptions:
     """of training images; an evaluation sees them as they are"""
     balanced: Tensor | None = None
     """the class of each of the split's samples [N]: an epoch takes each equally often; None takes every sample once"""
+    transforms: Sequence[Callable[[Any], Any]] = ()
+    """of each training image, one after the other, before `augment`"""
+    mixing: Mixing | None = None
+    """of training batches"""
     eval_batch_size: int | None = None
     """samples that a worker evaluates at a time; None is its share of `batch_size`, at least MIN_EVAL_BATCH"""
 
@@ -137,7 +148,11 @@ class ShardedLoader(ABC):
         options, samples = self._options, self._order(epoch)
         drawn = options.augment.draw(self.size, options.seed, epoch) if options.augment else None
         times = None if options.balanced is None else indexing.times_before(samples)
-        return self._batches(Order(samples, epoch, drawn, times), self._pieces(skip))
+        order, pieces = Order(samples, epoch, drawn, times), self._pieces(skip)
+        if options.mixing is None:
+            return self._batches(order, pieces)
+        positions, wider = indexing.with_partners([*pieces], options.batch_size, skip)
+        return options.mixing.mixed(self._batches(order.at(positions), wider), options.seed, epoch, skip)
 
     def indices(self, epoch: int, number: int) -> Tensor:
         """See Loader."""

@@ -15,6 +15,9 @@ from expt.tasks.task import Sum, Task
 class Classification(Task):
     """Cross-entropy of logits [B, num_classes] and labels [B]; accuracy is the share whose highest logit is right.
 
+    Labels of mixed samples (mixup, cutmix) are shares [B, num_classes]. In the accuracy such a sample counts as right
+    by the share of the class that has the highest logit; its class weight is the mean of its classes', by their shares.
+
     With `class_weights`, one for each class, the training loss is the sum of each sample's loss by the weight of its
     class, divided by the sum of these weights over the global batch, as torch's CrossEntropyLoss(weight) of all of it.
     What an evaluation reports, and every accuracy, has no such weights.
@@ -37,11 +40,16 @@ class Classification(Task):
         logits, labels = outputs.float(), batch.targets
         weights = self._weights_on(logits.device)
         total = functional.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=self.label_smoothing)
-        return total, len(outputs) if weights is None else weights[labels].sum()
+        if weights is None:
+            return total, len(outputs)
+        return total, (labels @ weights if labels.dim() == 2 else weights[labels]).sum()
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """How many are right."""
-        return {"accuracy": ((outputs.argmax(1) == batch.targets).sum(), len(outputs))}
+        highest, labels = outputs.argmax(1), batch.targets
+        if labels.dim() == 2:
+            return {"accuracy": (labels.gather(1, highest[:, None]).sum(), len(outputs))}
+        return {"accuracy": ((highest == labels).sum(), len(outputs))}
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Probabilities [B, num_classes] and labels."""

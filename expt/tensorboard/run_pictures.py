@@ -57,7 +57,7 @@ class RunPictures:
 
     def _draw_first(self, batch: Batch, events: Writer) -> None:
         """The batch as the model saw it, after augmentation."""
-        captions = [self._names[label] for label in batch.targets.tolist()]
+        captions = [caption(self._names, target) for target in batch.targets.cpu()]
         images = self._visible(batch.inputs.cpu())[: len(captions)]
         if captions:
             events.picture(tags.TRAIN_IMAGES, pictures.image_grid(images, captions), 1)
@@ -72,3 +72,12 @@ class RunPictures:
         pixels = (images.float() * self._std + self._mean).clamp_(0, 1).mul_(255).round_().byte()
         array: pictures.Bytes = np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy())
         return array
+
+
+def caption(names: Sequence[str], target: Tensor) -> str:
+    """What stands below an image of a class [], or of a mixed one that has shares of classes [num_classes]."""
+    if not target.dim():
+        return names[int(target)]
+    shares, classes = target.topk(2)
+    found = zip(shares.tolist(), classes.tolist(), strict=True)
+    return "\n".join(f"{names[index]} {share:.0%}" for share, index in found if share)

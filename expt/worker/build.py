@@ -71,6 +71,8 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
         num_workers=num_workers,
         batch_parts=config.world_size * config.gradient_accumulation,
         mask_values=_mask_values(config),
+        mixup=config.mixup,
+        cutmix=config.cutmix,
     )
 
 

@@ -6,9 +6,11 @@ import io
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from expt.tensorboard.pictures import WIDTH, Picture, confusion_matrix, image_grid
+from expt.tensorboard.run_pictures import caption
 
 NAMES = ("T-shirt/top", "Trouser", "a name that is far too long for its place in a picture of any size at all")
 
@@ -58,3 +60,10 @@ def test_any_number_of_classes_fits(classes: int) -> None:
     picture = confusion_matrix(np.eye(classes, dtype=np.int64), [f"class {number}" for number in range(classes)])
     assert picture.width == WIDTH if classes <= 10 else WIDTH < picture.width <= 1300
     assert len(picture.png) < 200_000
+
+
+def test_a_mixed_image_is_told_with_its_shares() -> None:
+    names = ("cat", "dog", "bird")
+    assert caption(names, torch.tensor(2)) == "bird"
+    assert caption(names, torch.tensor([0.25, 0.0, 0.75])) == "bird 75%\ncat 25%"
+    assert caption(names, torch.tensor([0.0, 1.0, 0.0])) == "dog 100%"

@@ -1,4 +1,4 @@
-"""Class weights and balanced sampling: the curve of a plain loop over whole batches, on any number of workers."""
+"""Class weights, balanced sampling, mixup and cutmix: the curve of a plain loop over whole batches, on any workers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torchvision.transforms import v2
 
 from expt.config import tasks
 from expt.config.datasets import Digits
@@ -19,6 +20,7 @@ from expt.data import indexing
 from expt.data.build import Data
 from expt.data.files import load
 from expt.data.loading import Batch
+from expt.data.mixing import Box, Mixing
 from expt.errors import ConfigError
 from expt.tasks import build as task_build
 from expt.tasks.classification import Classification
@@ -42,6 +44,7 @@ SETTINGS: tuple[str, ...] = (
 )
 SETTINGS += ("optimizer=plain_sgd", f"optimizer.lr={LR}", f"dataset.train_limit={LIMIT}", "onednn=false")
 SETTINGS += ("label_smoothing=0.1",)
+TABLE = ("dataset=table", "dataset.path=t.csv", "dataset.targets=y")
 DIGITS = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
 
 
@@ -63,28 +66,49 @@ def trained_once(worker: Worker, config: RunConfig) -> dict[str, Any]:
     return {"curve": [[each.loss, each.values["accuracy"]] for each in seen], "val": dict(val)}
 
 
-def plain_loop(*, weights: list[float] | None, balanced: bool = False) -> dict[str, Any]:
+def mixed(images: torch.Tensor, labels: torch.Tensor, share: float, box: Box | None) -> list[torch.Tensor]:
+    """By torchvision, of a whole batch."""
+    kind: Any = v2.MixUp(num_classes=10) if box is None else v2.CutMix(num_classes=10)
+    params = {"labels": labels, "batch_size": len(labels)}
+    if box is None:
+        params |= {"lam": share}
+    else:
+        params |= {"lam_adjusted": share, "box": (box.left, box.top, box.right, box.bottom)}
+    return [kind.transform(each, params) for each in (images, labels)]
+
+
+def plain_loop(
+    *, weights: list[float] | None = None, balanced: bool = False, mixing: Mixing | None = None
+) -> dict[str, Any]:
     """CrossEntropyLoss of the whole batch; an evaluation by the plain one."""
     torch.manual_seed(SEED)
     net = nn.Linear(64, 10)
     images, labels = map(torch.tensor, load(DIGITS, "train"))
-    pixels = ((images / 255 - 0.3053) / 0.3760).flatten(1).float()
+    pixels = ((images / 255 - 0.3053) / 0.3760).float()
     train, val = indexing.split(len(labels), 0.1, LIMIT)
-    criterion = nn.CrossEntropyLoss(None if weights is None else torch.tensor(weights), label_smoothing=0.1)
+    by_class = torch.ones(10) if weights is None else torch.tensor(weights)
+    criterion = nn.CrossEntropyLoss(by_class, label_smoothing=0.1)
+    of_shares = nn.CrossEntropyLoss(by_class, label_smoothing=0.1, reduction="sum")
     curve = []
     for epoch in range(1, EPOCHS + 1):
         drawn = indexing.balanced(labels[train], SEED, epoch) if balanced else indexing.permutation(LIMIT, SEED, epoch)
-        for batch in train[drawn].split(BATCH):
-            logits = net(pixels[batch])
-            loss = criterion(logits, labels[batch])
+        for number, batch in enumerate(train[drawn].split(BATCH)):
+            if mixing is None:
+                logits, right = net(pixels[batch].flatten(1)), functional.one_hot(labels[batch], 10).float()
+                loss = criterion(logits, labels[batch])
+            else:
+                share, box = mixing.drawn(SEED, epoch, number, (8, 8))
+                inputs, right = mixed(pixels[batch], labels[batch], share, box)
+                logits = net(inputs.flatten(1))
+                loss = of_shares(logits, right) / (right @ by_class).sum()
             net.zero_grad()
             loss.backward()
             with torch.no_grad():
                 for parameter in net.parameters():
                     assert parameter.grad is not None
                     parameter.sub_(LR * parameter.grad)
-            curve.append([loss.item(), (logits.argmax(1) == labels[batch]).float().mean().item()])
-    logits = net(pixels[val])
+            curve.append([loss.item(), right[torch.arange(len(right)), logits.argmax(1)].mean().item()])
+    logits = net(pixels[val].flatten(1))
     found = {"loss": functional.cross_entropy(logits, labels[val]).item()}
     return {"curve": curve, "val": {**found, "accuracy": (logits.argmax(1) == labels[val]).float().mean().item()}}
 
@@ -95,11 +119,15 @@ def test_the_curve_is_that_of_whole_batches(
 ) -> None:
     """210 samples in batches of 96: the last has 18, unevenly shared."""
     same = (*SETTINGS, f"gradient_accumulation={parts}")
-    words = [f"task.class_weights={WEIGHTS}"], ["task.class_weights=balanced"], ["dataset.sampling=balanced"]
+    weighted, balanced = f"task.class_weights={WEIGHTS}", "dataset.sampling=balanced"
+    words: tuple[list[str], ...] = [weighted], ["task.class_weights=balanced"], [balanced], ["mixup=0.4"]
+    words += ["mixup=0.4", "cutmix=1.0", weighted], ["cutmix=1.0", balanced]
     configs = [configured(*same, *each) for each in words]
     counts = torch.tensor(load(DIGITS, "train").labels)[indexing.split(1437, 0.1, LIMIT)[0]].bincount()
     expected = [plain_loop(weights=WEIGHTS), plain_loop(weights=(LIMIT / 10 / counts).tolist())]
-    expected += [plain_loop(weights=None, balanced=True)]
+    expected += [plain_loop(balanced=True), plain_loop(mixing=Mixing(10, mixup=0.4))]
+    expected += [plain_loop(weights=WEIGHTS, mixing=Mixing(10, mixup=0.4, cutmix=1.0))]
+    expected += [plain_loop(balanced=True, mixing=Mixing(10, cutmix=1.0))]
     for found in together(tmp_path, world_size, functools.partial(trained_on, configs=configs)):
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.tensor(ours["curve"]) == pytest.approx(torch.tensor(theirs["curve"]), abs=1e-4)
@@ -131,8 +159,11 @@ def test_weights_that_do_not_fit_are_refused(weights: Any, counts: tuple[int, ..
     [
         (("task.class_weights=[0,0]",), "task.class_weights: all are 0"),
         (("task.class_weights=[1,-1]",), "task.class_weights"),
+        (("mixup=0",), "mixup=0"),
+        ((*TABLE, "task=regression", "mixup=0.2"), "mixup=0.2: is of task=classification; use mixup=null"),
+        ((*TABLE, "cutmix=1.0"), "cutmix=1.0: cuts images, and dataset=table has rows of numbers; use mixup"),
         (("task.class_weights=balanced", "dataset.sampling=balanced"), "evens the classes out too; use one of them"),
-        (("dataset=table", "dataset.path=t.csv", "dataset.targets=y", "task=regression", "dataset.sampling=balanced"),
+        ((*TABLE, "task=regression", "dataset.sampling=balanced"),
          "dataset.sampling=balanced: is of task=classification; use sampling=null"),
     ],
 )  # fmt: skip

@@ -1,0 +1,103 @@
+"""Transforms of training images, one by one, from their configuration: torchvision.transforms.v2, or one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from expt.config import user_class
+from expt.data.loading import Loader, LoaderOptions
+from expt.data.source import Part
+from expt.data.stream import StreamLoader, to_tensor
+from expt.errors import ConfigError, DataError
+
+Transform = Callable[[Any], Any]
+_BEYOND = 0.5  # what a resize may overshoot [0, 1] by; pixels in 0..255 and normalised ones lie further out
+
+
+def build(configured: Sequence[dict[str, Any]]) -> tuple[Transform, ...]:
+    """An instance of each `{_target_: a.B, ...}`. Raises ConfigError for what is no class, or makes nothing to call."""
+    try:
+        made = user_class.nested_built({"transforms": list(configured)})["transforms"]
+    except ConfigError as error:
+        raise ConfigError([f"dataset.transforms: {problem}" for problem in error.problems]) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"dataset.transforms: {type(error).__name__}: {error}") from error
+    for each in made:
+        if not callable(each):
+            raise ConfigError(f"dataset.transforms: a {type(each).__name__} cannot be called with an image")
+    return tuple(made)
+
+
+def transformed(
+    part: Part, originals: Dataset[Any], shape: tuple[int, int, int], num_classes: int, num_workers: int
+) -> Part:
+    """The same part, but that a loader with transforms reads the images `originals`, of any size, one by one."""
+
+    def load(indices: Tensor, options: LoaderOptions) -> Loader:
+        if not options.transforms:
+            return part.load(indices, options)
+        dataset = Transformed(originals, options.transforms, shape)
+        return StreamLoader(dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers)
+
+    return part._replace(load=load)
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Images uint8 [N, C, H, W] and their classes [N], held in memory."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self._images, self._labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._images[index].clone(), int(self._labels[index])
+
+
+class Transformed(Dataset[tuple[Tensor, Any]]):
+    """A dataset of (image, label) with each image transformed to the `shape` (channels, height, width).
+
+    Raises DataError for a sample that a transform does not take, or makes another shape of.
+    """
+
+    def __init__(self, dataset: Dataset[Any], transforms: Sequence[Transform], shape: tuple[int, int, int]) -> None:
+        self._dataset, self._transforms, self._shape = dataset, transforms, shape
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        image, label = self._dataset[index]
+        for place, transform in enumerate(self._transforms):
+            try:
+                image = transform(image)
+            except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+                told = f"{type(error).__name__}: {error}".partition("\n")[0]
+                name = type(transform).__name__
+                raise DataError(f"dataset.transforms.{place}: {name} does not take sample {index}: {told}") from error
+        return self._checked(image, index), label
+
+    def _checked(self, image: Any, index: int) -> Tensor:
+        try:
+            tensor = to_tensor(image)
+        except TypeError as error:
+            raise DataError(f"dataset.transforms: make of sample {index} no image: {error}") from error
+        if tuple(tensor.shape) != self._shape:
+            raise DataError(
+                f"dataset.transforms: make of sample {index} an image {tuple(tensor.shape)}, and images are "
+                f"{self._shape} (channels, height, width) where they are evaluated; end with a crop or resize to that"
+            )
+        if tensor.is_floating_point():
+            low, high = (float(value) for value in torch.aminmax(tensor))
+            if low < -_BEYOND or high > 1 + _BEYOND:
+                raise DataError(
+                    f"dataset.transforms: make of sample {index} pixels from {low:g} to {high:g}, expected [0, 1]; "
+                    "leave scaling to dataset.mean and std, which evaluations use too"
+                )
+        return tensor

@@ -1,0 +1,186 @@
+"""Transforms of training images: by the seed, the epoch and the sample alone, and never of an evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from expt.config.schema import RunConfig
+from expt.data import indexing
+from expt.data.build import Data
+from expt.errors import ConfigError, DataError
+from expt.training.collectives import Worker
+from expt.worker.build import build_data
+from tests.conftest import Configured
+
+CPU = torch.device("cpu")
+FOLDER, SHAPE = 40, (10, 12)
+CROP = "{_target_: torchvision.transforms.v2.RandomResizedCrop, size: [10, 12], scale: [0.2, 1.0]}"
+LIST = f"dataset.transforms=[{CROP}, {{_target_: torchvision.transforms.v2.RandAugment, num_ops: 1}}]"
+PLAIN = ("batch_size=8", "drop_last=false", "seed=3", "threads=1", "dataset.mean=null", "dataset.std=null")
+
+
+class Wrong:
+    """Transforms that do not do."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self._factor = factor
+
+    def __call__(self, image: Tensor) -> Any:
+        return image.float() * self._factor if self._factor else "nothing"
+
+
+class NoTransform:
+    pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs of two classes and two sizes."""
+    root = tmp_path_factory.mktemp("photos")
+    drawn = np.random.default_rng(0)
+    for part, number in (("train", FOLDER), ("test", 6)):
+        for index in range(number):
+            path = root / part / "ab"[index % 4 == 0] / f"{index:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            size = (20, 16) if index % 3 else (15, 30)
+            Image.fromarray(drawn.integers(256, size=(*size, 3), dtype=np.uint8)).save(path)
+    return root
+
+
+@pytest.fixture
+def photos(folder: Path, configured: Configured) -> Any:
+    """`photos("dataset.sampling=balanced")`: that folder, configured, with images of 10x12."""
+
+    def configure(*words: str) -> RunConfig:
+        size = f"dataset.image_size=[{SHAPE[0]},{SHAPE[1]}]"
+        return configured(
+            "dataset=image_folder", f"dataset.root={folder}", size, "dataset.num_workers=0", *PLAIN, *words
+        )
+
+    return configure
+
+
+def data(config: RunConfig, rank: int = 0, world_size: int = 1) -> Data:
+    worker = Worker(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, device=CPU)
+    return build_data(config, worker)
+
+
+def epoch(made: Data, number: int = 1, skip: int = 0) -> Tensor:
+    return torch.cat([batch.inputs for batch in made.train.epoch(number, skip) if not batch.weightless])
+
+
+def test_each_image_is_transformed_as_by_hand_from_the_original(photos: Any, folder: Path) -> None:
+    found = epoch(data(photos(LIST)), 2)
+    train, _ = indexing.split(FOLDER, 0.1, None)
+    order = train[indexing.permutation(len(train), 3, 2)].tolist()
+    files = sorted((folder / "train").glob("*/*.png"))
+    by_hand: Any = v2.Compose([v2.RandomResizedCrop([10, 12], scale=(0.2, 1.0)), v2.RandAugment(num_ops=1)])
+    for image, index in zip(found, order, strict=True):
+        original = torch.from_numpy(np.array(Image.open(files[index]))).permute(2, 0, 1)
+        torch.manual_seed(indexing.mix(3, 2, index))
+        torch.testing.assert_close(image, by_hand(original).float() / 255)
+
+
+@pytest.mark.parametrize("source", ["photos", "digits"])
+def test_workers_together_see_what_one_sees_and_so_does_who_goes_on(
+    source: str, photos: Any, configured: Configured
+) -> None:
+    """With mixup and with classes taken equally often, too; the test's images stay as they are."""
+    small = LIST.replace("10, 12", "8, 8")
+    few = ("dataset.train_limit=45", *PLAIN)
+    for more in ((), ("dataset.sampling=balanced", "cutmix=1.0", "dataset.augment.flip=true")):
+        if source == "photos":
+            config, plain = photos(LIST, *more), photos()
+        else:
+            config, plain = configured(small, *few, *more), configured(*few)
+        whole = epoch(data(config))
+        assert not torch.equal(whole, epoch(data(plain)))
+        assert not torch.equal(whole, epoch(data(config), 2))
+        assert torch.equal(epoch(data(config), 1, skip=3), whole[24:])
+        batches = [[*data(config, rank, 4).train.epoch(1)] for rank in range(4)]
+        together = [part.inputs for parts in zip(*batches, strict=True) for part in parts if not part.weightless]
+        assert torch.equal(torch.cat(together), whole)
+        for one, other in ((data(config).val, data(plain).val), (data(config).test, data(plain).test)):
+            assert one is not None
+            assert other is not None
+            for batch, untouched in zip(one.evaluation(), other.evaluation(), strict=True):
+                assert torch.equal(batch.inputs, untouched.inputs)
+
+
+def test_processes_that_read_see_the_same(photos: Any, configured: Configured) -> None:
+    for config in (photos(LIST), configured(LIST.replace("10, 12", "8, 8"), "dataset.train_limit=20", *PLAIN)):
+        two = replace(config, threads=2)
+        if hasattr(config.dataset, "num_workers"):
+            two = replace(config, dataset=replace(config.dataset, num_workers=2))
+        assert torch.equal(epoch(data(config)), epoch(data(two)))
+
+
+def test_a_sample_that_comes_again_is_transformed_anew(photos: Any) -> None:
+    made = data(photos(f"dataset.transforms=[{CROP}]", "dataset.sampling=balanced"))
+    taken = torch.cat([made.train.indices(1, number) for number in range(len(made.train))])
+    images = epoch(made)
+    again = next(index for index in taken.tolist() if (taken == index).sum() > 1)
+    one, other = images[taken == again][:2]
+    assert not torch.equal(one, other)
+    assert made.info.class_counts == (27, 9)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "said"),
+    [
+        ("{_target_: torchvision.transforms.v2.Normalise}", "v2 has no Normalise. Did you mean"),
+        ("{_target_: torchvision.transforms.v2.RandomCrop}", "missing a required argument: 'size'"),
+        ("{_target_: torchvision.transforms.v2.RandomCrop, size: [1, 2, 3]}", "dataset.transforms: ValueError: "),
+        ("{_target_: torchvision.transforms.v2.functional.hflip}", "refused, it is no class"),
+        (f"{{_target_: {__name__}.NoTransform}}", "a NoTransform cannot be called with an image"),
+    ],
+)
+def test_a_list_that_cannot_be_built_is_refused(transforms: str, said: str, configured: Configured) -> None:
+    with pytest.raises(ConfigError) as refused:
+        data(configured(f"dataset.transforms=[{transforms}]"))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("transforms", "said"),
+    [
+        ("{_target_: torchvision.transforms.v2.RandomCrop, size: 6}", "an image (1, 6, 6), and images are (1, 8, 8)"),
+        (
+            "{_target_: torchvision.transforms.v2.RandomCrop, size: 9}",
+            "dataset.transforms.0: RandomCrop does not take sa",
+        ),
+        (f"{{_target_: {__name__}.Wrong}}", "pixels from 0 to 255, expected [0, 1]; leave scaling to dataset.mean"),
+        (f"{{_target_: {__name__}.Wrong, factor: 0}}", "no image: expected an image of uint8 or float, CHW, found str"),
+    ],
+)
+def test_what_a_transform_makes_of_an_image_is_checked(transforms: str, said: str, configured: Configured) -> None:
+    with pytest.raises(DataError) as refused:
+        epoch(data(configured(f"dataset.transforms=[{transforms}]", "threads=1")))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["dataset.transforms=[{size: 3}]"], "dataset.transforms.0: names no class; give its _target_, as in {"),
+        (["dataset.transforms=[{_target_: torchvision.transforms.v2.Normalize, mean: [0.1], std: [0.1]}]"],
+         "dataset.transforms.0: would normalise training images alone; give dataset.mean and std instead"),
+        ([LIST, "dataset=image_folder", "dataset.root=x", "dataset.cache=true"], "dataset.cache=true: "),
+        (["dataset.transforms=3"], "dataset.transforms=3"),
+    ],
+)  # fmt: skip
+def test_a_list_that_is_none_is_refused_before_anything_starts(
+    words: list[str], said: str, configured: Configured
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configured(*words)
+    assert said in str(refused.value)
