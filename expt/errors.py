@@ -97,7 +97,9 @@ INTERRUPTED_BEFORE = "interrupted before a run began; type the command again"
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """` Did you mean 'x'?`, or an empty string when nothing is near."""
-    near = difflib.get_close_matches(name, sorted(set(choices)), n=1, cutoff=0.6)
+    known = sorted(set(choices))
+    near = [each for each in known if each.lower() == name.lower()]
+    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 

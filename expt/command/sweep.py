@@ -146,7 +146,7 @@ class Multirun:
         except Timeout:
             raise ConfigError(f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it") from None
         self._task.began = True
-        self._grid = Grid(self.folder, self._machine)
+        self._grid = Grid(self.folder, self._machine, fetch=not self._dry_run)
 
     def _leave(self) -> None:
         """Let others into the sweep's folder; it goes if it holds nothing but what Hydra and the lock put there."""

@@ -91,8 +91,9 @@ class ComposedRun:
 class Grid:
     """The runs of one sweep folder, new ones and those that an earlier command left there."""
 
-    def __init__(self, folder: Path, machine: Machine) -> None:
-        self.folder, self._machine = folder, machine
+    def __init__(self, folder: Path, machine: Machine, *, fetch: bool = True) -> None:
+        """With `fetch` datasets that are known by what they hold are downloaded where they are not there."""
+        self.folder, self._machine, self._fetch = folder, machine, fetch
         # A run that could not be made into a configuration is known by what was asked of it.
         self._known: dict[str, RunPaths] = {}
         self._typed = set[str]()
@@ -217,7 +218,7 @@ class Grid:
         """Looked at once for all points that have the same data and classes: a folder may hold many images."""
         key = repr((config.dataset, user_code.targets(config)))
         if key not in self._contents:
-            self._contents[key] = content_of(config)
+            self._contents[key] = content_of(config, fetch=self._fetch)
         return self._contents[key]
 
     def _unused(self, name: str, key: str) -> str:

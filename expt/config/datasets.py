@@ -52,6 +52,42 @@ class Downloaded(Images):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class Torchvision(Images):
+    """A dataset by the name of its class in torchvision.datasets; expt.data.torchvision_files knows each."""
+
+    name: Literal["torchvision"]
+    set: Literal[
+        "CIFAR10",
+        "CIFAR100",
+        "Caltech101",
+        "Caltech256",
+        "Country211",
+        "DTD",
+        "EMNIST",
+        "EuroSAT",
+        "FGVCAircraft",
+        "FashionMNIST",
+        "Flowers102",
+        "Food101",
+        "GTSRB",
+        "Imagenette",
+        "KMNIST",
+        "MNIST",
+        "OxfordIIITPet",
+        "PCAM",
+        "RenderedSST2",
+        "SEMEION",
+        "STL10",
+        "SVHN",
+        "USPS",
+    ]
+    root: Folder | None
+    download: bool
+    image_size: Size | None
+    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Synthetic(Images):
     name: Literal["synthetic"]
     train_size: Count
@@ -143,6 +179,7 @@ OWN_DATASET_KEYS = {field.name for field in dataclasses.fields(TargetDataset)} -
 DATASETS: dict[str, Any] = {
     "digits": Digits,
     **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), Downloaded),
+    "torchvision": Torchvision,
     "synthetic": Synthetic,
     "image_folder": ImageFolder,
     "text": Text,

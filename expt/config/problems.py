@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 PLAIN_GROUPS: dict[str, Any] = {"ddp": DDP, "checkpoint": Checkpoint, "tensorboard": TensorBoard, "patches": Patches}
 PLAIN_GROUPS["early_stop"] = EarlyStop
 """Keys that have others below them, and no choices."""
+FEW = 8
+"""Values of which all are read at a glance: of more the nearest is told."""
 BELOW_A_CHOICE: dict[str, Any] = {"augment": Augment, "groups": ParameterGroup}
 """Keys of a group's choice that have others below them, or a list of such."""
 
@@ -49,6 +52,8 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
         elif rule.startswith("union_tag"):
             names = [name for name in GROUPS[path[0]] if name != "_target_"]
             line = f"{key}.name={kind(value)}: not one of {', '.join(names)}.{did_you_mean(str(kind(value)), names)}"
+        elif rule == "literal_error" and len(names := _names_in(problem)) > FEW:
+            line = f"{key}={value}: not one of {', '.join(names)}.{did_you_mean(str(value), names)}"
         elif rule == "dataclass_type" and path[0] == "task":
             line = f"{key}={value!r}: input should be of torchmetrics, {{_target_: ..., better: max}}"
         elif rule == "dataclass_type":
@@ -69,6 +74,11 @@ def _told(problem: ErrorDetails) -> str:
         return f"input should have at most {problem['ctx']['max_length']} values"
     text = problem["msg"].replace("a valid array", "a list").replace("a valid boolean", "true or false")
     return text[0].lower() + text[1:]
+
+
+def _names_in(problem: ErrorDetails) -> list[str]:
+    """The values that a key may have."""
+    return re.findall(r"'([^']+)'", problem["ctx"]["expected"])
 
 
 def _as_a_list(key: str, value: object) -> str:

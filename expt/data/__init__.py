@@ -16,6 +16,8 @@
     image_folder        a person's folder of images, read image by image
     image_folder_files  what lies in such a folder, and how one image is decoded
     image_folder_cache  such a folder, decoded once into the cache
+    torchvision_files   torchvision's datasets by name: where their files lie, and how they get there
+    torchvision_sets    their images
     text        windows of a text's tokens
     text_files  what lies in a text's file or folder, and which of its bytes train, validate and test
     table       a person's table: which columns are features and targets, and what they may hold

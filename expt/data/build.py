@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from expt.config import datasets
-from expt.data import checks, indexing, mask_files, masks, own_dataset, table, table_source, transforms
+from expt.data import (
+    checks,
+    indexing,
+    mask_files,
+    masks,
+    own_dataset,
+    table,
+    table_source,
+    torchvision_sets,
+    transforms,
+)
 from expt.data.augment import Augmentation
 from expt.data.classes import CLASS_NAMES
 from expt.data.files import Arrays, DatasetConfig, load
@@ -182,6 +192,8 @@ def _source(
 ) -> Source:
     if isinstance(dataset, datasets.Synthetic):
         return _of_arrays(*synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device, num_workers)
+    if isinstance(dataset, datasets.Torchvision):
+        return torchvision_sets.source(dataset, device, num_workers)
     if isinstance(dataset, datasets.ImageFolder):
         return _folder(dataset, device, num_workers)
     if isinstance(dataset, datasets.Text):

@@ -26,7 +26,7 @@ def fetch(name: str, root: Path) -> None:
     try:
         beside = Path(tempfile.mkdtemp(prefix=".download-", dir=root))
         try:
-            with _impatient(), contextlib.redirect_stdout(io.StringIO()):  # it prints each failed mirror
+            with impatient(), contextlib.redirect_stdout(io.StringIO()):  # it prints each failed mirror
                 getattr(importlib.import_module("torchvision.datasets"), _CLASSES[name])(beside, download=True)
             _move(beside, root)
         finally:
@@ -44,7 +44,8 @@ def _move(source: Path, root: Path) -> None:
 
 
 @contextlib.contextmanager
-def _impatient() -> Iterator[None]:
+def impatient() -> Iterator[None]:
+    """Give up on a server that does not answer."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_CONNECT_TIMEOUT_S)
     try:

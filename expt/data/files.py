@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from expt.config import datasets
 from expt.config.schema import RunConfig
-from expt.data import table, text_files
+from expt.data import table, text_files, torchvision_files
 from expt.data.cache import Arrays, cache_dir, decoded
 from expt.data.classes import CLASS_NAMES
 from expt.data.download import fetch
@@ -27,6 +27,7 @@ __all__ = ["Arrays", "DatasetConfig", "Split", "cache_dir", "load", "prepare"]
 DatasetConfig: TypeAlias = (
     datasets.Digits
     | datasets.Downloaded
+    | datasets.Torchvision
     | datasets.Synthetic
     | datasets.ImageFolder
     | datasets.Text
@@ -94,6 +95,10 @@ def refuse_missing_parts(config: RunConfig) -> None:
 def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
     """Raise ConfigError where the images of `val` or `test` are not there, and are to be evaluated."""
     root = getattr(config.dataset, "root", None)
+    if isinstance(config.dataset, datasets.Torchvision):
+        none = f"torchvision's {config.dataset.set} has none"
+    else:
+        none = f"there is no {root}/test"
     if not val and config.eval_split == "val":
         raise ConfigError(
             f"dataset.val_fraction={config.dataset.val_fraction}: leaves nothing to evaluate on, for there is no "
@@ -101,9 +106,7 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
         )
     if not test and "test" in (config.eval_split, config.objective.partition("/")[2]):
         key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
-        raise ConfigError(
-            f"{key}: there is no test set, for there is no {root}/test; use eval_split=val objective=accuracy/val"
-        )
+        raise ConfigError(f"{key}: there is no test set, for {none}; use eval_split=val objective=accuracy/val")
 
 
 def prepare(dataset: DatasetConfig, task: Any = None) -> None:
@@ -114,6 +117,8 @@ def prepare(dataset: DatasetConfig, task: Any = None) -> None:
     """
     if isinstance(dataset, datasets.ImageFolder):
         prepare_folder(dataset)
+    if isinstance(dataset, datasets.Torchvision):
+        torchvision_files.obtain(dataset)
     if isinstance(dataset, datasets.Text):
         text_files.parts_of(dataset)  # raises for what it has not
     if isinstance(dataset, table.TableConfig):

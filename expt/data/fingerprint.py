@@ -22,7 +22,7 @@ from typing import IO
 from expt.config import datasets, user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.data import files, table, text_files
+from expt.data import files, table, text_files, torchvision_files
 from expt.data.cache import cache_dir, digest
 from expt.data.image_folder_files import class_folders, images_of_all_splits
 from expt.data.mask_files import list_parts
@@ -58,12 +58,15 @@ ORIGINAL = {
 }
 
 
-def content_of(config: RunConfig) -> Content:
+def content_of(config: RunConfig, *, fetch: bool = True) -> Content:
     """What the run is made of beside its settings; reads files that it has not read before.
 
-    Raises DataError where the files cannot be read, or are another known dataset's.
+    With `fetch` what torchvision has to download is there then: it is known by what it holds. Raises DataError where
+    the files cannot be read, or are another known dataset's.
     """
     code = user_code.fingerprint(user_code.targets(config))
+    if fetch and isinstance(config.dataset, datasets.Torchvision):
+        torchvision_files.obtain(config.dataset)
     return Content(of_data(config.dataset), code, of_weights(config))
 
 
@@ -101,6 +104,10 @@ def of_data(dataset: files.DatasetConfig) -> str | None:
     """
     if isinstance(dataset, datasets.ImageFolder | datasets.SegmentationFolder):
         return _of_folder(dataset)
+    if isinstance(dataset, datasets.Torchvision):
+        if torchvision_files.missing(dataset):
+            return None
+        return _of_files(torchvision_files.root_of(dataset), torchvision_files.files(dataset))
     if isinstance(dataset, datasets.Text):
         return _of_text(dataset)
     if isinstance(dataset, datasets.Table):
@@ -143,6 +150,11 @@ def _of_folder(dataset: datasets.ImageFolder | datasets.SegmentationFolder) -> s
     names = images_of_all_splits(root)
     if wrong := [name for name in names if not (root / name).is_file()]:
         raise DataError(f"dataset.root={dataset.root}: {root / wrong[0]} is no file, or leads nowhere; remove it")
+    return _of_files(root, names)
+
+
+def _of_files(root: Path, names: Sequence[str]) -> str:
+    """Of the names and sizes of all, and of what is in them; of very many in some."""
     # Drawn by names alone: the same files on every machine.
     chosen = names if len(names) <= SAMPLED else random.Random(digest(names)).sample(names, SAMPLED)
     with _Remembered(f"folder-{digest([str(root.resolve())])}") as remembered:

@@ -75,19 +75,19 @@ def class_folders(root: Path) -> tuple[str, ...]:
 
 
 def decode(path: str, image_size: tuple[int, int] | None) -> np.ndarray:
-    """An image as uint8 [height, width, 3], see `fitted`; None leaves its size. Raises DataError for what is none."""
+    """An image as uint8 [height, width, 3]: scaled to cover that size, then cropped at the centre; None leaves it.
+
+    The same bytes as torchvision's resize and center_crop, whose import takes a second. Raises DataError for a file
+    that is no image.
+    """
     import numpy as np
 
     image = read_image(path, "RGB")
-    return np.array(image) if image_size is None else fitted(image, image_size)
+    return np.array(image if image_size is None else fitted(image, image_size))
 
 
-def fitted(image: Any, image_size: tuple[int, int]) -> np.ndarray:
-    """A picture of Pillow's as uint8 [height, width, ...]: scaled to cover that size, then cropped at the centre.
-
-    The same bytes as torchvision's resize and center_crop, whose import takes a second.
-    """
-    import numpy as np
+def fitted(image: Any, image_size: tuple[int, int]) -> Any:
+    """A picture of Pillow's scaled to cover height and width, then cropped at the centre."""
     from PIL import Image
 
     height, width = image_size
@@ -96,7 +96,7 @@ def fitted(image: Any, image_size: tuple[int, int]) -> np.ndarray:
     if covered != (image.height, image.width):
         image = image.resize(covered[::-1], Image.Resampling.BILINEAR)
     top, left = round((covered[0] - height) / 2), round((covered[1] - width) / 2)
-    return np.array(image.crop((left, top, left + width, top + height)))
+    return image.crop((left, top, left + width, top + height))
 
 
 def images_of_all_splits(root: str | Path) -> list[str]:

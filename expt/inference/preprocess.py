@@ -62,7 +62,7 @@ class Preprocess:
             raise ConfigError(f"a picture: the model takes {self._data['channels']} channels; give a tensor")
         picture = read_image(str(given), mode) if isinstance(given, str | Path) else given.convert(mode)
         height, width = self._data["image_size"]
-        pixels = torch.from_numpy(fitted(picture, (height, width)))
+        pixels = torch.from_numpy(np.array(fitted(picture, (height, width))))
         return pixels.reshape(height, width, -1).permute(2, 0, 1)
 
     def _rows(self, given: Any) -> Tensor:

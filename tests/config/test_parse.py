@@ -80,10 +80,11 @@ def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None
         "diabetes": ["task=regression"],
         "table": ["dataset.path=t.csv", "dataset.targets=y"],
         "unet": ["task=segmentation", "dataset=segmentation_folder", "dataset.root=photos", "dataset.num_classes=3"],
-        "torchvision": ["model.arch=vgg11"],
+        "model=torchvision": ["model.arch=vgg11"],
+        "dataset=torchvision": ["dataset.set=KMNIST"],
         "timm": ["model.arch=vgg11"],
     }
-    words = OF_TOKENS if option in OF_TOKENS else asked.get(name, [])
+    words = OF_TOKENS if option in OF_TOKENS else asked.get(option) or asked.get(name, [])
     assert getattr(parsed(option, *words), group).name == CALLED.get(name, name)
 
 
