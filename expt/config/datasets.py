@@ -88,6 +88,16 @@ class Torchvision(Images):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class HuggingFace(Images):
+    name: Literal["huggingface"]
+    path: Folder
+    input: str
+    target: str
+    image_size: Size | None
+    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Synthetic(Images):
     name: Literal["synthetic"]
     train_size: Count
@@ -180,6 +190,7 @@ DATASETS: dict[str, Any] = {
     "digits": Digits,
     **dict.fromkeys(("mnist", "fashion_mnist", "cifar10", "cifar100"), Downloaded),
     "torchvision": Torchvision,
+    "huggingface": HuggingFace,
     "synthetic": Synthetic,
     "image_folder": ImageFolder,
     "text": Text,

@@ -18,6 +18,8 @@
     image_folder_cache  such a folder, decoded once into the cache
     torchvision_files   torchvision's datasets by name: where their files lie, and how they get there
     torchvision_sets    their images
+    huggingface         a Hugging Face dataset in a folder, and huggingface_files its files
+    pictures            what reads the images of both, one by one
     text        windows of a text's tokens
     text_files  what lies in a text's file or folder, and which of its bytes train, validate and test
     table       a person's table: which columns are features and targets, and what they may hold

@@ -15,6 +15,7 @@ from torch import Tensor
 from expt.config import datasets
 from expt.data import (
     checks,
+    huggingface,
     indexing,
     mask_files,
     masks,
@@ -194,6 +195,8 @@ def _source(
         return _of_arrays(*synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device, num_workers)
     if isinstance(dataset, datasets.Torchvision):
         return torchvision_sets.source(dataset, device, num_workers)
+    if isinstance(dataset, datasets.HuggingFace):
+        return huggingface.source(dataset, num_workers)
     if isinstance(dataset, datasets.ImageFolder):
         return _folder(dataset, device, num_workers)
     if isinstance(dataset, datasets.Text):

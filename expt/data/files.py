@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from expt.config import datasets
 from expt.config.schema import RunConfig
-from expt.data import table, text_files, torchvision_files
+from expt.data import huggingface_files, table, text_files, torchvision_files
 from expt.data.cache import Arrays, cache_dir, decoded
 from expt.data.classes import CLASS_NAMES
 from expt.data.download import fetch
@@ -28,6 +28,7 @@ DatasetConfig: TypeAlias = (
     datasets.Digits
     | datasets.Downloaded
     | datasets.Torchvision
+    | datasets.HuggingFace
     | datasets.Synthetic
     | datasets.ImageFolder
     | datasets.Text
@@ -97,6 +98,8 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
     root = getattr(config.dataset, "root", None)
     if isinstance(config.dataset, datasets.Torchvision):
         none = f"torchvision's {config.dataset.set} has none"
+    elif isinstance(config.dataset, datasets.HuggingFace):
+        none = f"{config.dataset.path} has no split test"
     else:
         none = f"there is no {root}/test"
     if not val and config.eval_split == "val":
@@ -119,6 +122,8 @@ def prepare(dataset: DatasetConfig, task: Any = None) -> None:
         prepare_folder(dataset)
     if isinstance(dataset, datasets.Torchvision):
         torchvision_files.obtain(dataset)
+    if isinstance(dataset, datasets.HuggingFace):
+        huggingface_files.check(dataset)
     if isinstance(dataset, datasets.Text):
         text_files.parts_of(dataset)  # raises for what it has not
     if isinstance(dataset, table.TableConfig):

@@ -22,7 +22,7 @@ from typing import IO
 from expt.config import datasets, user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.data import files, table, text_files, torchvision_files
+from expt.data import files, huggingface_files, table, text_files, torchvision_files
 from expt.data.cache import cache_dir, digest
 from expt.data.image_folder_files import class_folders, images_of_all_splits
 from expt.data.mask_files import list_parts
@@ -108,6 +108,9 @@ def of_data(dataset: files.DatasetConfig) -> str | None:
         if torchvision_files.missing(dataset):
             return None
         return _of_files(torchvision_files.root_of(dataset), torchvision_files.files(dataset))
+    if isinstance(dataset, datasets.HuggingFace):
+        huggingface_files.check(dataset)
+        return _of_files(Path(dataset.path), huggingface_files.files(dataset))
     if isinstance(dataset, datasets.Text):
         return _of_text(dataset)
     if isinstance(dataset, datasets.Table):

@@ -82,6 +82,7 @@ def test_every_option_that_is_shipped_parses(parsed: Parse, option: str) -> None
         "unet": ["task=segmentation", "dataset=segmentation_folder", "dataset.root=photos", "dataset.num_classes=3"],
         "model=torchvision": ["model.arch=vgg11"],
         "dataset=torchvision": ["dataset.set=KMNIST"],
+        "huggingface": ["dataset.path=flowers"],
         "timm": ["model.arch=vgg11"],
     }
     words = OF_TOKENS if option in OF_TOKENS else asked.get(option) or asked.get(name, [])

@@ -1,0 +1,129 @@
+"""A Hugging Face dataset in a folder: what save_to_disk wrote, parquet files, or an imagefolder. Nothing is fetched."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from expt.config.datasets import HuggingFace
+from expt.data.cache import cache_dir
+from expt.data.huggingface_files import NEEDS
+from expt.data.pictures import Pictures, of_pictures
+from expt.data.source import Source
+from expt.errors import ConfigError, DataError
+
+_PARTS = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
+_GREY = ("1", "L")
+
+
+def source(dataset: HuggingFace, num_workers: int) -> Source:
+    """Its parts, by the names of its splits, and their images of classes.
+
+    Raises ConfigError for a column that it has not, DataError for one that holds something else, and for a folder that
+    is no dataset.
+    """
+    splits = _splits(dataset)
+    classes = {part: _column(split, dataset) for part, split in splits.items()}
+    names = _class_names(splits["train"], dataset, classes["train"])
+    numbers = {part: _numbers(values, names, dataset, part) for part, values in classes.items()}
+    rows = {part: _Rows(split, dataset.input, numbers[part]) for part, split in splits.items()}
+    mode = "L" if rows["train"][0][0].mode in _GREY else "RGB"
+    sets = {part: Pictures(each, mode, dataset.image_size) for part, each in rows.items()}
+    return of_pictures(sets, tuple(map(str, names)), torch.tensor(numbers["train"]), num_workers)
+
+
+class _Rows(Dataset[tuple[Any, int]]):
+    """(picture, class) of a split."""
+
+    def __init__(self, split: Any, column: str, numbers: Sequence[int]) -> None:
+        self._split, self._column, self._numbers = split.select_columns([column]), column, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        picture = self._split[index][self._column]
+        if picture is None:
+            raise DataError(f"dataset.input={self._column}: row {index} has no image; remove it")
+        return picture, self._numbers[index]
+
+
+def _splits(dataset: HuggingFace) -> dict[str, Any]:
+    """Of train, val and test those that there are."""
+    found = _loaded(dataset)
+    if not isinstance(found, Mapping):  # a single one, by save_to_disk
+        found = {"train": found}
+    parts = {part: next((found[name] for name in names if name in found), None) for part, names in _PARTS.items()}
+    splits = {part: split for part, split in parts.items() if split is not None and len(split)}
+    if "train" not in splits:
+        raise DataError(f"dataset.path={dataset.path}: has no rows to train on; its splits are {', '.join(found)}")
+    features = splits["train"].features
+    for key, column in (("input", dataset.input), ("target", dataset.target)):
+        if wrong := [part for part, split in splits.items() if column not in split.features]:
+            known = ", ".join(features)
+            raise ConfigError(f"dataset.{key}={column}: {wrong[0]} has no such column; its columns are {known}")
+    if type(features[dataset.input]).__name__ != "Image":
+        raise DataError(
+            f"dataset.input={dataset.input}: holds {_told(features[dataset.input])}, not images; "
+            "dataset=table takes rows of numbers"
+        )
+    return splits
+
+
+def _loaded(dataset: HuggingFace) -> Any:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import
+    try:
+        library: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        raise ConfigError(NEEDS) from error
+    library.disable_progress_bars()
+    folder = Path(dataset.path)
+    try:
+        if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
+            return library.load_from_disk(str(folder))
+        return library.load_dataset(str(folder), cache_dir=str(cache_dir() / "huggingface"))
+    except Exception as error:  # what Arrow, Pillow and the library raise is of many kinds
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"dataset.path={dataset.path}: cannot be read as a dataset ({told}); mend the folder"
+        ) from error
+
+
+def _column(split: Any, dataset: HuggingFace) -> list[Any]:
+    """The target of each row."""
+    return list(split.select_columns([dataset.target])[dataset.target])
+
+
+def _class_names(split: Any, dataset: HuggingFace, values: Sequence[Any]) -> list[Any]:
+    """Of a ClassLabel its names, else the texts or integers that there are, in order."""
+    feature = split.features[dataset.target]
+    if type(feature).__name__ == "ClassLabel":
+        return list(feature.names)
+    if {type(value) for value in values} not in ({int}, {str}):
+        wrong = next((value for value in values if type(value) not in (int, str)), "texts and integers")
+        raise DataError(f"dataset.target={dataset.target}: holds {wrong!r}; a class is an integer or a text")
+    return sorted(set(values))
+
+
+def _numbers(values: Sequence[Any], names: Sequence[Any], dataset: HuggingFace, part: str) -> list[int]:
+    """The class of each row by its number."""
+    known = {name: number for number, name in enumerate(names)}
+    found = []
+    for row, value in enumerate(values):
+        number = known.get(value, value if isinstance(names[0], str) and isinstance(value, int) else None)
+        if number is None or not 0 <= number < len(names):
+            raise DataError(
+                f"dataset.target={dataset.target}: row {row} of {part} has {value!r}, which is no class of train"
+            )
+        found.append(number)
+    return found
+
+
+def _told(feature: Any) -> str:
+    return getattr(feature, "dtype", None) or type(feature).__name__

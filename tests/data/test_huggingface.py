@@ -1,0 +1,158 @@
+"""Hugging Face datasets in folders that the library itself has written here."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from expt.config.schema import RunConfig
+from expt.data.build import Data
+from expt.data.fingerprint import content_of
+from expt.errors import ConfigError, DataError
+from expt.training.collectives import Worker
+from expt.worker.build import build_data
+from tests.conftest import Configured
+
+hf: Any = pytest.importorskip("datasets")
+ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
+NAMES = ["ant", "bee", "cat"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def chosen(tmp_path: Path, configured: Configured) -> Callable[..., RunConfig]:
+    def configure(*words: str) -> RunConfig:
+        where = (f"dataset.path={tmp_path / 'set'}", "dataset.num_workers=0", "batch_size=4")
+        return configured("dataset=huggingface", *where, *words)
+
+    return configure
+
+
+def pixels(number: int) -> np.ndarray:
+    return np.random.default_rng(number).integers(256, size=(6, 5, 3), dtype=np.uint8)
+
+
+def rows(number: int, first: int = 0, *, labels: Any = None, **more: Any) -> Any:
+    """Images of three classes, as ClassLabel where nothing else is said."""
+    images = [Image.fromarray(pixels(first + index)) for index in range(number)]
+    found = [index % 3 for index in range(number)] if labels is None else labels
+    label = (
+        hf.ClassLabel(names=NAMES) if labels is None else hf.Value("string" if isinstance(labels[0], str) else "int64")
+    )
+    features = hf.Features({"image": hf.Image(), "label": label, **{name: hf.Value("float32") for name in more}})
+    return hf.Dataset.from_dict({"image": images, "label": found, **more}, features=features)
+
+
+def of(data: Data, part: str) -> tuple[torch.Tensor, list[int]]:
+    batches = list(getattr(data, part).evaluation())
+    return torch.cat([batch.inputs for batch in batches]), torch.cat([batch.targets for batch in batches]).tolist()
+
+
+def as_parquet(splits: Any, folder: Path) -> None:
+    (folder / "data").mkdir(parents=True)
+    for name, split in splits.items():
+        split.to_parquet(folder / "data" / f"{name}-00000-of-00001.parquet")
+
+
+def as_images(splits: Any, folder: Path) -> None:
+    for name, split in splits.items():
+        for index, row in enumerate(split):
+            path = folder / name / NAMES[row["label"]] / f"{index:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            row["image"].save(path)
+
+
+@pytest.mark.parametrize(
+    "write", [hf.DatasetDict.save_to_disk, as_parquet, as_images], ids=["disk", "parquet", "images"]
+)
+def test_each_layout_gives_its_parts(write: Any, chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+    splits = hf.DatasetDict({"train": rows(12), "validation": rows(6, 100), "test": rows(3, 200)})
+    write(splits, tmp_path / "set")
+    content = content_of(chosen()).data
+    data = build_data(chosen(), ALONE)
+    assert (data.info.train_size, data.info.val_size, data.info.test_size) == (12, 6, 3)
+    assert (data.info.class_names, data.info.class_counts) == (tuple(NAMES), (4, 4, 4))
+    for part, first, number in (("val", 100, 6), ("test", 200, 3)):
+        images, labels = of(data, part)
+        order = sorted(range(number), key=lambda index: (index % 3, index)) if write is as_images else range(number)
+        assert labels == [index % 3 for index in order]
+        expected = torch.stack([torch.from_numpy(pixels(first + index)).permute(2, 0, 1) / 255 for index in order])
+        torch.testing.assert_close(images, expected)
+    assert content is not None
+    assert content_of(chosen()).data == content, "to read it leaves it as it is"
+    file = next(path for path in (tmp_path / "set").rglob("*") if path.suffix in (".arrow", ".parquet", ".png"))
+    file.write_bytes(file.read_bytes() + b"\0")
+    assert content_of(chosen()).data != content
+
+
+def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(
+    chosen: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    rows(8, labels=["dog", "cow"] * 4).save_to_disk(tmp_path / "set")
+    crop = "dataset.transforms=[{_target_: torchvision.transforms.v2.RandomCrop, size: [4, 4]}]"
+    config = chosen(
+        "dataset.val_fraction=0.25", "dataset.image_size=[4,4]", crop, "mixup=0.2", "dataset.sampling=balanced"
+    )
+    data = build_data(config, ALONE)
+    assert (data.info.train_size, data.info.val_size, data.test) == (6, 2, None)
+    assert data.info.class_names == ("cow", "dog")
+    assert next(data.train.epoch(1)).inputs.shape == (4, 3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "labels", "said"),
+    [
+        (
+            ["dataset.input=picture"],
+            None,
+            "dataset.input=picture: train has no such column; its columns are image, label",
+        ),
+        (["dataset.target=kind"], None, "dataset.target=kind: train has no such column"),
+        (["dataset.input=weight"], None, "dataset.input=weight: holds float32, not images; dataset=table takes rows"),
+        (["dataset.target=weight"], None, "dataset.target=weight: holds 1.5; a class is an integer or a text"),
+    ],
+)
+def test_columns_that_do_not_fit_are_told(
+    words: list[str], labels: Any, said: str, chosen: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    rows(8, labels=labels, weight=[1.5] * 8).save_to_disk(tmp_path / "set")
+    with pytest.raises((ConfigError, DataError), match=re.escape(said)):
+        build_data(chosen(*words), ALONE)
+
+
+def test_a_class_that_is_not_trained_on_is_told(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+    splits = hf.DatasetDict({"train": rows(4, labels=[3, 7, 3, 7]), "test": rows(2, labels=[7, 5])})
+    splits.save_to_disk(tmp_path / "set")
+    with pytest.raises(DataError, match=r"dataset.target=label: row 1 of test has 5, which is no class of train"):
+        build_data(chosen(), ALONE)
+
+
+def test_a_folder_that_is_no_dataset_is_told(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"set: there is no such folder; nothing is fetched from the Hub"):
+        content_of(chosen())
+    (tmp_path / "set").mkdir()
+    with pytest.raises(DataError, match=r"set: holds no files"):
+        content_of(chosen())
+    (tmp_path / "set" / "train.parquet").write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match=r"set: cannot be read as a dataset \("):
+        build_data(chosen(), ALONE)
+
+
+def test_the_library_is_asked_for_where_it_is_missing(
+    chosen: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs the package datasets; pip install 'expt\[datasets\]'"):
+        content_of(chosen())
