@@ -130,6 +130,7 @@ class ParameterGroup:
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Optimizer:
     decay_biases_and_norms: bool = True
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     groups: tuple[ParameterGroup, ...] = ()
 
 

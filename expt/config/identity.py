@@ -35,7 +35,7 @@ AT_FIRST: dict[str, object] = {
     "task.class_weights": None,
 }
 AT_FIRST |= {"gradient_clip_value": None, "ema": None, "early_stop": None}
-AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True}
+AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True, "optimizer.layer_decay": None}
 AT_FIRST |= {"weights": None, "freeze": (), "mixup": None, "cutmix": None}
 REPEATED = ("seed", "dataset.fold")
 """What runs that measure the same thing again differ by."""

@@ -16,5 +16,6 @@ def brought_up_to_date(recorded: Mapping[str, Any]) -> dict[str, Any]:
     scheduler = settings["scheduler"]
     if scheduler["name"] == "_target_":
         settings["scheduler"] = {"interval": "step", **scheduler}
-    settings["optimizer"] = {"decay_biases_and_norms": True, "groups": [], **settings["optimizer"]}
+    of_optimizer: dict[str, Any] = {"decay_biases_and_norms": True, "layer_decay": None, "groups": []}
+    settings["optimizer"] = {**of_optimizer, **settings["optimizer"]}
     return settings

@@ -29,7 +29,10 @@ def build_optimizer(
     `unguarded` leaves out torch's guards against its compiler, see training/patches; not those of a person's own class.
     """
     chosen = parameter_groups(
-        dict(module.named_parameters()), config.groups, decay_biases_and_norms=config.decay_biases_and_norms
+        module,
+        config.groups,
+        decay_biases_and_norms=config.decay_biases_and_norms,
+        layer_decay=config.layer_decay,
     )
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)

@@ -1,7 +1,8 @@
-"""Which parameters an optimiser treats otherwise: by their names, and biases and norms by their shapes."""
+"""Which parameters an optimiser treats otherwise: by names, by layers, and biases and norms by their shapes."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 
 from expt.config.groups import ParameterGroup
 from expt.errors import ConfigError, did_you_mean
+from expt.training.layer_depth import depths
 
 LR_SCALE = "lr_scale"
 """Key of a group of the optimiser: what its learning rate is of the optimiser's own. A group without has all of it."""
@@ -18,25 +20,32 @@ SHOWN_NAMES = 3
 
 
 def parameter_groups(
-    named: Mapping[str, nn.Parameter], groups: Sequence[ParameterGroup], *, decay_biases_and_norms: bool = True
+    module: nn.Module,
+    groups: Sequence[ParameterGroup],
+    *,
+    decay_biases_and_norms: bool = True,
+    layer_decay: float | None = None,
 ) -> list[nn.Parameter] | list[dict[str, Any]]:
     """What an optimiser takes: the parameters, or where they differ, torch's groups of them.
 
-    First come those that no group matches; empty groups are left out. Biases and norms, which are all parameters of
-    fewer than two dimensions, decay in no group unless `decay_biases_and_norms`. Raises ConfigError for a group that
-    matches nothing.
+    First come those that no group matches, and of each group the parameters nearest to the head; empty groups are left
+    out. Biases and norms, which are all parameters of fewer than two dimensions, decay in no group unless
+    `decay_biases_and_norms`. With `layer_decay` the rate is multiplied by it once for each layer up to the head, see
+    `layer_depth.depths`. Raises ConfigError for a group that matches nothing.
     """
-    if decay_biases_and_norms and not groups:
+    named = dict(module.named_parameters())
+    if decay_biases_and_norms and not groups and layer_decay is None:
         return list(named.values())
     chosen = {name: _first_match(name, groups) for name in named}
     _refuse_idle(named, chosen, groups)
+    depth = dict.fromkeys(named, 0) if layer_decay is None else depths(module)
     found: list[dict[str, Any]] = []
-    for group in (None, *groups):
-        members = [parameter for name, parameter in named.items() if chosen[name] is group]
-        for decays in (True, False):
-            part = [one for one in members if (decay_biases_and_norms or one.dim() >= 2) == decays]
-            if part:
-                found.append({"params": part, **_settings(group, decays=decays)})
+    for group, layer, decays in itertools.product((None, *groups), sorted({*depth.values()}), (True, False)):
+        members = [parameter for name, parameter in named.items() if chosen[name] is group and depth[name] == layer]
+        part = [one for one in members if (decay_biases_and_norms or one.dim() >= 2) == decays]
+        if part:
+            scale = 1.0 if layer_decay is None else layer_decay**layer
+            found.append({"params": part, **_settings(group, scale=scale, decays=decays)})
     return found
 
 
@@ -44,9 +53,9 @@ def _first_match(name: str, groups: Sequence[ParameterGroup]) -> ParameterGroup 
     return next((group for group in groups if re.search(group.match, name)), None)
 
 
-def _settings(group: ParameterGroup | None, *, decays: bool) -> dict[str, float]:
+def _settings(group: ParameterGroup | None, *, scale: float, decays: bool) -> dict[str, float]:
     weight_decay = 0.0 if not decays else group.weight_decay if group else None
-    settings = {LR_SCALE: group.lr_scale if group else 1.0}
+    settings = {LR_SCALE: scale * (group.lr_scale if group else 1.0)}
     return settings if weight_decay is None else {**settings, "weight_decay": weight_decay}
 
 
@@ -78,7 +87,7 @@ def scale_rates(optimizer: Optimizer) -> None:
         if wanted in keys and key not in optimizer.defaults:
             name = type(optimizer).__name__
             raise ConfigError(
-                f"optimizer: {name} has no {key}, which optimizer.groups or optimizer.decay_biases_and_norms=false "
+                f"optimizer: {name} has no {key}, which optimizer.groups, layer_decay or decay_biases_and_norms=false "
                 "would change; leave them out, or use another optimizer"
             )
     for group in optimizer.param_groups:

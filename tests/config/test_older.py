@@ -33,7 +33,7 @@ def test_batch_norm_had_a_key_of_ddp(synced: bool, now: str) -> None:
 
 def test_an_optimizer_had_no_groups() -> None:
     settings = recorded()
-    for key in ("groups", "decay_biases_and_norms"):
+    for key in ("groups", "decay_biases_and_norms", "layer_decay"):
         del settings["optimizer"][key]
     assert brought_up_to_date(settings) == recorded(), "or it could not be resumed"
     assert identity(parse_again(settings, Machine(cpus=8))) == identity(config())

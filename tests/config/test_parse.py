@@ -187,6 +187,12 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         0, ["dataset.augment=x"],
         ["dataset.augment='x': has keys of its own; set one, as in dataset.augment.crop_padding=..."],
     ),
+    "a layer decay that grows": (0, ["optimizer.layer_decay=1.5"], [
+        "optimizer.layer_decay=1.5: input should be less than or equal to 1",
+    ]),
+    "a layer decay to nothing": (0, ["optimizer.layer_decay=0"], [
+        "optimizer.layer_decay=0: input should be greater than 0",
+    ]),
     "a value for a list of groups": (0, ["optimizer.groups=head"], [
         "optimizer.groups='head': input should be a list, as in optimizer.groups=[{match: ...}]",
     ]),

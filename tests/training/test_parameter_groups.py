@@ -43,7 +43,7 @@ def grouped(optimizer: optim.Optimizer, module: nn.Module) -> list[tuple[list[st
 def test_without_groups_torch_is_given_what_it_always_was(make: Any) -> None:
     module = net()
     optimizer = build_optimizer(make(), module)
-    assert parameter_groups(dict(module.named_parameters()), ()) == list(module.parameters())
+    assert parameter_groups(module, ()) == list(module.parameters())
     (group,) = optimizer.param_groups
     assert "lr_scale" not in group, "nor is it in a checkpoint"
     assert all(ours is theirs for ours, theirs in zip(group["params"], module.parameters(), strict=True))
@@ -148,5 +148,5 @@ def test_a_group_that_gets_nothing_is_refused(groups: tuple[ParameterGroup, ...]
 
 def test_a_setting_that_an_own_optimizer_has_not_is_refused() -> None:
     config = TargetOptimizer(target="torch.optim.Rprop", kwargs={}, decay_biases_and_norms=False)
-    with pytest.raises(ConfigError, match=r"^optimizer: Rprop has no weight_decay, which optimizer\.groups or "):
+    with pytest.raises(ConfigError, match=r"^optimizer: Rprop has no weight_decay, which optimizer\.groups, layer"):
         build_optimizer(config, net())
