@@ -23,7 +23,7 @@ def fill_auto(node: Node, machine: Machine) -> dict[str, Any]:
         if filled.get(key) == "auto":
             filled[key] = value_of(filled, machine)
     filled["batch_size"] = batch_size(filled)
-    return _with_images(filled, "end")
+    return _with_metric(_with_images(filled, "end"))
 
 
 def fill_auto_of_a_sweep(node: Node) -> dict[str, Any]:
@@ -95,6 +95,14 @@ _VALUES: dict[str, Callable[[Node, Machine], object]] = {
 def _num_gpus(node: Node) -> int:
     chosen = node.get("gpus")
     return len(chosen) if isinstance(chosen, list) else max(0, chosen) if isinstance(chosen, int) else 0
+
+
+def _with_metric(node: dict[str, Any]) -> dict[str, Any]:
+    """What a plateau is a plateau of."""
+    scheduler = node.get("scheduler")
+    if not isinstance(scheduler, Mapping) or scheduler.get("metric") != "auto" or kind(scheduler) != "plateau":
+        return node
+    return {**node, "scheduler": {**scheduler, "metric": f"loss/{node.get('eval_split')}"}}
 
 
 def _with_images(node: dict[str, Any], images: str) -> dict[str, Any]:

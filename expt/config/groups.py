@@ -197,6 +197,18 @@ class TargetScheduler(Target):
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class Plateau:
+    interval: ClassVar[Literal["epoch"]] = "epoch"
+    name: Literal["plateau"]
+    metric: str
+    factor: Annotated[float, Field(gt=0, lt=1)]
+    patience: Annotated[int, Field(ge=0)]
+    min_delta: NonNegative
+    cooldown: Annotated[int, Field(ge=0)]
+    min_lr: NonNegative
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class OneCycle:
     name: Literal["one_cycle"]
     rise_fraction: Annotated[float, Field(gt=0, lt=1)]
@@ -229,6 +241,7 @@ GROUPS: dict[str, dict[str, Any]] = {
         "cosine": Cosine,
         "step": Step,
         "one_cycle": OneCycle,
+        "plateau": Plateau,
         "_target_": TargetScheduler,
     },
 }

@@ -15,7 +15,7 @@ from expt.config.datasets import (
     TargetDataset,
     Text,
 )
-from expt.config.groups import Transformer, UNet
+from expt.config.groups import Plateau, Transformer, UNet
 from expt.config.tasks import (
     Classification,
     LanguageModel,
@@ -27,7 +27,7 @@ from expt.config.tasks import (
 from expt.errors import did_you_mean
 
 if TYPE_CHECKING:
-    from expt.config.schema import RunConfig
+    from expt.config.schema import EarlyStop, RunConfig
 
 TASK_DATASETS: dict[str, tuple[type, ...]] = {
     "multilabel": (TargetDataset, Table),
@@ -45,7 +45,7 @@ _TARGETS = {
 def of_task(config: RunConfig) -> list[str]:
     """What does not go with the task, one line each, with the mend."""
     problems = [*_task(config), *_of_pixels(config), *_classes(config), *_mixed(config), *_folds(config)]
-    return [*problems, *_objective(config), *_early_stop(config)]
+    return [*problems, *_objective(config), *_watched(config)]
 
 
 def _mixed(config: RunConfig) -> list[str]:
@@ -204,13 +204,20 @@ def _objective(config: RunConfig) -> list[str]:
     return problems
 
 
-def _early_stop(config: RunConfig) -> list[str]:
-    measured = [f"{metric}/{split}" for metric in metrics_of(config.task) for split in ("train", config.eval_split)]
-    if config.early_stop is None or config.early_stop.metric in measured:
-        return []
-    metric = config.early_stop.metric
-    hint = did_you_mean(metric, measured)
-    return [f"early_stop.metric={metric}: is not measured after each epoch; use one of {', '.join(measured)}.{hint}"]
+def _watched(config: RunConfig) -> list[str]:
+    """What early stopping and a plateau look at must be there after each epoch."""
+    splits, untrained = ("train", config.eval_split), in_evaluations_alone(config.task)
+    names = [(metric, split) for metric in metrics_of(config.task) for split in splits]
+    measured = [f"{metric}/{split}" for metric, split in names if split != "train" or metric not in untrained]
+    watched: dict[str, EarlyStop | Plateau | None] = {"early_stop": config.early_stop}
+    if isinstance(config.scheduler, Plateau):
+        watched["scheduler"] = config.scheduler
+    return [
+        f"{key}.metric={wanted}: is not measured after each epoch; use one of {', '.join(measured)}."
+        f"{did_you_mean(wanted, measured)}"
+        for key, watching in watched.items()
+        if watching is not None and (wanted := watching.metric) not in measured
+    ]
 
 
 def _text(config: RunConfig) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -12,10 +14,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from expt.config import groups, user_class
+from expt.config.tasks import Better
 from expt.errors import ConfigError
 from expt.training.muon import build_muon
-from expt.training.parameter_groups import parameter_groups, rate_of, scale_rates
+from expt.training.parameter_groups import LR_SCALE, parameter_groups, rate_of, scale_rates
 from expt.training.patches.unguarded import optimizer as without_guards
+
+Scheduler = groups.Constant | groups.Cosine | groups.Step | groups.OneCycle | groups.Plateau | groups.TargetScheduler
+ONLY_LOSS: Mapping[str, Better] = MappingProxyType({"loss": "min"})
 
 
 def build_optimizer(
@@ -82,15 +88,21 @@ def scale_lr(optimizer: Optimizer, rule: Literal["none", "linear", "sqrt"], rati
 
 
 def build_scheduler(
-    config: groups.Constant | groups.Cosine | groups.Step | groups.OneCycle | groups.TargetScheduler,
+    config: Scheduler,
     optimizer: Optimizer,
     *,
     steps_per_epoch: int,
     total_steps: int,
+    better: Mapping[str, Better] = ONLY_LOSS,
 ) -> LRScheduler:
-    """The schedule to advance after each of `total_steps` optimiser steps; a person's own after its `interval`."""
+    """The schedule to advance after each of `total_steps` optimiser steps, or each epoch, as its `interval` says.
+
+    `better` says of each metric which way it is better.
+    """
     if isinstance(config, groups.TargetScheduler):
-        return _own_scheduler(config, optimizer, epochs=math.ceil(total_steps / steps_per_epoch))
+        return _own_scheduler(config, optimizer, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+    if isinstance(config, groups.Plateau):
+        return Plateau(config, optimizer, better[config.metric.partition("/")[0]])
     if isinstance(config, groups.OneCycle):
         return OneCycleLR(
             optimizer,
@@ -123,9 +135,35 @@ class Schedule(LambdaLR):
         return [group["lr"] for group in self.optimizer.param_groups]
 
 
-def _own_scheduler(config: groups.TargetScheduler, optimizer: Optimizer, *, epochs: int) -> LRScheduler:
-    """Refused where its interval can't be what it was made for."""
-    scheduler = user_class.build(config.target, LRScheduler, optimizer, **config.kwargs)
+class Plateau(ReduceLROnPlateau):
+    """torch's, which knows what it looks at."""
+
+    def __init__(self, config: groups.Plateau, optimizer: Optimizer, better: Better) -> None:
+        super().__init__(
+            optimizer,
+            mode=better,
+            factor=config.factor,
+            patience=config.patience,
+            threshold=config.min_delta,
+            threshold_mode="abs",
+            cooldown=config.cooldown,
+            min_lr=[config.min_lr * group.get(LR_SCALE, 1.0) for group in optimizer.param_groups],
+            eps=0.0,  # torch's 1e-8 would leave small rates, as of a low layer, as they are
+        )
+        self.metric = config.metric
+
+
+def _own_scheduler(
+    config: groups.TargetScheduler, optimizer: Optimizer, *, steps_per_epoch: int, total_steps: int
+) -> LRScheduler:
+    """Told how often it will be advanced, if it asks; refused where its interval can't be what it was made for."""
+    epochs = math.ceil(total_steps / steps_per_epoch)
+    by_epoch = config.interval == "epoch"
+    known = {"total_steps": epochs if by_epoch else total_steps, "steps_per_epoch": 1 if by_epoch else steps_per_epoch}
+    asked = inspect.signature(user_class.resolve(config.target, LRScheduler)).parameters
+    lacking = [key for key in known if key in asked and asked[key].default in (inspect.Parameter.empty, None)]
+    told = {} if known.keys() & config.kwargs.keys() else {key: known[key] for key in lacking}
+    scheduler = user_class.build(config.target, LRScheduler, optimizer, **told, **config.kwargs)
     where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
     if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(f"{where} looks at what an epoch's evaluation gave; use interval: epoch")
@@ -138,13 +176,16 @@ def _own_scheduler(config: groups.TargetScheduler, optimizer: Optimizer, *, epoc
 
 
 def advance_after_epoch(
-    scheduler: LRScheduler, values: Mapping[str, float], better: Mapping[str, Literal["min", "max"]]
+    scheduler: LRScheduler, values: Mapping[str, float], better: Mapping[str, Better], measured: Mapping[str, float]
 ) -> None:
     """Advance a schedule that counts epochs, by the `values` that the epoch's evaluation gave.
 
-    ReduceLROnPlateau gets the loss, with mode=max the first metric that is `better` so. Raises ConfigError if none is.
+    A plateau gets what it looks at of all that was `measured`, by tag; a person's own ReduceLROnPlateau the loss, with
+    mode=max the first metric that is `better` so. Raises ConfigError if none is.
     """
-    if isinstance(scheduler, ReduceLROnPlateau):
+    if isinstance(scheduler, Plateau):
+        scheduler.step(measured[scheduler.metric])
+    elif isinstance(scheduler, ReduceLROnPlateau):
         metric = next((name for name in values if better[name] == scheduler.mode), None)
         if metric is None:
             raise ConfigError(f"scheduler.mode={scheduler.mode}: no metric of the task is the better so; use mode=min")

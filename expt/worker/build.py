@@ -119,6 +119,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
             optimizer,
             steps_per_epoch=len(data.train),
             total_steps=total_steps(config, data),
+            better=metrics_of(config.task),
         ),
         scheduler_interval=getattr(config.scheduler, "interval", "step"),
         precision=Precision(

@@ -75,7 +75,7 @@ class Run:
             if self._train_epoch():
                 values = self._evaluate(self.config.eval_split)
                 if self.learner.scheduler_interval == "epoch":
-                    optim.advance_after_epoch(self.learner.scheduler, values.values, self.directions)
+                    optim.advance_after_epoch(self.learner.scheduler, values.values, self.directions, self.history.last)
                 self.health.refuse_unequal()
                 self.early_stop.look(self.history.last, self.position.epoch)
                 self._save_after_epoch(is_best=self._note_best())

@@ -52,7 +52,7 @@ EVERY_KEY = (
     config("dataset=mnist", "model=convnet", "scheduler=cosine", "init=kaiming"),
     config("dataset=image_folder", "dataset.root=photos", "scheduler=step", "optimizer=adam", "init=xavier"),
     config("dataset=synthetic", "model=resnet18", "scheduler=one_cycle", "init=orthogonal"),
-    config("init=normal"),
+    config("init=normal", "scheduler=plateau"),
     config("dataset=table", "dataset.path=t.csv", "dataset.targets=y"),
 )
 NOT_IN_EXPERIMENT = {

@@ -32,6 +32,7 @@ def problems(defaults: Mapping[str, Any], on: Machine, **changed: Any) -> list[s
     return []
 
 
+AUROC = {"_target_": "torchmetrics.AUROC", "better": "max"}
 # Each: the machine, what is let through, what is refused, and how the one problem begins.
 EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     "as many GPUs": (machine(2), {"gpus": 2}, {"gpus": 3, "batch_size": 66}, "gpus=3: this machine has 2 GPUs; "),
@@ -139,6 +140,11 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         machine(0), {"early_stop": {"metric": "loss/train", "patience": 1}},
         {"early_stop": {"metric": "loss/test", "patience": 1}},
         "early_stop.metric=loss/test: is not measured after each epoch; use one of loss/train, loss/val, accuracy/",
+    ),
+    "a metric that evaluations alone measure": (
+        machine(0), {"task": {"metrics": {"auroc": AUROC}}, "early_stop": {"metric": "auroc/val", "patience": 1}},
+        {"task": {"metrics": {"auroc": AUROC}}, "early_stop": {"metric": "auroc/train", "patience": 1}},
+        "early_stop.metric=auroc/train: is not measured after each epoch; use one of loss/train, loss/val, accuracy/",
     ),
     "a warm-up within the run": (
         machine(0), {"epochs": 5, "scheduler": {"warmup_epochs": 5.0}},

@@ -252,9 +252,61 @@ def test_a_plateau_is_of_the_number_that_is_watched(mode: str, value: dict[str, 
     found = []
     for epoch in range(1, 5):
         seen = {"loss": 1 / epoch, "accuracy": epoch / 10, **value}
-        advance_after_epoch(watching, seen, {"loss": "min", "accuracy": "max"})
+        advance_after_epoch(watching, seen, {"loss": "min", "accuracy": "max"}, {})
         found.append(optimizer.param_groups[0]["lr"])
     assert found == [PEAK, PEAK, PEAK / 2, PEAK / 2]
+
+
+def test_a_plateau_of_any_metric_drops_every_group_to_its_own_floor() -> None:
+    """The rate of a low layer is far below torch's least difference."""
+    first, _, second = net()
+    groups: Any = [{"params": first.parameters()}, {"params": second.parameters(), "lr": PEAK / 1e9, "lr_scale": 1e-9}]
+    config = schema.Plateau(
+        name="plateau", metric="f1/train", factor=0.5, patience=1, min_delta=0.1, cooldown=0, min_lr=PEAK * 0.4
+    )
+    optimizer = optim.SGD(groups, lr=PEAK)
+    better: Any = {"loss": "min", "f1": "max"}
+    watching = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL, better=better)
+    found = []
+    for f1 in (0.5, 0.55, 0.6, 0.6, 0.9, 0.9, 0.9):  # 0.6 is no more than min_delta above the first
+        advance_after_epoch(watching, {"loss": -f1}, better, {"loss/val": 0.0, "f1/train": f1, "f1/val": -f1})
+        found.append([group["lr"] / PEAK for group in optimizer.param_groups])
+    factors = [1, 1, 0.5, 0.5, 0.5, 0.5, 0.4]
+    assert found == [[pytest.approx(factor), pytest.approx(factor / 1e9)] for factor in factors]
+
+
+class Told(LambdaLR):
+    """Asks for one thing, and has its own idea of the other."""
+
+    def __init__(self, optimizer: optim.Optimizer, steps_per_epoch: int, total_steps: int = 7) -> None:
+        self.told = steps_per_epoch, total_steps
+        super().__init__(optimizer, lambda step: 1.0)
+
+
+@pytest.mark.parametrize(
+    ("interval", "kwargs", "told"),
+    [
+        ("step", {}, (SPE, 7)),
+        ("epoch", {}, (1, 7)),
+        ("step", {"steps_per_epoch": 3, "total_steps": 4}, (3, 4)),
+    ],
+)
+def test_an_own_scheduler_is_told_what_it_lacks(interval: Any, kwargs: dict[str, int], told: tuple[int, int]) -> None:
+    config = schema.TargetScheduler(target=f"{__name__}.Told", interval=interval, kwargs=kwargs)
+    optimizer = optim.SGD(net().parameters(), lr=PEAK)
+    found: Any = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL)
+    assert found.told == told
+
+
+@pytest.mark.parametrize(
+    ("interval", "more", "length"),
+    [("step", {}, TOTAL), ("epoch", {}, TOTAL // SPE), ("step", {"epochs": 2, "steps_per_epoch": 7}, 14)],
+)
+def test_one_cycle_of_torchs_is_told_how_often_it_is_advanced(interval: Any, more: dict[str, int], length: int) -> None:
+    config = scheduler("OneCycleLR", interval, max_lr=0.1, **more)
+    optimizer = optim.SGD(net().parameters(), lr=PEAK, momentum=0.9)
+    built = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL)
+    assert built.state_dict()["total_steps"] == length
 
 
 @pytest.mark.parametrize(

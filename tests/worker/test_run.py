@@ -321,6 +321,32 @@ def test_a_plateau_gets_the_evaluations_loss(train_alone: TrainAlone) -> None:
     assert done.run.learner.scheduler.state_dict()["best"] == dict(done.curve("loss/val"))[5]
 
 
+NEVER_GOOD_ENOUGH = ("scheduler=plateau", "scheduler.patience=1", "scheduler.min_delta=100", "scheduler.cooldown=1")
+
+
+def test_a_plateau_resumes_and_is_the_same_on_two_workers(train_alone: TrainAlone, trained: TrainInWorkers) -> None:
+    """One that no accuracy is good enough for, so that only the count of epochs says when the rate drops."""
+    words = (*NEVER_GOOD_ENOUGH, "dataset.train_limit=320", "scheduler.metric=accuracy/train")
+    done = train_alone(*words, "epochs=7")
+    drops = [0.05, 0.05, 0.05, 0.005, 0.005, 0.005, 0.0005]
+    assert [lr for _, lr in done.curve("lr")] == pytest.approx(drops)
+    first = train_alone(*words, "epochs=2", name="first")
+    resumed = train_alone(*words, "epochs=7", name="first", source=first.folder / "checkpoints" / "last.pt")
+    assert resumed.curve("lr") == done.curve("lr")
+    assert resumed.curve("loss/val") == done.curve("loss/val")
+    two = trained(*words, "epochs=7", "world_size=2", name="two")
+    assert two.curve("lr") == done.curve("lr")
+    assert dict(two.curve("loss/val")) == pytest.approx(dict(done.curve("loss/val")), abs=1e-5)
+
+
+def test_a_plateau_is_of_the_evaluated_loss_where_nothing_else_is_said(configured: Configured) -> None:
+    assert configured("scheduler=plateau").scheduler.metric == "loss/val"
+    assert configured("scheduler=plateau", "eval_split=test").scheduler.metric == "loss/test"
+    told = r"^scheduler\.metric=acuracy/val: is not measured after each epoch; .* Did you mean 'accuracy/val'\?$"
+    with pytest.raises(ConfigError, match=told):
+        configured("scheduler=plateau", "scheduler.metric=acuracy/val")
+
+
 def test_two_workers_drop_other_units_and_evaluate_one_model(trained: TrainInWorkers, configured: Configured) -> None:
     """Each has batch-norm statistics and, at the end, weights of its own until rank 0's are told to all."""
     done = trained(*TURNING, "model=convnet", "model.dropout=0.2", "world_size=2")
