@@ -9,14 +9,17 @@ if TYPE_CHECKING:
     from expt.errors import SweepFailed
     from expt.inference.load import TrainedModel, load
     from expt.tasks.task import Task
+    from expt.training.callback import Callback, View
 
 
 __all__ = [
+    "Callback",
     "Result",
     "Runs",
     "SweepFailed",
     "Task",
     "TrainedModel",
+    "View",
     "__version__",
     "list_runs",
     "load",
@@ -41,7 +44,11 @@ def __getattr__(name: str) -> object:
         from expt.inference import load
 
         return getattr(load, name)
-    if name == "Task":  # as well
+    if name in ("Callback", "View"):  # as well
+        from expt.training import callback
+
+        return getattr(callback, name)
+    if name == "Task":
         from expt.tasks.task import Task
 
         return Task

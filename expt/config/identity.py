@@ -36,7 +36,7 @@ AT_FIRST: dict[str, object] = {
 }
 AT_FIRST |= {"gradient_clip_value": None, "ema": None, "early_stop": None}
 AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True, "optimizer.layer_decay": None}
-AT_FIRST |= {"weights": None, "freeze": (), "mixup": None, "cutmix": None}
+AT_FIRST |= {"weights": None, "freeze": (), "mixup": None, "cutmix": None, "callbacks": ()}
 REPEATED = ("seed", "dataset.fold")
 """What runs that measure the same thing again differ by."""
 

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from expt.config import rules, secrets
 from expt.config.auto import fill_auto, fill_auto_of_a_sweep
+from expt.config.constraints import Target
 from expt.config.groups import GROUPS
 from expt.config.older import brought_up_to_date
 from expt.config.problems import explain
@@ -73,6 +74,8 @@ def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     task = node["task"]
     if isinstance(task, Mapping) and isinstance(metrics := task.get("metrics"), Mapping):
         node["task"] = {**task, "metrics": {name: _untarget(metric, TargetMetric) for name, metric in metrics.items()}}
+    if isinstance(callbacks := node.get("callbacks"), list):
+        node["callbacks"] = [_untarget(callback, Target) for callback in callbacks]
     return node
 
 

@@ -33,7 +33,12 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
     for problem in error.errors():
         path = _key_path(problem["loc"], node)
         key, value, rule = ".".join(path), problem["input"], problem["type"]
-        if rule == "unexpected_keyword_argument" and len(path) == 1 and isinstance(value, Mapping):
+        if path[0] == "callbacks" and rule != "string_pattern_mismatch":
+            index = next((part for part in problem["loc"][1:2] if isinstance(part, int)), None)
+            key = "callbacks" if index is None else f"callbacks.{index}"
+            shown = node["callbacks"] if index is None else node["callbacks"][index]
+            line = f"{key}={shown!r}: give a list of classes of your own, as in callbacks=[{{_target_: mine.Watch}}]"
+        elif rule == "unexpected_keyword_argument" and len(path) == 1 and isinstance(value, Mapping):
             line = f"{key}: its YAML sets {', '.join(map(str, value))} below '{key}'; begin it with # @package _global_"
         elif rule == "unexpected_keyword_argument":
             line = f"{key}={value!r}: there is no such key.{did_you_mean(path[-1], _keys_beside(path, node))}"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from expt.config.constraints import STRICT, Count, Folder, Fraction, NonNegative, Positive, group
+from expt.config.constraints import STRICT, Count, Folder, Fraction, NonNegative, Positive, Target, group
 from expt.config.groups import GROUPS
 from expt.config.tasks import Classification
 
@@ -89,6 +89,7 @@ class RunConfig:
     gradient_clip_value: Positive | None = None
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     gradient_accumulation: Count
+    callbacks: tuple[Target, ...] = ()
     eval_split: Literal["val", "test"]
     objective: str
     log_every: Count

@@ -22,7 +22,7 @@ from expt.config.tasks import in_evaluations_alone
 
 def targets(config: RunConfig) -> tuple[str, ...]:
     """The dotted names of the person's own classes in a configuration, and of those among their arguments."""
-    chosen = (config.model, config.task, config.dataset, config.optimizer, config.scheduler)
+    chosen = (config.model, config.task, config.dataset, config.optimizer, config.scheduler, *config.callbacks)
     metrics = in_evaluations_alone(config.task).values()
     own = (vars(node) for node in (*chosen, *metrics) if isinstance(node, constraints.Target | datasets.TargetDataset))
     transforms = _nested(getattr(config.dataset, "transforms", None))
@@ -31,7 +31,8 @@ def targets(config: RunConfig) -> tuple[str, ...]:
 
 def targets_recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """What `targets` gave for the configuration of which a record has the `settings`."""
-    nodes = (settings.get(group) for group in ("model", "task", "dataset", "optimizer", "scheduler"))
+    nodes = [settings.get(group) for group in ("model", "task", "dataset", "optimizer", "scheduler")]
+    nodes += settings.get("callbacks") or []
     own = (name for node in nodes if isinstance(node, dict) and "target" in node for name in _names(node))
     return (*own, *_nested((settings.get("dataset") or {}).get("transforms")))
 

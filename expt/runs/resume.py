@@ -21,6 +21,7 @@ from expt.runs.result import Resumed, result_of_any
 MAY_CHANGE = NOT_IN_RESULT | {
     "epochs", "max_steps", "log_every", "gpus", "world_size", "backend", "gradient_accumulation", "deterministic",
     "on_nan", "early_stop", "early_stop.metric", "early_stop.patience", "early_stop.min_delta",
+    "callbacks",
     "compile", "matmul_precision", "channels_last",
 }  # fmt: skip
 

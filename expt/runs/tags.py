@@ -23,6 +23,10 @@ TRAIN_IMAGES = "images/train"
 PARAMETERS = "model/parameters"
 GRAPH_ERROR = "model/graph"
 
+OF_EXPT = {LR, "running", "speed", SKIPPED_STEPS, GRADIENT_NORM, WEIGHT_NORM, "images", "model", "best", "confusion"}
+OF_EXPT |= {"mistakes", "memory", "ranks", "weights", "gradients"}
+"""The first parts of all tags but those of metrics, which begin with the metric's name."""
+
 
 def metric(name: str, split: str) -> str:
     """Tag of the loss or a metric on `split`: train, val or test."""

@@ -14,6 +14,7 @@ from expt.runs import tags
 from expt.tensorboard.events import Writer
 from expt.tensorboard.layers import LayerValues, parameter_table
 from expt.tensorboard.mistakes import Review
+from expt.tensorboard.pictures import whole
 from expt.tensorboard.run_pictures import RunPictures
 from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
@@ -116,6 +117,11 @@ class Dashboard(Observer):
         """Points of curves."""
         if self._events:
             self._events.write(self._position.step, values)
+
+    def picture(self, tag: str, image: torch.Tensor) -> None:
+        """As it is, in the IMAGES tab."""
+        if self._events:
+            self._events.picture(tag, whole(image.numpy()), self._position.step)
 
     def close(self, *, complete: bool) -> None:
         """The event file is closed; the HPARAMS tab then says whether the run is complete."""

@@ -37,6 +37,13 @@ class Picture(NamedTuple):
     height: int
 
 
+def whole(image: Bytes) -> Picture:
+    """An image [H, W, C] of 1 or 3 channels, as it is."""
+    from PIL import Image  # late, as below
+
+    return _encoded(Image.fromarray(image[..., 0] if image.shape[2] == 1 else image))
+
+
 def image_grid(images: Bytes, captions: Sequence[str]) -> Picture:
     """Images [N, H, W, C] of 1 or 3 channels, each above the lines of its caption."""
     from PIL import Image, ImageDraw  # late: 0.1 s that a run without pictures need not wait for

@@ -34,6 +34,17 @@ def synchronise(module: nn.Module, gather: Gather) -> None:
         layer.gather = gather
 
 
+def part_from_workers(module: nn.Module) -> None:
+    """Have the batch norms inside `module`, which `synchronise` has changed, normalise what this worker gives them."""
+    for layer in module.modules():
+        if isinstance(layer, SynchronisedBatchNorm):
+            layer.gather = _of_one
+
+
+def _of_one(values: Tensor) -> Tensor:
+    return values[None]
+
+
 def group(module: nn.Module, size: int) -> None:
     """Have the batch norms inside `module` normalise each `size` images by themselves."""
     for layer in _batch_norms(module):

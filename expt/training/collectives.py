@@ -63,6 +63,17 @@ def process_group(worker: Worker, *, backend: str, timeout_s: float, store: dist
         dist.destroy_process_group()
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Within it this worker knows of no other: a collective of torch's raises at once, and none of the run's is due."""
+    everyone = dist.group.WORLD if dist.is_initialized() else None
+    try:
+        dist.group.WORLD = None
+        yield
+    finally:
+        dist.group.WORLD = everyone
+
+
 def sum_across_workers(values: torch.Tensor) -> torch.Tensor:
     """The sum of every worker's `values`, in one collective; the given tensor stays as it is."""
     if not dist.is_initialized():

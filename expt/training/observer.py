@@ -39,5 +39,8 @@ class Observer:
     def values(self, values: Mapping[str, float]) -> None:
         """The values of some tags after the steps that are done."""
 
+    def picture(self, tag: str, image: Tensor) -> None:
+        """A picture of a person's own code, uint8 [height, width, channels] on the CPU."""
+
     def close(self, *, complete: bool) -> None:
         """The run ends: as it should, or in order to be resumed."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from expt.runs import provenance
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
@@ -30,6 +32,15 @@ class Record:
         if self._metrics:
             self._metrics.write(self._position.step, self._position.epoch, values)
         self._observer.values(values)
+
+    @property
+    def last(self) -> dict[str, float]:
+        """The newest value of each tag, in a copy."""
+        return dict(self._history.last)
+
+    def picture(self, tag: str, image: Tensor) -> None:
+        """Show a picture, uint8 [height, width, channels] on the CPU."""
+        self._observer.picture(tag, image)
 
     def result(self, **fields: Any) -> None:
         """Add to result.json."""

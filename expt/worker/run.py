@@ -24,6 +24,7 @@ from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.observer import Observer
 from expt.worker import build, divergence, fault, first_weights, random_state, rank_health
 from expt.worker.agreement import Agreement
+from expt.worker.callbacks import Callbacks
 from expt.worker.early_stop import EarlyStop
 from expt.worker.history import History
 from expt.worker.rank_health import RankHealth
@@ -60,6 +61,7 @@ class Run:
         self.health = RankHealth(self.learner, self.position, worker, check_weights=config.tensorboard.health)
         self.agreement = Agreement(worker)
         self.save_times = build.build_save_times(config, worker)
+        self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
         self.checkpoints = checkpoint.Writer(paths.last, paths.best, keep=config.checkpoint.keep)
         self.steps = build.build_steps(config, paths, self.learner, worker, typed_at=typed_at, beat=beat)
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
@@ -78,7 +80,9 @@ class Run:
                     optim.advance_after_epoch(self.learner.scheduler, values.values, self.directions, self.history.last)
                 self.health.refuse_unequal()
                 self.early_stop.look(self.history.last, self.position.epoch)
-                self._save_after_epoch(is_best=self._note_best())
+                is_best = self._note_best()
+                self.callbacks.end_epoch(self.learner.evaluated, self.record, self.config.eval_split)
+                self._save_after_epoch(is_best=is_best)
         self.steps.close()
         self.checkpoints.wait()
         if not self.is_done:
@@ -99,6 +103,7 @@ class Run:
         self.snapshot.load_state_dict(saved)
         self.history.load_state_dict(saved)
         self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
+        self.callbacks.load_state_dict(saved.get("callbacks", []))
         self.learner.precision.skipped.fill_(self.history.last.get(tags.SKIPPED_STEPS, 0.0))
 
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
@@ -171,6 +176,7 @@ class Run:
         self.history.eval_s += time.perf_counter() - began
         self.record.log({tags.metric(name, split): value for name, value in values.values.items()})
         self.observer.end_evaluation(split)
+        self.callbacks.end_evaluation(self.learner.evaluated, self.record, split)
         return values
 
     def _note_best(self) -> bool:
@@ -207,6 +213,8 @@ class Run:
             more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config)}
             if self.config.early_stop:
                 more["early_stop"] = self.early_stop.state_dict()
+            if self.config.callbacks:
+                more["callbacks"] = self.callbacks.state_dict()
             self.checkpoints.save({**state, **history, **more}, is_best=is_best)
 
     def _refuse_loss(self, values: Averages) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.config import datasets, groups
+from expt.config import constraints, datasets, groups
 from expt.config.identity import shown
 from expt.config.user_code import fingerprint, import_anew, targets, targets_recorded
 from tests.conftest import Configured
@@ -109,9 +109,10 @@ def test_the_classes_among_arguments_count_too(configured: Configured) -> None:
         kwargs={"transform": {"_target_": "mine.T"}},
         train={"x": {"_target_": "b.C"}},
     )
-    config = dataclasses.replace(configured(), optimizer=optimizer, dataset=data)
+    callback = constraints.Target(target="mine.Watch", kwargs={"of": {"_target_": "d.D"}})
+    config = dataclasses.replace(configured(), optimizer=optimizer, dataset=data, callbacks=(callback,))
     found = targets(config)
-    assert found == ("mine.Data", "mine.T", "b.C", "mine.Opt", "mine.Deep", "a.B")
+    assert found == ("mine.Data", "mine.T", "b.C", "mine.Opt", "mine.Deep", "a.B", "mine.Watch", "d.D")
     assert targets_recorded(json.loads(json.dumps(shown(config)))) == found, "else such a run would be stale"
 
 

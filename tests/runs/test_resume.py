@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from expt.config.constraints import Target
 from expt.config.identity import Content, shown
 from expt.config.schema import EarlyStop, RunConfig
 from expt.errors import CheckpointError, ConfigError
@@ -117,7 +118,7 @@ OTHER: dict[str, Any] = {
 SAME: dict[str, Any] = {
     "epochs": 20, "max_steps": 5, "log_every": 3, "world_size": 2, "gradient_accumulation": 2, "timeout_s": 5.0,
     "max_restarts": 3, "threads": 2, "profile": True, "compile": True, "on_nan": "skip",
-    "early_stop": EarlyStop(metric="loss/val", patience=3),
+    "early_stop": EarlyStop(metric="loss/val", patience=3), "callbacks": (Target(target="mine.Watch", kwargs={}),),
 }  # fmt: skip
 
 

@@ -1,0 +1,189 @@
+"""Code of a person's own that is told of a run: when, of what, and that no number depends on it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import expt
+from expt.errors import ConfigError, RunFailed
+from expt.runs import checkpoint, tags
+from expt.tensorboard.dashboard import Dashboard
+from expt.worker.callbacks import as_bytes
+from expt.worker.run import Run
+from tests.conftest import Trained as TrainInWorkers
+from tests.worker.conftest import TrainAlone, Trained
+from tests.worker.test_run import TURNING, measured, values
+
+
+def words(*classes: str) -> str:
+    return "callbacks=[" + ",".join(f"{{_target_: {__name__}.{name}}}" for name in classes) + "]"
+
+
+class Busy(expt.Callback):
+    """Draws random numbers, trains the model that it gets, and remembers what it has drawn."""
+
+    def __init__(self, first: float = 0.0) -> None:
+        torch.rand(3)
+        self.drawn = [first]
+
+    def on_epoch_end(self, view: expt.View) -> None:
+        self.drawn.append(torch.rand(()).item() + random.random() + float(np.random.rand()))
+        view.model.train().requires_grad_()(torch.rand(4, 1, 8, 8)).sum().backward()
+        with torch.no_grad():
+            for tensor in (*view.model.parameters(), *view.model.buffers()):
+                tensor.zero_()
+        view.scalar("mine/sum", sum(self.drawn))
+        view.picture("mine/square", torch.ones(3, 4, 4))
+
+    def state_dict(self) -> Mapping[str, Any]:
+        torch.rand(3)
+        return {"drawn": self.drawn, "more": (None, {1: torch.ones(2)})}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        random.random()
+        assert state["more"][1][1].tolist() == [1.0, 1.0]
+        self.drawn = state["drawn"]
+
+
+NOISY = (*TURNING, "model=convnet", "model.dropout=0.2")
+
+
+def without_own(done: Trained) -> list[dict[str, Any]]:
+    return [point for point in values(done) if not point["tag"].startswith("mine/")]
+
+
+def test_no_number_depends_on_it_and_its_state_is_resumed(train_alone: TrainAlone) -> None:
+    plain = train_alone(*NOISY, "ema=0.9", name="plain")
+    done = train_alone(*NOISY, "ema=0.9", words("Busy", "Busy"), name="done")
+    assert without_own(done) == values(plain)
+    assert len(done.curve("mine/sum")) == 2 * 5
+    assert "callbacks" not in checkpoint.load(plain.folder / "checkpoints" / "last.pt")
+
+    def stop(run: Run) -> None:
+        run.agreement._asked_to_stop = lambda: run.position.step == 25  # within the third epoch
+
+    stopped = train_alone(*NOISY, "ema=0.9", words("Busy", "Busy"), name="stopped", before=stop)
+    assert stopped.status == "interrupted"
+    last = stopped.folder / "checkpoints" / "last.pt"
+    resumed = train_alone(*NOISY, "ema=0.9", words("Busy", "Busy"), name="stopped", source=last)
+    assert values(resumed) == values(done)
+
+
+def test_a_class_may_come_and_go_between_two_parts_of_a_run(train_alone: TrainAlone) -> None:
+    first = train_alone(*TURNING, "epochs=1", words("Busy", "Noting", "Busy"))
+    state = checkpoint.load(first.folder / "checkpoints" / "last.pt")["callbacks"]
+    assert [one["target"].rpartition(".")[2] for one in state] == ["Busy", "Noting", "Busy"]
+    state[0]["state"]["drawn"] = [7.0]
+    resumed = train_alone(*TURNING, "epochs=1", words("Noting", "Busy"), name="another").run.callbacks
+    resumed.load_state_dict(state)
+    assert cast(Busy, resumed._callbacks[1]).drawn == [7.0]
+
+
+class Noting(expt.Callback):
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, expt.View]] = []
+
+    def on_epoch_end(self, view: expt.View) -> None:
+        self.seen.append(("epoch", view))
+
+    def on_evaluation_end(self, view: expt.View) -> None:
+        self.seen.append((view.split, view))
+        assert not view.model.training  # a copy, kept
+
+
+def test_what_it_is_told_and_when(train_alone: TrainAlone, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[str, torch.Tensor]] = []
+    monkeypatch.setattr(Dashboard, "picture", lambda self, tag, image: drawn.append((tag, image)))
+    done = train_alone(*TURNING, words("Noting", "Busy"))
+    noting = cast(Noting, done.run.callbacks._callbacks[0])
+    assert [moment for moment, _ in noting.seen] == [*["val", "epoch"] * 5, "test"]
+    assert [view.epoch for _, view in noting.seen] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5]
+    assert [(step, view.metrics["loss/val"]) for moment, view in noting.seen if moment == "val"
+            for step in [view.step]] == done.curve("loss/val")  # fmt: skip
+    best = dict(done.curve("best/loss/val"))
+    assert [view.metrics["best/loss/val"] for moment, view in noting.seen if moment == "epoch"] == list(best.values())
+    for moment, split in ((0, "val"), (-1, "test")):
+        view = noting.seen[moment][1]
+        assert measured(view.model, done.run, split)[0] == pytest.approx(view.metrics[f"loss/{split}"], abs=1e-6)
+    with pytest.raises(TypeError):
+        noting.seen[0][1].metrics["loss/val"] = 0.0  # type: ignore[index]
+    assert [tag for tag, _ in drawn] == ["mine/square"] * 5
+    assert drawn[0][1].tolist() == [[[255] * 3] * 4] * 4
+
+
+def test_the_tags_of_expt_are_its_own(train_alone: TrainAlone) -> None:
+    done = train_alone(*TURNING, "on_nan=skip", "epochs=1", "log_every=5")
+    begin = {point["tag"].partition("/")[0] for point in map(dict, values(done))}
+    metrics = {"loss", "accuracy"}
+    assert metrics < begin <= metrics | tags.OF_EXPT
+    callbacks = train_alone(*TURNING, "epochs=1", words("Noting"), name="own").run.callbacks
+    for tag in ("loss/val", "accuracy/mine", "lr", "best/mine"):
+        with pytest.raises(ValueError, match=f"^the tag '{tag}' is one of expt's own; use another, as in 'mine/"):
+            callbacks._own(tag)
+    assert callbacks._own("mine/loss") == "mine/loss"
+
+
+class Raising(expt.Callback):
+    def on_evaluation_end(self, view: expt.View) -> None:
+        view.scalar("loss/val", 0.0)
+
+
+class Unkept(expt.Callback):
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"mean": [np.float64(1.0)]}
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "told"),
+    [
+        (
+            "Raising",
+            RunFailed,
+            r"Raising\.on_evaluation_end raised ValueError: the tag 'loss/val' is .*callbacks\.py, l",
+        ),
+        ("Unkept", RunFailed, r"Unkept\.state_dict raised TypeError: a checkpoint can't hold its numpy\.float64; give"),
+        ("Missing", ConfigError, r"has no Missing"),
+        ("Trained", ConfigError, r"is not a subclass of expt\.training\.callback\.Callback"),
+    ],
+)
+def test_what_goes_wrong_is_told_in_a_line(train_alone: TrainAlone, name: str, error: Any, told: str) -> None:
+    runs = list[Run]()
+    with pytest.raises(error, match=told) as caught:
+        train_alone(*TURNING, "epochs=1", words("Noting", name), before=runs.append)
+    for run in runs:
+        run.record.interrupt()  # closes its files, as the worker's end would
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("callbacks.1: " if error is RunFailed else "_target_=")
+
+
+def test_a_picture_is_made_of_what_looks_like_one() -> None:
+    grey = as_bytes(torch.tensor([[[0.0, 0.5], [1.0, 3.0]]], dtype=torch.float16))
+    assert grey.tolist() == [[[0], [128]], [[255], [255]]]
+    assert as_bytes(torch.tensor([[[7]], [[8]], [[9]]], dtype=torch.uint8)).tolist() == [[[7, 8, 9]]]
+    for wrong in (torch.ones(2, 3), torch.ones(2, 4, 4), torch.ones(1, 4, 4).long(), np.ones((3, 4, 4))):
+        with pytest.raises(ValueError, match=r"^a picture is "):
+            as_bytes(cast(torch.Tensor, wrong))
+
+
+class Lonely(Busy):
+    """On one rank of two: to it there is no other."""
+
+    def on_evaluation_end(self, view: expt.View) -> None:
+        assert not dist.is_initialized()
+        with pytest.raises(ValueError, match="has not been initialized"):
+            dist.all_reduce(torch.ones(3))
+
+
+def test_two_workers_have_one(trained: TrainInWorkers, train_alone: TrainAlone) -> None:
+    """The copy of a model whose batch norms look at all workers can be trained alone."""
+    small = ("dataset.train_limit=128", "epochs=2", "model=convnet", "model.dropout=0", "batch_norm=sync")
+    two, one = trained(*small, words("Lonely"), "world_size=2", name="two"), train_alone(*small, name="one")
+    assert dict(two.curve("loss/val")) == pytest.approx(dict(one.curve("loss/val")), abs=1e-5)
+    assert len(two.curve("mine/sum")) == 2
