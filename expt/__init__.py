@@ -8,12 +8,14 @@ if TYPE_CHECKING:
     from expt.api import Result, Runs, list_runs, rerun, run, sweep
     from expt.errors import SweepFailed
     from expt.inference.load import TrainedModel, load
+    from expt.tasks.phases import PhasedTask
     from expt.tasks.task import Task
     from expt.training.callback import Callback, View
 
 
 __all__ = [
     "Callback",
+    "PhasedTask",
     "Result",
     "Runs",
     "SweepFailed",
@@ -48,6 +50,10 @@ def __getattr__(name: str) -> object:
         from expt.training import callback
 
         return getattr(callback, name)
+    if name == "PhasedTask":
+        from expt.tasks.phases import PhasedTask
+
+        return PhasedTask
     if name == "Task":
         from expt.tasks.task import Task
 

@@ -58,7 +58,11 @@ class Task(ABC):
         """The summed loss [] and its weight."""
 
     def training_loss(self, outputs: Any, batch: Batch) -> Sum:
-        """What is differentiated, where that is not the loss that is reported of an evaluation."""
+        """What is differentiated, where that is not the loss that is reported of an evaluation.
+
+        A loss that looks at the whole global batch, as SimCLR's, gathers the outputs here, where each worker has as
+        many (`drop_last=true`): torch.distributed.nn.functional.all_gather hands the gradients back.
+        """
         return self.loss(outputs, batch)
 
     def measure(self, outputs: Any, batch: Batch) -> Mapping[str, Sum]:

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.task import Task
+from expt.training.phases import Phases
 from expt.training.precision import Precision
 
 
@@ -46,6 +47,9 @@ class Learner:
     """Seconds that its first N steps have spent on averaging gradients, waiting for the others' included."""
     ema: AveragedModel | None = None
     """The moving average of `module`: evaluated, and saved beside."""
+
+    phases: Phases = dataclasses.field(default_factory=dict)
+    """The updates that a step is made of, and the parameters of each; empty where it is one of all."""
 
     @property
     def evaluated(self) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable
@@ -16,7 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from expt.data.loading import Batch
 from expt.data.tree import leaves, mapped
 from expt.errors import ConfigError, OutOfMemory
+from expt.tasks.phases import PhasedTask, added
 from expt.tasks.sums import Averages, Sums
+from expt.tasks.task import Sum
+from expt.training import phases
 from expt.training.collectives import gather_across_workers, sum_across_workers
 from expt.training.learner import Learner, Position
 from expt.training.memory_probe import largest_that_fits
@@ -65,10 +69,13 @@ def train_epoch(
 def _learn(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]) -> str | None:
     """One optimiser step; returns what torch says where the GPU's memory did not suffice."""
     try:
-        accumulate_gradients(learner, batch, sums)
-        check_gradients(learner)
-        on_gradients()
-        moved = learner.precision.update(learner.optimizer, learner.module.parameters())
+        if learner.phases:
+            moved = _through_phases(learner, batch, sums, on_gradients)
+        else:
+            accumulate_gradients(learner, batch, sums.add)
+            check_gradients(learner)
+            on_gradients()
+            moved = learner.precision.update(learner.optimizer, learner.module.parameters())
         learner.average_statistics()
         if learner.ema is not None and moved:
             learner.ema.update_parameters(learner.module)
@@ -77,8 +84,32 @@ def _learn(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[]
     return None
 
 
-def accumulate_gradients(learner: Learner, batch: Batch, sums: Sums) -> None:
-    """Forward and backward on this worker's part of a global batch; adds to `sums`, waits for nothing."""
+def _through_phases(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[], None]) -> bool:
+    """An update for each phase, in their order; returns whether any is not known to have been left out."""
+    every = frozenset[nn.Parameter]().union(*learner.phases.values())
+    losses: dict[str, Sum] = {}
+    moved = False
+    for name, trained in learner.phases.items():
+        note = functools.partial(_note, losses, name)
+        with phases.only(trained, every):
+            accumulate_gradients(learner, batch, note, phase=name)
+            on_gradients()
+            moved |= learner.precision.update(learner.optimizer, learner.module.parameters())
+    sums.add(learner.task.loss(losses, batch), losses, batch)
+    return moved
+
+
+def _note(losses: dict[str, Sum], phase: str, loss: Sum, _: Any, __: Batch) -> None:
+    losses[phase] = added(losses.get(phase), loss)
+
+
+def accumulate_gradients(
+    learner: Learner, batch: Batch, add: Callable[[Sum, Any, Batch], None], phase: str | None = None
+) -> None:
+    """Forward and backward on this worker's part of a global batch, and its loss and outputs to `add`.
+
+    Waits for nothing.
+    """
     parts, task = _parts(batch, learner.gradient_accumulation), learner.task
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is the global batch's.
     weight = 0.0 if batch.weightless else learner.world_size / batch.global_size
@@ -87,11 +118,14 @@ def accumulate_gradients(learner: Learner, batch: Batch, sums: Sums) -> None:
         last = index == len(parts) - 1
         with contextlib.nullcontext() if last else _without_all_reduce(learner.parallel):
             with learner.precision.autocast():
-                outputs = task.forward(learner.parallel, part)
-                loss = task.training_loss(outputs, part)
+                if phase is not None and isinstance(task, PhasedTask):
+                    outputs, loss = None, task.phase(phase, learner.parallel, part)
+                else:
+                    outputs = task.forward(learner.parallel, part)
+                    loss = task.training_loss(outputs, part)
             _check_loss(loss, task)
             learner.precision.backward(loss[0], weight)
-        sums.add(loss, outputs, part)
+        add(loss, outputs, part)
         weights.append(0.0 if batch.weightless else loss[1])
     if not task.weight_is_samples:
         _divide_by_weight(learner, batch.global_size, weights)
@@ -144,10 +178,10 @@ def rehearse(learner: Learner, blank: Callable[[int], Batch], batch_size: int, d
     DistributedDataParallel sorts gradients into other buckets after its first step. A run that goes on has that step
     behind it: without one here, gradients would be added up in another order once.
     """
-    if learner.world_size <= 2:
+    if learner.world_size <= 2 or learner.phases:  # it looks for unused parameters then, and sorts nothing
         return
     part = max(learner.gradient_accumulation, batch_size // learner.world_size)
-    accumulate_gradients(learner, blank(part)._replace(global_size=batch_size), Sums(learner.task, device))
+    accumulate_gradients(learner, blank(part)._replace(global_size=batch_size), Sums(learner.task, device).add)
     learner.optimizer.zero_grad(set_to_none=True)
 
 

@@ -15,6 +15,8 @@ def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
 
     For a run that has failed: the model has taken some steps more afterwards. No collective.
     """
+    if learner.phases:
+        return None
     if learner.compiled:  # it would compile for each size
         return None
     if any(isinstance(layer, nn.SyncBatchNorm) for layer in learner.module.modules()):  # would wait for the others

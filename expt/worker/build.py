@@ -27,6 +27,8 @@ from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.tasks import build as task_build
 from expt.tasks import extra_metrics
+from expt.tasks.phases import PhasedTask
+from expt.tasks.task import Task
 from expt.tensorboard.dashboard import Dashboard
 from expt.tensorboard.events import Writer, writer
 from expt.tensorboard.run_pictures import RunPictures
@@ -36,6 +38,7 @@ from expt.training.ema import ema_of
 from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
 from expt.training.patches import onednn_linear
+from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
 from expt.worker import parallel as parallel_build
 from expt.worker.profiling import StepProfiler
@@ -102,7 +105,15 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
-    parallel, all_reduce_s = parallel_build.parallelise(module, config, worker, memory)
+    task = task_build.build(
+        config.task,
+        info.shapes,
+        label_smoothing=config.label_smoothing,
+        class_counts=info.class_counts,
+        class_names=info.class_names,
+    )
+    phases = _phases(task, module, config)
+    parallel, all_reduce_s = parallel_build.parallelise(module, config, worker, memory, parts=bool(phases))
     ema = ema_of(module, config.ema) if config.ema else None
     classifies = isinstance(config.task, Classification)
     if isinstance(config.model, constraints.Target) and classifies and not config.compile:  # the copy needs no check
@@ -130,13 +141,8 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
             skip_non_finite=config.on_nan == "skip",
             short_backward=config.patches.backward,
         ),
-        task=task_build.build(
-            config.task,
-            info.shapes,
-            label_smoothing=config.label_smoothing,
-            class_counts=info.class_counts,
-            class_names=info.class_names,
-        ),
+        task=task,
+        phases=phases,
         world_size=worker.world_size,
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
         compiled=bool(config.compile),
@@ -144,6 +150,20 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
     )
+
+
+def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
+    """Raises ConfigError for a task whose phases don't fit the model, or what can't be done in phases."""
+    if not isinstance(task, PhasedTask):
+        return {}
+    name = type(task).__name__
+    if not task.phases:
+        raise ConfigError(f"{name}.phases: names none; use expt.Task for a step of one update")
+    if config.on_nan == "skip" or config.strategy == "dp" or config.ddp.static_graph:
+        raise ConfigError(
+            f"{name}.phases: go with none of on_nan=skip, strategy=dp and ddp.static_graph=true; leave them out"
+        )
+    return parameters_of(task.phases, module)
 
 
 def _check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:

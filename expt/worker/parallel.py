@@ -54,9 +54,12 @@ def with_batch_norm(
 
 
 def parallelise(
-    module: nn.Module, config: RunConfig, worker: Worker, memory: SharedMemory | None
+    module: nn.Module, config: RunConfig, worker: Worker, memory: SharedMemory | None, *, parts: bool = False
 ) -> tuple[nn.Module, Callable[[int], float]]:
-    """The model that is trained, and what tells how long its gradients' averaging has taken; see Learner."""
+    """The model that is trained, and what tells how long its gradients' averaging has taken; see Learner.
+
+    With `parts` not all parameters take part in each backward pass.
+    """
     if config.strategy == "dp":
         if worker.world_size > 1:  # torchrun has started it, and says so
             raise ConfigError("strategy=dp: has one process for all GPUs; start it with python -m expt")
@@ -67,7 +70,7 @@ def parallelise(
     parallel = data_parallel(
         module,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
-        find_unused_parameters=config.ddp.find_unused_parameters,
+        find_unused_parameters=config.ddp.find_unused_parameters or parts,
         static_graph=config.ddp.static_graph,
         gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
         bucket_cap_mb=config.ddp.bucket_cap_mb,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
-import expt
 from expt.errors import ConfigError, RunFailed
 from expt.runs import checkpoint, tags
 from expt.tensorboard.dashboard import Dashboard
@@ -19,37 +15,14 @@ from expt.worker.callbacks import as_bytes
 from expt.worker.run import Run
 from tests.conftest import Trained as TrainInWorkers
 from tests.worker.conftest import TrainAlone, Trained
+from tests.worker.looking_on import Busy, Noting
 from tests.worker.test_run import TURNING, measured, values
+
+OWN = "tests.worker.looking_on"
 
 
 def words(*classes: str) -> str:
-    return "callbacks=[" + ",".join(f"{{_target_: {__name__}.{name}}}" for name in classes) + "]"
-
-
-class Busy(expt.Callback):
-    """Draws random numbers, trains the model that it gets, and remembers what it has drawn."""
-
-    def __init__(self, first: float = 0.0) -> None:
-        torch.rand(3)
-        self.drawn = [first]
-
-    def on_epoch_end(self, view: expt.View) -> None:
-        self.drawn.append(torch.rand(()).item() + random.random() + float(np.random.rand()))
-        view.model.train().requires_grad_()(torch.rand(4, 1, 8, 8)).sum().backward()
-        with torch.no_grad():
-            for tensor in (*view.model.parameters(), *view.model.buffers()):
-                tensor.zero_()
-        view.scalar("mine/sum", sum(self.drawn))
-        view.picture("mine/square", torch.ones(3, 4, 4))
-
-    def state_dict(self) -> Mapping[str, Any]:
-        torch.rand(3)
-        return {"drawn": self.drawn, "more": (None, {1: torch.ones(2)})}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        random.random()
-        assert state["more"][1][1].tolist() == [1.0, 1.0]
-        self.drawn = state["drawn"]
+    return "callbacks=[" + ",".join(f"{{_target_: {OWN}.{name}}}" for name in classes) + "]"
 
 
 NOISY = (*TURNING, "model=convnet", "model.dropout=0.2")
@@ -86,18 +59,6 @@ def test_a_class_may_come_and_go_between_two_parts_of_a_run(train_alone: TrainAl
     assert cast(Busy, resumed._callbacks[1]).drawn == [7.0]
 
 
-class Noting(expt.Callback):
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, expt.View]] = []
-
-    def on_epoch_end(self, view: expt.View) -> None:
-        self.seen.append(("epoch", view))
-
-    def on_evaluation_end(self, view: expt.View) -> None:
-        self.seen.append((view.split, view))
-        assert not view.model.training  # a copy, kept
-
-
 def test_what_it_is_told_and_when(train_alone: TrainAlone, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[str, torch.Tensor]] = []
     monkeypatch.setattr(Dashboard, "picture", lambda self, tag, image: drawn.append((tag, image)))
@@ -130,27 +91,17 @@ def test_the_tags_of_expt_are_its_own(train_alone: TrainAlone) -> None:
     assert callbacks._own("mine/loss") == "mine/loss"
 
 
-class Raising(expt.Callback):
-    def on_evaluation_end(self, view: expt.View) -> None:
-        view.scalar("loss/val", 0.0)
-
-
-class Unkept(expt.Callback):
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"mean": [np.float64(1.0)]}
-
-
 @pytest.mark.parametrize(
     ("name", "error", "told"),
     [
         (
             "Raising",
             RunFailed,
-            r"Raising\.on_evaluation_end raised ValueError: the tag 'loss/val' is .*callbacks\.py, l",
+            r"Raising\.on_evaluation_end raised ValueError: the tag 'loss/val' is .*looking_on\.py, line ",
         ),
         ("Unkept", RunFailed, r"Unkept\.state_dict raised TypeError: a checkpoint can't hold its numpy\.float64; give"),
         ("Missing", ConfigError, r"has no Missing"),
-        ("Trained", ConfigError, r"is not a subclass of expt\.training\.callback\.Callback"),
+        ("Mapping", ConfigError, r"is not a subclass of expt\.training\.callback\.Callback"),
     ],
 )
 def test_what_goes_wrong_is_told_in_a_line(train_alone: TrainAlone, name: str, error: Any, told: str) -> None:
@@ -170,15 +121,6 @@ def test_a_picture_is_made_of_what_looks_like_one() -> None:
     for wrong in (torch.ones(2, 3), torch.ones(2, 4, 4), torch.ones(1, 4, 4).long(), np.ones((3, 4, 4))):
         with pytest.raises(ValueError, match=r"^a picture is "):
             as_bytes(cast(torch.Tensor, wrong))
-
-
-class Lonely(Busy):
-    """On one rank of two: to it there is no other."""
-
-    def on_evaluation_end(self, view: expt.View) -> None:
-        assert not dist.is_initialized()
-        with pytest.raises(ValueError, match="has not been initialized"):
-            dist.all_reduce(torch.ones(3))
 
 
 def test_two_workers_have_one(trained: TrainInWorkers, train_alone: TrainAlone) -> None:
