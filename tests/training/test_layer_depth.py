@@ -77,6 +77,13 @@ def test_what_is_no_layer_belongs_to_the_layer_before() -> None:
     assert by_part(depths(Net()), DEPTHS) == DEPTHS
 
 
+def test_several_of_a_class_are_layers_and_not_opened() -> None:
+    inceptions = nn.Module()
+    inceptions.first, inceptions.second, inceptions.head = Block(), Block(), nn.Linear(4, 2)
+    expected = {"first": 2, "second": 1, "head": 0}
+    assert by_part(depths(inceptions), expected) == expected
+
+
 def test_the_layers_of_models_that_come_with_expt() -> None:
     resnet = {"conv1": 9, "bn1": 9, "layer1.0": 8, "layer1.1": 7, "layer4.0": 2, "layer4.1": 1, "fc": 0}
     found = depths(ResNet18(channels=1, image_size=(32, 32), num_classes=3))
