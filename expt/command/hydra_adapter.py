@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import math
 import os
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -26,10 +24,8 @@ from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from expt.command.conf_files import conf_dir
+from expt.command.hydra_words import changed, parsed_once, replaced
 from expt.errors import warn
-
-changed = functools.cache(warn)
-"""Says once that Hydra is not what it was."""
 
 
 def call(task: TaskFunction, arguments: Sequence[str]) -> None:
@@ -42,7 +38,7 @@ def call(task: TaskFunction, arguments: Sequence[str]) -> None:
     sys.argv = [argv[0], *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        with _without_echo(), _warnings_in_a_line(), _composed_once(), _read_once(), _parsed_once():
+        with _without_echo(), _warnings_in_a_line(), _composed_once(), _read_once(), parsed_once():
             hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
     finally:
         sys.argv = argv
@@ -118,7 +114,7 @@ def _composed_once() -> Iterator[None]:
         self.config_loader = cast(ConfigLoader, _Composed(self.config_loader, config_name, overrides, composed))
         return mode
 
-    with _replaced(Hydra, real, get_mode):
+    with replaced(Hydra, real, get_mode):
         yield
 
 
@@ -147,42 +143,10 @@ def _read_once() -> Iterator[None]:
         read[key] = pickle.dumps(found, pickle.HIGHEST_PROTOCOL)  # whoever asks takes parts out of it
         return found
 
-    with _replaced(FileConfigSource, real, load_config):
+    with replaced(FileConfigSource, real, load_config):
         yield
 
 
-@contextlib.contextmanager
-def _parsed_once() -> Iterator[None]:
-    """Let Hydra parse each word once in a command: a choice of 1,000 values takes 0.3 s, five times."""
-    real = OverridesParser.parse_rule
-
-    @functools.lru_cache(maxsize=PARSED)
-    def parsed(word: str, rule: str) -> Any:
-        return real(parser, word, rule)
-
-    def parse_rule(self: OverridesParser, s: str, rule_name: str) -> Any:
-        if self.functions.functions.keys() != known:
-            return real(self, s, rule_name)
-        return copy.copy(parsed(s, rule_name))  # whoever parses says of each for which loader it is
-
-    parser = OverridesParser.create()
-    known = parser.functions.functions.keys()
-    with _replaced(OverridesParser, real, parse_rule):
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(owner: type, real: Callable[..., Any], by: Callable[..., Any]) -> Iterator[None]:
-    """While entered, a class has another method in the place of its `real` one."""
-    setattr(owner, real.__name__, by)
-    try:
-        yield
-    finally:
-        setattr(owner, real.__name__, real)
-
-
-PARSED = 10_000
-"""Most words whose reading is kept."""
 _AS_RUN = "hydra.mode=RUN"
 """What Hydra adds to a command that leaves it open."""
 

@@ -35,7 +35,9 @@ def swept_keys(overrides: Sequence[str]) -> list[str]:
 
 def parsed(overrides: Sequence[str]) -> list[Override]:
     """The words by Hydra's grammar. Raises OverrideParseException."""
-    return _parser().parse_overrides(list(overrides))
+    from expt.command.hydra_words import simple  # late, as below
+
+    return [simple(word) or _parser().parse_overrides([word])[0] for word in overrides]
 
 
 @functools.cache  # it takes 0.5 ms to make one

@@ -13,7 +13,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext
 from omegaconf import AnyNode, DictConfig, ListConfig, Node, OmegaConf
 
-from expt.command.hydra_adapter import changed, set_values
+from expt.command.hydra_adapter import set_values
+from expt.command.hydra_words import changed
 from expt.command.overrides import parsed
 from expt.config.parse import plain, with_value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Sequence
 
 from hydra.core.override_parser.types import Override
@@ -35,8 +36,9 @@ def refuse_wrong_values(points: Sequence[Sequence[str]], composed: DictConfig, m
 def _of_its_own_kind(points: Sequence[Sequence[str]]) -> Iterator[Override]:
     """The overrides, each once, whose values mean the same in all points; not those of a group with several choices."""
     found = parsed(list(dict.fromkeys(word for point in points for word in filter_overrides(point))))
-    choices = [override.key_or_group for override in found if override.key_or_group in groups()]
-    several = {group for group in choices if choices.count(group) > 1}
+    known = {*groups()}
+    choices = collections.Counter(override.key_or_group for override in found if override.key_or_group in known)
+    several = {group for group, times in choices.items() if times > 1}
     for override in found:
         above = override.key_or_group.partition(".")[0]
         of_several = "." in override.key_or_group and (above in several or "experiment" in several)

@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 import expt
-from expt.command import hydra_adapter
+from expt.command import hydra_adapter, hydra_words
 from expt.command.hydra_adapter import fail, prefer_own_launchers
 from expt.errors import ConfigError, RunFailed
 from tests.conftest import environment
@@ -33,7 +33,7 @@ from tests.conftest import environment
 
 @pytest.fixture(autouse=True)
 def _says_it_again() -> None:
-    hydra_adapter.changed.cache_clear()
+    hydra_words.changed.cache_clear()
 
 
 def composed_by(*words: str) -> list[RunMode]:

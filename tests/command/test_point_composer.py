@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
-from expt.command import hydra_adapter, point_composer
+from expt.command import hydra_adapter, hydra_words, point_composer
 from expt.command.conf_files import conf_dir
 from expt.command.overrides import register_resolvers
 from expt.command.point_composer import PointComposer
@@ -153,7 +153,7 @@ def of_a_command(loader: ConfigLoader, *words: str) -> tuple[DictConfig, PointCo
 
 def same_as_hydras(loader: ConfigLoader, words: list[str], master_words: tuple[str, ...] = ()) -> None:
     master, composer = of_a_command(loader, *master_words)
-    with hydra_adapter._parsed_once():
+    with hydra_words.parsed_once():
         for _ in range(2):  # what was made of the first copy leaves the second alone
             ours = outcome(lambda: composer.compose(master, words))
         quick = composer.settings(master, words)
@@ -205,7 +205,7 @@ def test_hydra_composes_once_for_all_values(loader: ConfigLoader, monkeypatch: p
 def test_a_point_is_composed_anew_where_hydra_sets_values_in_another_way(
     loader: ConfigLoader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hydra_adapter.changed.cache_clear()
+    hydra_words.changed.cache_clear()
     master, composer = of_a_command(loader)
     with monkeypatch.context() as patch:
         patch.delattr(ConfigLoaderImpl, "_apply_overrides_to_config")
