@@ -11,7 +11,7 @@ import pytest
 from expt.runs import sweep_index
 from expt.runs.paths import SWEEP_INDEX, RunPaths
 from expt.runs.result import COMPLETED, Record, create_result, results, update_result
-from expt.runs.sweep_index import LEFT_OUT, results_of_sweep
+from expt.runs.sweep_index import FORMAT, LEFT_OUT, results_of_sweep
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +51,32 @@ def test_what_has_changed_is_read_anew(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / SWEEP_INDEX).read_text())["runs"]) == {"a", "b"}, "of those that have ended"
 
 
+def test_records_that_are_nearly_alike_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config: dict[str, object] = {"model": {"name": "mlp", "width": 1}, "amp": True, "lr": None}
+    changed: list[dict[str, object]] = [
+        {}, {"amp": 1}, {"amp": 1.0}, {"model": {"name": "mlp", "width": 1.0}}, {"model": {"name": "mlp"}}, {"lr": 0.0},
+        {"more": {}}, {"lr": math.inf},
+    ]  # fmt: skip
+    for number, change in enumerate(changed):
+        leave(tmp_path / f"{number}", 1.0)
+        update_result(RunPaths(tmp_path / f"{number}"), config={**config, **change}, command=f"a{number % 2}")
+    (tmp_path / "0" / "result.json").write_text('{"amp": 1, "status": "completed", "identity": "0"}')
+    leave(tmp_path / "without", 1.0)
+    first = repr(plain(results(tmp_path)))
+    assert repr(list(results_of_sweep(tmp_path))) == first
+    monkeypatch.setattr(sweep_index, "result_of_any", None)
+    assert repr(list(results_of_sweep(tmp_path))) == first
+    written = json.loads((tmp_path / SWEEP_INDEX).read_text())
+    assert len(written["bases"]) < 2 * len(changed), "what they have in common is written once"
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 0, "runs": {}}', '{"format": 1, "runs": {"a": 1}}'])
 def test_a_file_that_is_no_index_is_replaced(tmp_path: Path, text: str) -> None:
     leave(tmp_path / "a", 1.0)
     leave(tmp_path / "b", 1.0)
     (tmp_path / SWEEP_INDEX).write_text(text)
     assert repr(list(results_of_sweep(tmp_path))) == repr(plain(results(tmp_path)))
-    assert json.loads((tmp_path / SWEEP_INDEX).read_text())["format"] == 1
+    assert json.loads((tmp_path / SWEEP_INDEX).read_text())["format"] == FORMAT
 
 
 def test_a_small_sweep_has_none(tmp_path: Path) -> None:
