@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,7 @@ class Grid:
             self._typed.add(_asked(found.get("arguments", ())))
             if found["status"] == COMPLETED:
                 self._completed[paths.folder] = found.get("objective") or Objective(name="", value=None)
+        self._by_settings: dict[Hashable, RunPaths] | None = None
         self._names = set[str]()
         self._jobs: dict[str, Job] = {}
         self._contents: dict[str, Content] = {}
@@ -205,14 +206,19 @@ class Grid:
         starts = [None if source == "auto" else source for source in (then.get("resume"), config.resume)]
         if of_other_data or starts[0] != starts[1]:
             return None
+        self._by_settings = None
         return self._known.pop(key)
 
     def _without_data(self, config: RunConfig, content: Content | None) -> RunPaths | None:
         """The run of these very settings, where the data cannot be looked at now."""
         if content is not None:
             return None
-        settings = json.loads(json.dumps(shown(config), default=str))
-        return next((path for path in self._known.values() if read_result(path).get("config") == settings), None)
+        if self._by_settings is None:
+            known = {paths.folder for paths in self._known.values()}
+            of_runs = [run for run in results_of_sweep(self.folder) if run[0].folder in known]
+            of_runs.reverse()  # of several the first counts
+            self._by_settings = {_hashable(found["config"]): paths for paths, found in of_runs if "config" in found}
+        return self._by_settings.get(_hashable(json.loads(json.dumps(shown(config), default=str))))
 
     def _content_of(self, config: RunConfig) -> Content:
         """Looked at once for all points that have the same data and classes: a folder may hold many images."""
@@ -237,6 +243,13 @@ def _known_as(found: Record) -> str | None:
 
 def _asked(overrides: Sequence[str]) -> str:
     return ASKED + hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:12]
+
+
+def _hashable(content: Any) -> Hashable:
+    """Equal for equal content of JSON."""
+    if isinstance(content, dict):
+        return frozenset((key, _hashable(value)) for key, value in content.items())
+    return tuple(map(_hashable, content)) if isinstance(content, list) else content
 
 
 def _swept_keys(master: DictConfig) -> list[str]:

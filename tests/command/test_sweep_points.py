@@ -12,16 +12,18 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobStatus
 from hydra.types import HydraContext, RunMode
 
+from expt.command import sweep_points
 from expt.command.conf_files import conf_dir
 from expt.command.overrides import register_resolvers
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_points import ComposedRun, Grid
-from expt.config.identity import identity
-from expt.errors import RunFailed
+from expt.config.identity import identity, shown
+from expt.errors import ConfigError, RunFailed
 from expt.launch.job import request_of
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
+from expt.runs.sweep_index import results_of_sweep
 
 HERE = Machine(gpus=(), cpus=2)
 Composed = Callable[..., list[ComposedRun]]
@@ -77,6 +79,32 @@ def test_what_is_complete_is_known_whatever_it_was_called(tmp_path: Path, compos
     assert (new.job.status, new.job.paths.folder) == ("queued", tmp_path / "epochs=2")
     returned = same.finish()
     assert (returned.status, returned.return_value) == (JobStatus.COMPLETED, 0.75)
+
+
+def test_where_the_data_is_missing_runs_are_known_by_their_settings_and_read_once(
+    composed: Composed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = [[f"seed={seed}", "label_smoothing=0.1"] for seed in range(3)]
+    before = composed(points, "seed=0,1,2")
+    for run in before[1:]:
+        complete(run, 0.5)
+        update_result(run.job.paths, config=shown(request_of(run.job).config), content={"data": "then", "code": None})
+    read = []
+
+    def gone(config: object) -> object:
+        raise ConfigError("dataset.root=x: there is no such folder")
+
+    def results(folder: Path) -> object:
+        read.append(folder)
+        return results_of_sweep(folder)
+
+    monkeypatch.setattr(sweep_points, "content_of", gone)
+    monkeypatch.setattr(sweep_points, "results_of_sweep", results)
+    found = composed(points, "seed=0,1,2")
+    assert [run.job.status for run in found] == ["queued", COMPLETED, COMPLETED]
+    assert [run.job.paths for run in found[1:]] == [run.job.paths for run in before[1:]]
+    assert "no such folder" in str(found[0].job.error)
+    assert len(read) == 2, "when the grid is opened, and for the first of them; not for each point"
 
 
 def test_a_folder_of_another_run_is_left_to_it(
