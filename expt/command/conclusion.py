@@ -22,6 +22,7 @@ from expt.runs.worker_error import in_one_line
 def conclude(
     console: Console,
     folder: Path,
+    runs: Sequence[FoundRecord] | None = None,
     sort: str | None = None,
     *,
     reverse: bool = False,
@@ -29,9 +30,10 @@ def conclude(
 ) -> None:
     """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the failures.
 
+    `runs` are those of the folder, where somebody has read them just now.
     `failed_now` are the folders of runs known to have failed, which a full disk may have kept from saying so.
     """
-    runs = read_runs(folder)
+    runs = read_runs(folder) if runs is None else runs
     if not runs:
         return
     for run in runs:

@@ -44,6 +44,7 @@ from expt.runs.typed import quoted
 
 
 @machine.not_world_writable()
+@machine.seldom_collecting()
 def command(arguments: Sequence[str], *, typed_at: float, may_sweep: bool = True) -> list[RunPaths]:
     """Do what `python -m expt ARGUMENTS` does; returns the folders of the runs that have completed.
 

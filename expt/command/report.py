@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from expt import machine
 from expt.command.conclusion import conclude, print_lost
 from expt.command.words import Parser
 from expt.errors import ConfigError
@@ -32,19 +33,20 @@ EXAMPLES = """examples
 """
 
 
+@machine.seldom_collecting()
 def main(words: Sequence[str]) -> int:
     """Print what `words` ask for. Raises ConfigError for a word that is not understood, and where there is no run."""
     try:
         asked = parse(words)
         folder, *others = asked.folders
         if not others and is_sweep(folder) and not (asked.filter or asked.csv or asked.plot):
-            runs = [ListedRun(run["folder"], run) for run in read_runs(folder)]
+            runs = read_runs(folder)
             if not runs:
                 raise ConfigError(f"{folder}: this sweep holds no run yet")
             with _of_option("--sort"):
-                if asked.sort not in {None, *(key for run in runs for key in run.result.get("overrides") or {})}:
-                    check_key(asked.sort, runs)
-            conclude(wide_console(), folder, asked.sort, reverse=asked.reverse)
+                if asked.sort not in {None, *(key for run in runs for key in run.get("overrides") or {})}:
+                    check_key(asked.sort, [ListedRun(run["folder"], run) for run in runs])
+            conclude(wide_console(), folder, runs, asked.sort, reverse=asked.reverse)
         else:
             report(wide_console(), asked)
         sys.stdout.flush()

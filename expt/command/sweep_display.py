@@ -28,7 +28,8 @@ from expt.runs.worker_error import in_one_line
 PRINTED_S = 1.0
 """How often the logs of all running workers are looked at."""
 
-
+LINES_S = 0.1
+"""How often the lines of runs that need nothing are printed: by themselves each takes 0.1 ms, on a terminal more."""
 TELL_S = 2.0
 """How often a dry run says that it still composes."""
 
@@ -48,7 +49,8 @@ class SweepDisplay:
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
         self._skipped = 0
         self._busy_s = 0.0
-        self._next = self._next_printed = 0.0
+        self._next = self._next_printed = self._next_lines = 0.0
+        self._lines: list[Text] = []
 
     def __enter__(self) -> SweepDisplay:
         say(self._console, f"sweep of {self._total} run{'s' * (self._total != 1)} in {self._folder}")
@@ -57,18 +59,19 @@ class SweepDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._print_lines()
         if self._live:
             self._live.stop()
 
     def skipped(self, job: Job) -> None:
         """A run that an earlier command has completed."""
         self._skipped += 1
-        self._line("done before", job, _reached(job))
+        self._line("done before", job, _reached(job), may_wait=True)
 
     def repeated(self, job: Job) -> None:
         """A point that the grid names a second time."""
         self._skipped += 1
-        self._line("named twice", job, "")
+        self._line("named twice", job, "", may_wait=True)
 
     def starting(self, job: Job) -> None:
         """A run's workers are about to start: what its logs hold was printed before."""
@@ -96,6 +99,9 @@ class SweepDisplay:
     def update(self, active: Sequence[Job]) -> None:
         """Read what the running ones have written, and show it."""
         now = time.monotonic()
+        if now >= self._next_lines:
+            self._print_lines()
+            self._next_lines = now + LINES_S
         if now >= self._next_printed:
             self._next_printed = now + PRINTED_S
             for job in active:
@@ -115,15 +121,23 @@ class SweepDisplay:
         self._states.pop(job, None)
 
     def _show_printed(self, job: Job, *, last: bool = False) -> None:
-        if printed := self._printed.get(job):
-            new = printed.new(last=last)
-            show_printed(self._console, ((f"{job.name}, rank {rank}", line) for rank, line in new))
+        new = self._printed[job].new(last=last) if job in self._printed else ()
+        if lines := [(f"{job.name}, rank {rank}", line) for rank, line in new]:
+            self._print_lines()
+            show_printed(self._console, lines)
 
-    def _line(self, what: str, job: Job, text: str, style: str = "dim") -> None:
+    def _line(self, what: str, job: Job, text: str, style: str = "dim", *, may_wait: bool = False) -> None:
         ended = sum(self._counts.values()) + self._skipped
         line = Text.assemble(f"[{ended}/{self._total}] ", (f"{what:<11}", style), printable(f" {job.name}  {text}"))
-        # On a terminal wrapped between words; elsewhere a line stays a line.
-        self._console.print(line, soft_wrap=not self._console.is_terminal)
+        self._lines.append(line)
+        if not may_wait:
+            self._print_lines()
+
+    def _print_lines(self) -> None:
+        if self._lines:
+            # On a terminal wrapped between words; elsewhere a line stays a line.
+            self._console.print(Text("\n").join(self._lines), soft_wrap=not self._console.is_terminal)
+            self._lines.clear()
 
     def _table(self, active: Sequence[Job]) -> RenderableType:
         table = Table(box=None, pad_edge=False, header_style="bold")

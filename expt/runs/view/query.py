@@ -63,9 +63,8 @@ def settings_of(record: Record) -> dict[str, Any]:
 
     A person's own class has the name by which it was chosen, or else the class's.
     """
-    config = record.get("config") or {}
-    none = [key for key, value in flat(config).items() if value is None]
-    found: dict[str, Any] = {**hyperparameters(config), **dict.fromkeys(none)}
+    config = flat(record.get("config") or {})
+    found: dict[str, Any] = {**hyperparameters(config), **{key: None for key, value in config.items() if value is None}}
     for group in [key for key, value in found.items() if value == "_target_" and f"{key}.target" in found]:
         own = f"{group}.kwargs."
         typed = {key: f"{group}.{key.removeprefix(own)}" for key in found if key.startswith(own)}
