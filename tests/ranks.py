@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,7 @@ TIMEOUT_S = 20.0
 
 def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:
     """What each of `size` ranks returns, plain containers alone, from `each`; `folder` must be new."""
-    context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(size)]
-    store = folder / "store"
-    ranks = [context.Process(target=_rank, args=(rank, size, store, pipes[rank][1], each)) for rank in range(size)]
-    for rank in ranks:
-        rank.start()
-    for _, theirs in pipes:
-        theirs.close()
+    pipes, ranks = _started(folder, size, each)
     try:
         found = [mine.recv() for mine, _ in pipes]
     finally:
@@ -35,6 +29,30 @@ def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any
             rank.kill()
     assert [rank.exitcode for rank in ranks] == [0] * size
     return found
+
+
+def ends_of(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[int | None]:
+    """The exit codes of ranks that need not live to the end of `each`; those that do are ended with the first."""
+    _, ranks = _started(folder, size, each)
+    ranks[0].join(TIMEOUT_S)
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    return [rank.exitcode for rank in ranks]
+
+
+def _started(
+    folder: Path, size: int, each: Callable[[Worker], Any]
+) -> tuple[list[tuple[Connection, Connection]], list[ForkProcess]]:
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    store = folder / "store"
+    ranks = [context.Process(target=_rank, args=(rank, size, store, pipes[rank][1], each)) for rank in range(size)]
+    for rank in ranks:
+        rank.start()
+    for _, theirs in pipes:
+        theirs.close()
+    return pipes, ranks
 
 
 def _rank(rank: int, size: int, store: Path, answer: Connection, each: Callable[[Worker], Any]) -> None:

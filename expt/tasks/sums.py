@@ -58,7 +58,7 @@ class Sums:
         """
         self._task, self._finite_only = task, finite_only
         self._columns: dict[str, slice] = {}
-        """Of the row: first the samples, then the values of each sum, and its weight behind them."""
+        """Of the row: the samples, then the values of each sum, and its weight behind them. The loss comes first."""
         end = 1
         for name, size in {"loss": 1, **task.sums}.items():
             self._columns[name] = slice(end, end + size)
@@ -101,17 +101,24 @@ class Sums:
             self._count()
 
     def _checked(self, terms: Mapping[str, Sum]) -> Mapping[str, Sum]:
-        expected = self._task.sums
+        expected, task = self._task.sums, type(self._task).__name__
+        if not isinstance(terms, Mapping):
+            raise ConfigError(f"{task}.measure gives a {type(terms).__name__}; return a dict of name: (sum, weight)")
         if terms.keys() != expected.keys():
             named = ", ".join(expected) or "none"
             raise ConfigError(
-                f"{type(self._task).__name__}.measure gives {', '.join(terms) or 'nothing'}, and task.metrics names "
-                f"{named}; let them be the same"
+                f"{task}.measure gives {', '.join(terms) or 'nothing'}, and task.metrics names {named}; let them be "
+                "the same"
             )
-        for name, (total, _) in terms.items():
+        for name, term in terms.items():
+            if not isinstance(term, tuple | list) or len(term) != 2:
+                raise ConfigError(f"{task}.measure: {name} is a {type(term).__name__}; give its sum and its weight")
+            total, weight = term
             if not isinstance(total, Tensor) or total.numel() != expected[name]:
                 what = f"has the shape {list(total.shape)}" if isinstance(total, Tensor) else f"is {total!r}"
-                raise ConfigError(f"{type(self._task).__name__}.measure: {name} {what}; give its sum, a tensor []")
+                raise ConfigError(f"{task}.measure: {name} {what}; give its sum, a tensor []")
+            if isinstance(weight, Tensor) and weight.numel() != 1:
+                raise ConfigError(f"{task}.measure: the weight of {name} has the shape {list(weight.shape)}; sum it")
         return terms
 
     @torch.no_grad()
@@ -165,9 +172,31 @@ class Sums:
             weight = row[columns.stop]
             found = [value / weight if weight else math.nan for value in row[columns]]
             means[name] = found[0] if len(found) == 1 else found
-        known = {**means, **self._task.derive(means)}
-        has_weight = bool(row[self._columns["loss"].stop])
-        return Averages({name: known[name] for name in ("loss", *self._task.metrics)}, int(row[0]), has_weight)
+        weight = row[self._columns["loss"].stop]
+        self._refuse_weight(weight, samples=row[0])
+        known = {**means, **self._derived(means)}
+        return Averages({name: known[name] for name in ("loss", *self._task.metrics)}, int(row[0]), bool(weight))
+
+    def _refuse_weight(self, weight: float, *, samples: float) -> None:
+        """Raise ConfigError where gradients were divided by another."""
+        task = type(self._task).__name__
+        if weight < 0:
+            raise ConfigError(f"{task}.loss: its weights add up to {weight:g}; let none be below 0")
+        if self._task.weight_is_samples and weight != samples:
+            raise ConfigError(
+                f"{task}.loss: its weights add up to {weight:g} for {samples:g} samples, and weight_is_samples says "
+                "that they are the samples; leave that out"
+            )
+
+    def _derived(self, means: Mapping[str, Any]) -> Mapping[str, float]:
+        found = self._task.derive(means)
+        given = {**means, **found} if isinstance(found, Mapping) else {}
+        if missing := [name for name in self._task.metrics if name not in given]:
+            task = type(self._task).__name__
+            raise ConfigError(
+                f"{task}: task.metrics names {', '.join(missing)}, which neither measure nor derive gives; add it there"
+            )
+        return given
 
     def mark_logged(self) -> None:
         """Begin the next stretch between log points."""
@@ -194,13 +223,22 @@ class Sums:
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
         """Continue from what `state_dict` found."""
         self._forget()
-        self._values.copy_(_row(state["sums"]))
-        self.logged.copy_(_row(state["logged"]))
+        size = len(self._values)
+        self._values.copy_(_row(state["sums"], size))
+        self.logged.copy_(_row(state["logged"], size))
 
 
-def _row(saved: Sequence[float]) -> Tensor:
-    """The sums that were saved; before there were tasks they were loss, correct predictions and samples."""
-    if len(saved) == 3:
+def loss_is_finite(saved: Sequence[float]) -> bool:
+    """Whether the loss is finite in sums that were saved."""
+    return all(map(math.isfinite, saved[:3]))
+
+
+def _row(saved: Sequence[float], size: int) -> Tensor:
+    """The `size` sums that were saved; before there were tasks they were loss, correct predictions and samples.
+
+    Three are also those of a task without metrics.
+    """
+    if len(saved) == 3 and size == 5:
         loss_sum, correct, count = saved
         saved = [count, loss_sum, count, correct, count]
     return torch.tensor(saved, dtype=torch.float64)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -42,11 +41,6 @@ def stop_at_loss(sums: Sums, position: Position, loader: Loader, worker: Worker,
         f"the loss was {loss} at step {step} (epoch {position.epoch}) on rank {rank}; {MEND}\n"
         f"the images there, by their place in the training data: {_listed(indices, SHOWN_INDICES)}"
     )
-
-
-def all_finite(workers_sums: Iterable[Sequence[float]]) -> bool:
-    """Whether every worker's sums are finite."""
-    return all(math.isfinite(value) for values in workers_sums for value in values)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from expt.data.loading import Batch, TimedBatches
 from expt.errors import DataError
 from expt.runs import checkpoint, tags
 from expt.runs.paths import RunPaths
-from expt.tasks.sums import Averages, Sums
+from expt.tasks.sums import Averages, Sums, loss_is_finite
 from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
@@ -203,7 +203,7 @@ class Run:
     def _save(self, *, is_best: bool = False) -> None:
         """Begin to write a checkpoint; a collective."""
         state = self.snapshot.state_dict()
-        if not divergence.all_finite(part["sums"] for part in state["workers"]):
+        if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()
         self.checkpoints.wait()  # should what follows end the run: the checkpoint before this is whole then
         divergence.refuse_weights(self.learner.module, self.position)

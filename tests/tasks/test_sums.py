@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
 from expt.tasks.classification import Classification
-from expt.tasks.sums import MAX_KEPT, MAX_KEPT_OUTPUTS, Sums
+from expt.tasks.sums import MAX_KEPT, MAX_KEPT_OUTPUTS, Sums, loss_is_finite
 from expt.tasks.task import Sum, Task
 
 CPU = torch.device("cpu")
@@ -140,6 +140,29 @@ def test_what_was_saved_before_there_were_tasks_is_loaded() -> None:
     sums.load_state_dict({"sums": [4.0, 1.0, 2.0], "logged": [2.0, 1.0, 1.0]})
     assert seen(sums) == (2.0, 0.5, 2)
     assert sums.logged.tolist() == [1.0, 2.0, 1.0, 1.0, 1.0]
+
+
+class Plain(Task):
+    """A task without metrics."""
+
+    def loss(self, outputs: torch.Tensor, batch: Batch) -> Sum:
+        return outputs.sum(), 2.0 * len(outputs)
+
+
+def test_the_sums_of_a_task_without_metrics_are_as_many_as_those_of_before() -> None:
+    sums, again = Sums(Plain(), CPU), Sums(Plain(), CPU)
+    outputs = torch.tensor([1.0, 2.0, 6.0])
+    batch = Batch(outputs, None, 3)
+    sums.add(sums._task.loss(outputs, batch), outputs, batch)
+    again.load_state_dict(sums.state_dict())
+    found = again.averages(again.values)
+    assert (found.values, found.samples) == ({"loss": 1.5}, 3)
+
+
+def test_the_loss_of_saved_sums_is_looked_at_and_no_metric() -> None:
+    assert loss_is_finite([2.0, 1.0, 2.0, math.inf, 1.0])
+    assert not loss_is_finite([2.0, math.nan, 2.0, 1.0, 1.0])
+    assert not loss_is_finite([2.0, 1.0, math.inf])
 
 
 class Counted(Task):
