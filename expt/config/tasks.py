@@ -43,7 +43,7 @@ class Multilabel(_Task):
     METRICS: ClassVar[Mapping[str, Better]] = {"accuracy": "max", "f1": "max"}
     OBJECTIVE: ClassVar[str] = "f1"
     name: Literal["multilabel"]
-    threshold: float
+    threshold: Annotated[float, Field(gt=0, lt=1)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -56,6 +56,8 @@ def build(path: str, base: type[T], *args: Any, **kwargs: Any) -> T:
     Raises ConfigError as `resolve` does, and if its constructor does not take the arguments.
     """
     cls = resolve(path, base)
+    if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise ConfigError(f"_target_={path}: lacks {', '.join(lacking)}, which a {base.__name__} must have; define it")
     _check_arguments(path, cls, args, kwargs)
     return cls(*args, **nested_built(kwargs))
 

@@ -202,7 +202,7 @@ def _source(
     if isinstance(dataset, datasets.Text):
         return _text(dataset)
     if isinstance(dataset, datasets.TargetDataset):
-        return own_dataset.source(dataset, num_workers, values)
+        return own_dataset.source(dataset, num_workers, values, task)
     if isinstance(dataset, datasets.SegmentationFolder):
         return _mask_folder(dataset, num_workers, values or MaskValues(num_classes=dataset.num_classes))
     if isinstance(dataset, table.TableConfig):

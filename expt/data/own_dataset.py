@@ -12,13 +12,16 @@ from torch.utils.data import Dataset, IterableDataset
 
 from expt.config import datasets, user_class
 from expt.data import masks, samples
+from expt.data.checked_samples import checked
 from expt.data.masks import MaskValues
 from expt.data.source import Part, Source, of_images, streamed
 from expt.data.stream import to_tensor
 from expt.errors import ConfigError, DataError
 
 
-def source(dataset: datasets.TargetDataset, num_workers: int, values: MaskValues | None = None) -> Source:
+def source(
+    dataset: datasets.TargetDataset, num_workers: int, values: MaskValues | None = None, task: Any = None
+) -> Source:
     """Its parts; its first sample tells the shapes, and targets are masks where their `values` are given.
 
     Raises ConfigError and DataError.
@@ -33,9 +36,9 @@ def source(dataset: datasets.TargetDataset, num_workers: int, values: MaskValues
             raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
     if dataset.num_classes is None:
         if values is None:
-            return _own_samples(train, test, num_workers)
-        checked = _own_samples(masks.CheckedMasks(train, values), masks.CheckedMasks(test, values), num_workers)
-        return dataclasses.replace(checked, shapes={**checked.shapes, "num_classes": values.num_classes})
+            return _own_samples(checked(train, task), checked(test, task), num_workers)
+        pairs = _own_samples(masks.CheckedMasks(train, values), masks.CheckedMasks(test, values), num_workers)
+        return dataclasses.replace(pairs, shapes={**pairs.shapes, "num_classes": values.num_classes})
     try:
         image, _ = train[0]
         channels, height, width = to_tensor(image).shape

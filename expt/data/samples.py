@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,9 +36,14 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
     """Inputs and targets of a batch, numbers in float32 where they were in float64. Raises DataError."""
     try:
         batch = (own or default_collate)(samples)
-    except (TypeError, RuntimeError, ValueError, KeyError) as error:
+    except DataError:
+        raise
+    except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        mend = "mend the dataset's method collate" if own else "give the dataset a method collate(samples) -> batch"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        mend = "give the dataset a method collate(samples) -> batch"
+        if own:
+            mend = f"mend the dataset's method collate ({frame.filename}, line {frame.lineno})"
         raise DataError(f"samples cannot be made a batch: {type(error).__name__}: {first}; {mend}") from error
     inputs, targets = batch if isinstance(batch, list | tuple) and len(batch) == 2 else (batch, None)
     if next(leaves((inputs, targets)), None) is None:

@@ -50,6 +50,9 @@ def parts_of(dataset: datasets.Text) -> Parts:
                 f"dataset.root={dataset.root}: of its {total} bytes {extent.stop - extent.start} are left for {name}, "
                 "which needs 2 or more; give a longer text"
             )
+    if dataset.context > extents[0].stop - 1:
+        trained_on = extents[0].stop
+        raise DataError(f"dataset.context={dataset.context}: only {trained_on} bytes are left to train on; use less")
     train, val_part, test_part = (
         extent if is_wanted else None for extent, is_wanted in zip(extents, wanted, strict=True)
     )

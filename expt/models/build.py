@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,25 +48,41 @@ def build(
             raise ConfigError(f"{keys}: the dataset says what it is; leave it out of the model's YAML")
         module: nn.Module = user_class.build(config.target, nn.Module, **wanted, **config.kwargs)
     elif isinstance(config, groups.NamedModel):
-        module = named.build(config, **shapes)
+        module = named.build(config, **_wanted(named.build, config.name, shapes, example))
     else:
         names = (field.name for field in dataclasses.fields(config) if field.name != "name")
         cls = _CLASSES[type(config)]
-        module = cls(**_wanted(cls, config.name, shapes), **{name: getattr(config, name) for name in names})
+        module = cls(**_wanted(cls, config.name, shapes, example), **{name: getattr(config, name) for name in names})
     _give_shapes(module, example)
     initialise(module, init)
     return module
 
 
-def _wanted(cls: type[nn.Module], model: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `shapes` that the class needs."""
-    parameters = inspect.signature(cls).parameters.values()
-    needs = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+def _wanted(builder: Callable[..., nn.Module], model: str, shapes: Mapping[str, Any], example: Any) -> dict[str, Any]:
+    """Those of `shapes` that the builder needs. Raises ConfigError where it takes other inputs than the `example`."""
+    parameters = inspect.signature(builder).parameters.values()
+    needs = [each.name for each in parameters if each.default is each.empty and each.name != "config"]
     if missing := [name for name in needs if name not in shapes]:
         what = "the dataset gives it tokens" if "vocab_size" in shapes else "the dataset has not"
         mend = "use model=transformer" if "vocab_size" in shapes else "let the dataset have them, or use another model"
         raise ConfigError(f"model={model}: needs {', '.join(missing)}, and {what}; {mend}")
+    if "channels" in needs:
+        _refuse_other_inputs(model, example)
     return {name: shapes[name] for name in needs}
+
+
+def _refuse_other_inputs(model: str, example: torch.Tensor) -> None:
+    """Raise ConfigError for what is no batch of images, or for `mlp` no batch of numbers."""
+    if not example.is_floating_point():
+        dtype = str(example.dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"model={model}: takes float32, and a sample's inputs are {dtype}; let the dataset convert them"
+        )
+    if example.dim() != 4 and model != "mlp":
+        raise ConfigError(
+            f"model={model}: takes images [channels, height, width], and a sample's inputs are "
+            f"{list(example.shape[1:])}; use model=mlp, or a model of your own"
+        )
 
 
 def _give_shapes(module: nn.Module, example: Any) -> None:

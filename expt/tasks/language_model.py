@@ -50,4 +50,6 @@ def _flat(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
             f"the model gives {gives} for targets {wanted}; let it give logits [samples, tokens, vocabulary], and a "
             "sample have a target for each token"
         )
-    return logits.flatten(0, -2), targets.flatten()
+    if targets.is_floating_point():
+        raise DataError(f"a sample's targets are {targets.dtype}; let them be tokens, int64")
+    return logits.flatten(0, -2), targets.flatten().long()

@@ -62,6 +62,9 @@ class Regression(Task):
 
 def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Both in float32 and of the targets' shape. Raises DataError where that is another: it would be broadcast."""
+    for what, given in (("the model gives", outputs), ("a batch's targets are", targets)):
+        if not isinstance(given, Tensor):
+            raise DataError(f"{what} a {type(given).__name__}, where one tensor is needed: [samples, ...]")
     if outputs.shape != targets.shape and outputs.numel() == targets.numel() and len(outputs) == len(targets):
         outputs = outputs.view(targets.shape)  # [B, 1] and [B]
     if outputs.shape != targets.shape:

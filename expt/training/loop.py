@@ -135,9 +135,16 @@ def _check_loss(loss: object, task: object) -> None:
     """Raise ConfigError where a person's own task gives something else."""
     if isinstance(loss, tuple) and len(loss) == 2:
         total, weight = loss
-        if isinstance(total, Tensor) and not total.dim() and isinstance(weight, Tensor | int | float):
-            return
-        shown = f"{list(total.shape) if isinstance(total, Tensor) else total!r} and the weight {weight!r}"
+        alone = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
+        if isinstance(total, Tensor) and not total.dim() and alone:
+            if total.requires_grad:
+                return
+            raise ConfigError(
+                f"{type(task).__name__}.loss gives a number without a gradient; compute it from the model's outputs, "
+                "without detach, item or argmax"
+            )
+        given, by = (list(each.shape) if isinstance(each, Tensor) else repr(each) for each in (total, weight))
+        shown = f"{given} and the weight {by}"
     else:
         shown = f"a {type(loss).__name__}"
     raise ConfigError(f"{type(task).__name__}.loss gives {shown}; return the summed loss, a tensor [], and its weight")

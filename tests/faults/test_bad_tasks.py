@@ -1,0 +1,263 @@
+"""Bad tasks, metrics, data and models, as a person types them: one line with the value and the mend."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from expt import __main__
+from expt.launch import forkserver
+
+OWN = """
+import torch
+from torch import nn
+import expt
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, train, kind):
+        self.kind = kind
+        self.x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
+        if kind in ("no collate", "wrong collate"):
+            self.collate = {"no collate": lambda samples: None, "wrong collate": lambda samples: samples.nothing}[kind]
+
+    def __len__(self):
+        return 0 if self.kind == "empty" else len(self.x)
+
+    def __getitem__(self, index):
+        row, odd = self.x[index], index == 5
+        return {
+            "no number": (row * float("nan"), row.sum()),
+            "dict": ({"row": row}, row.sum()),
+            "integers": (row.int(), row.sum()),
+            "no target": {"row": row},
+            "two targets": (row, row[:2]),
+            "labels": (row, torch.tensor([0.0, 2.0 if odd else 1.0])),
+            "class": (row.view(1, 2, 3), 7 if odd else 1),
+            "no class": (row.view(1, 2, 3), 2.7 if odd else 1.0),
+            "lengths": (row[: 5 if odd else 6], row.sum()),
+            "mask sizes": (torch.rand(3, 8, 8), torch.zeros(4, 4).long()),
+            "mask values": (torch.rand(3, 8, 8), torch.full((8, 8), 2 if odd else 1)),
+            "mask of floats": (torch.rand(3, 8, 8), torch.rand(8, 8)),
+        }.get(self.kind, (row, row.sum()))
+
+
+class Tokens(Rows):
+    vocab_size, context = 5, 4
+
+    def __getitem__(self, index):
+        tokens, other = torch.zeros(4).long(), torch.full((4,), 9 if index == 5 else 1)
+        if self.kind == "long":
+            return torch.zeros(6).long(), torch.zeros(6).long()
+        return {"input": (other, tokens), "target": (tokens, other), "float": (tokens / 2, tokens)}[self.kind]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, train, kind):
+        pass
+
+
+class NoLoss(expt.Task):
+    pass
+
+
+class Own(expt.Task):
+    def __init__(self, kind):
+        self.kind, self.weight_is_samples = kind, kind == "other weight"
+
+    def loss(self, outputs, batch):
+        squares = (outputs[:, 0] - batch.targets) ** 2
+        return {
+            "no weight": squares.mean(),
+            "no scalar": (squares, len(squares)),
+            "no tensor": (float(squares.sum()), len(squares)),
+            "no gradient": (squares.sum().detach(), len(squares)),
+            "nothing": None,
+            "weights": (squares.sum(), torch.ones(len(squares))),
+            "negative": (squares.sum(), -1.0),
+            "other weight": (squares.sum(), 2.0),
+        }.get(self.kind, (squares.sum(), len(squares)))
+
+    def measure(self, outputs, batch):
+        error = (outputs[:, 0] - batch.targets).abs()
+        return {
+            "no measure": None,
+            "no pair": {"mae": error.sum()},
+            "each": {"mae": (error, len(error))},
+            "weights of a metric": {"mae": (error.sum(), torch.ones(len(error)))},
+            "another": {"mse": (error.sum(), len(error))},
+        }.get(self.kind, {"mae": (error.sum(), len(error))})
+
+
+class Underived(Own):
+    sums = {"other": 1}
+
+    def measure(self, outputs, batch):
+        return {"other": (outputs.sum(), len(outputs))}
+
+
+class Net(nn.Linear):
+    def __init__(self, kind):
+        super().__init__(6, 1)
+        self.kind = kind
+
+    def forward(self, rows):
+        return {"nothing": None, "dict": {"out": rows}}.get(self.kind, super().forward(rows))
+"""
+YAML = {
+    "dataset/rows": "_target_: bad_tasks.Rows\nkind: plain\n",
+    "dataset/tokens": "_target_: bad_tasks.Tokens\nkind: plain\n",
+    "dataset/stream": "_target_: bad_tasks.Stream\nkind: plain\n",
+    "task/own": "_target_: bad_tasks.Own\nkind: plain\nmetrics: {mae: min}\n",
+    "task/underived": "_target_: bad_tasks.Underived\nkind: plain\nmetrics: {mae: min}\n",
+    "task/no_loss": "_target_: bad_tasks.NoLoss\n",
+    "model/net": "_target_: bad_tasks.Net\nkind: plain\n",
+}
+
+
+class Bad(NamedTuple):
+    words: str
+    says: str
+    code: int = 2
+
+
+TABLE = "dataset=table dataset.path=t.csv dataset.targets=y "
+TEXT = "task=language_model model=transformer dataset=text dataset.root="
+TOKENS = "task=language_model model=transformer batch_size=8 dataset=tokens dataset.kind="
+MASKS = "task=segmentation model=unet dataset=segmentation_folder dataset.image_size=[8,8] dataset.root="
+OWN_MASKS = "task=segmentation task.num_classes=2 model=unet batch_size=8 dataset=rows dataset.kind="
+REGRESSION = "task=regression model=mlp batch_size=8 dataset=rows dataset.kind="
+ROWS = "task=own model=net batch_size=8 dataset=rows dataset.kind="
+TASK = "model=net batch_size=8 dataset=rows task=own task.kind="
+
+CASES = {
+    # metrics
+    "no such metric": Bad("objective=f1/val", "objective=f1/val: not one of loss/train, loss/val, loss/test, accuracy"),
+    "a metric of another task": Bad(
+        "task=regression dataset=diabetes objective=accuracy/val", "objective=accuracy/val: not one of loss/train, loss"
+    ),
+    "a metric without a split": Bad("objective=accuracy", "Did you mean 'accuracy/val'?"),
+    "to stop by no such metric": Bad("early_stop='{metric: f1/val, patience: 1}'", "early_stop.metric=f1/val: is not"),
+    "a threshold that is none": Bad("task=multilabel task.threshold=1.5", "task.threshold=1.5: input should be less t"),
+    "a loss that there is not": Bad("task=regression task.loss=mape", "task.loss='mape': input should be 'mse', 'mae'"),
+    # tables
+    "an unknown column": Bad(f"{TABLE} task=regression dataset.features=[a,bb]", "has no such column, it has a, b, na"),
+    "an unknown target": Bad(f"{TABLE} task=regression dataset.targets=z", "dataset.targets=z: t.csv has no such colu"),
+    "a column of texts": Bad(f"{TABLE} task=regression dataset.features=[name]", "t.csv: column name, row 1: 'x0' is"),
+    "numbers for labels": Bad(f"{TABLE} task=multilabel dataset.features=[a]", "column y, row 1: 0.5 is no label, whi"),
+    "numbers for classes": Bad(f"{TABLE} dataset.features=[a]", "column y, row 1: 0.5 is no class, which is an intege"),
+    "nan in a table": Bad(f"{TABLE} task=regression dataset.features=[b]", "t.csv: column b, row 8: is nan; give it a"),
+    # texts
+    "an empty text": Bad(f"{TEXT}empty.txt", "dataset.root=empty.txt: of its 0 bytes 0 are left for train, which need"),
+    "a context longer than the text": Bad(f"{TEXT}t.csv dataset.context=5000", "dataset.context=5000: only "),
+    "a token out of range": Bad(f"{TOKENS}input", "sample 5: its inputs hold the token 9, expected 0 to 4 (vocab_size"),
+    "a target out of range": Bad(f"{TOKENS}target", "sample 5: its targets hold the token 9, expected 0 to 4 (vocab_s"),
+    "tokens that are no integers": Bad(f"{TOKENS}float", "sample 0: its inputs are torch.float32; let them be tokens"),
+    "a sample longer than the context": Bad(f"{TOKENS}long", "a sample has 6 tokens, and the model takes 4; cut it, o"),
+    "no tokens": Bad("task=language_model model=mlp dataset=rows batch_size=8", "a sample's targets are torch.float32"),
+    # masks
+    "a mask of another size": Bad(f"{MASKS}sizes dataset.num_classes=2", "is 9x8, and its image sizes/train/images/1."),
+    "own masks of another size": Bad(f"{OWN_MASKS}'mask sizes'", "the model gives [8, 2, 8, 8] where [8, 2, 4, 4] is"),
+    "own masks of other classes": Bad(f"{OWN_MASKS}'mask values'", "sample 5: its mask holds the class 2, expected 0"),
+    "own masks of floats": Bad(f"{OWN_MASKS}'mask of floats'", "sample 0: its mask is torch.float32 [8, 8], expected"),
+    # samples
+    "nan in a sample": Bad(f"{ROWS}'no number'", "the loss was nan at step 1 (epoch 1) on rank 0; try a lower opti", 1),
+    "no samples": Bad(f"{ROWS}empty", "dataset._target_=bad_tasks.Rows: its training part has no samples"),
+    "a stream": Bad("task=own model=net dataset=stream", "must have __len__ and __getitem__ (a map-style Dataset)"),
+    "a collate that gives nothing": Bad(f"{ROWS}'no collate'", "a batch holds no tensor, it is a NoneType; return ten"),
+    "a collate that fails": Bad(f"{ROWS}'wrong collate'", "AttributeError: 'list' object has no attribute 'nothing';"),
+    "samples of unequal length": Bad(f"{ROWS}lengths", "give the dataset a method collate(samples) -> batch"),
+    "targets that are no labels": Bad(
+        "task=multilabel model=mlp batch_size=8 dataset=rows dataset.kind=labels", "sample 5: its target holds 2, expec"
+    ),
+    "a class out of range": Bad("dataset=rows dataset.kind=class dataset.num_classes=3", "sample 5: its label is 7, e"),
+    "a class that is none": Bad("dataset=rows dataset.kind='no class' dataset.num_classes=3", "sample 5: its label is"),
+    "no targets": Bad(f"{REGRESSION}'no target'", "model=mlp: needs channels, image_size, num_classes, and the datase"),
+    "two targets for one output": Bad(
+        "task=regression model=net batch_size=8 dataset=rows dataset.kind='two targets'", "the model gives [1] for a sa"
+    ),
+    # models
+    "rows for a model of images": Bad(
+        "task=regression model=resnet18 dataset=rows", "model=resnet18: takes images [channels, height, width], and a s"
+    ),
+    "rows for a named model": Bad("task=regression model=torchvision model.arch=alexnet dataset=rows", "inputs are [6"),
+    "no images for a named model": Bad(
+        "task=own model=torchvision model.arch=resnet18 dataset=rows dataset.kind=dict",
+        "model=torchvision: needs channels, image_size, and the dataset has not; let the dataset have them",
+    ),
+    "no images for a model of timm": Bad(
+        "task=own model=timm model.arch=resnet18 dataset=rows dataset.kind=dict", "model=timm: needs channels, image_si"
+    ),
+    "tokens for a named model": Bad(
+        "task=language_model model=torchvision model.arch=resnet18 batch_size=8 dataset=tokens dataset.kind=input",
+        "the dataset gives it tokens; use model=transformer",
+    ),
+    "integers for numbers": Bad(f"{REGRESSION}integers", "model=mlp: takes float32, and a sample's inputs are int32;"),
+    "weights of another model": Bad("weights=other.pt", "weights=other.pt: other.pt fits this model nowhere (4 missin"),
+    "a model that gives nothing": Bad(
+        "task=regression model=net model.kind=nothing batch_size=8 dataset=rows", "the model gives a NoneType, where on"
+    ),
+    "a model that gives a dict": Bad(
+        "task=regression model=net model.kind=dict batch_size=8 dataset=rows", "the model gives a dict, where one tenso"
+    ),
+    # own tasks
+    "a task without a loss": Bad("task=no_loss model=net dataset=rows", "lacks loss, which a Task must have; define i"),
+    "a loss without a weight": Bad(f"{TASK}'no weight'", "Own.loss gives a Tensor; return the summed loss, a tensor ["),
+    "a loss that is no scalar": Bad(f"{TASK}'no scalar'", "Own.loss gives [8] and the weight 8; return the summed los"),
+    "a loss that is no tensor": Bad(f"{TASK}'no tensor'", "and the weight 8; return the summed loss, a tensor [], and"),
+    "a loss without a gradient": Bad(f"{TASK}'no gradient'", "Own.loss gives a number without a gradient; compute it"),
+    "no loss": Bad(f"{TASK}nothing", "Own.loss gives a NoneType; return the summed loss, a tensor [], and its weight"),
+    "a loss with many weights": Bad(f"{TASK}weights", "Own.loss gives [] and the weight [8]; return the summed loss"),
+    "a loss with a negative weight": Bad(f"{TASK}negative", "Own.loss: its weights add up to -7; let none be below 0"),
+    "a loss with an unsaid weight": Bad(f"{TASK}'other weight'", "Own.loss: its weights add up to 14 for 56 samples,"),
+    "no sums": Bad(f"{TASK}'no measure'", "Own.measure gives a NoneType; return a dict of name: (sum, weight)"),
+    "a sum without a weight": Bad(f"{TASK}'no pair'", "Own.measure: mae is a Tensor; give its sum and its weight"),
+    "a sum for each sample": Bad(f"{TASK}each", "Own.measure: mae has the shape [8]; give its sum, a tensor []"),
+    "a sum with many weights": Bad(f"{TASK}'weights of a metric'", "the weight of mae has the shape [8]; sum it"),
+    "another metric": Bad(f"{TASK}another", "Own.measure gives mse, and task.metrics names mae; let them be the same"),
+    "a metric that nobody derives": Bad("model=net dataset=rows task=underived", "task.metrics names mae, which neith"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the cases name."""
+    root = tmp_path_factory.mktemp("bad_tasks")
+    (root / "bad_tasks.py").write_text(OWN)
+    for name, text in YAML.items():
+        (root / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "conf" / f"{name}.yaml").write_text(text)
+    rows = "".join(f"{number / 2},{'nan' if number == 7 else number},x{number},0.5\n" for number in range(60))
+    (root / "t.csv").write_text(f"a,b,name,y\n{rows}")
+    (root / "empty.txt").touch()
+    for kind in ("images", "masks"):
+        (folder := root / "sizes" / "train" / kind).mkdir(parents=True)
+        for index in range(2):
+            height = 9 if (kind, index) == ("masks", 1) else 8
+            shape = (height, 8) if kind == "masks" else (height, 8, 3)
+            Image.fromarray(np.zeros(shape, dtype=np.uint8)).save(folder / f"{index}.png")
+    torch.save({"conv.weight": torch.zeros(3, 3)}, root / "other.pt")
+    return root
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_it_is_told_in_one_line(
+    case: Bad, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(world)
+    monkeypatch.syspath_prepend(world)
+    words = [*shlex.split(case.words), "world_size=1", "log_every=7", "drop_last=false", "tensorboard.graph=false"]
+    monkeypatch.setattr(sys, "argv", ["expt", *words])
+    monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    err = capsys.readouterr().err
+    assert (ended.value.code, err.count("error: "), "Traceback" in err) == (case.code, 1, False), err
+    assert case.says in err
