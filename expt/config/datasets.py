@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -199,3 +200,13 @@ DATASETS: dict[str, Any] = {
     "segmentation_folder": SegmentationFolder,
     "_target_": TargetDataset,
 }
+
+_NOUNS = {"text": "window", "table": "row", "diabetes": "row"}
+
+
+def noun_of(record: Mapping[str, Any]) -> str:
+    """What a sample is called of the dataset of a run, as its record has it."""
+    dataset = (record.get("config") or {}).get("dataset") or {}
+    if "_target_" in dataset:
+        return "image" if dataset.get("num_classes") else "sample"
+    return _NOUNS.get(str(dataset.get("name")), "image")

@@ -170,7 +170,7 @@ def _batch(config: RunConfig) -> list[str]:
 
 
 def _groups(config: RunConfig, share: int) -> list[str]:
-    """Of each part of a batch that is computed at once, `share` images."""
+    """Of each part of a batch that is computed at once, `share` samples."""
     size = config.batch_norm_group
     if config.batch_norm != "groups" or share % size == 0:
         return []
@@ -178,7 +178,7 @@ def _groups(config: RunConfig, share: int) -> list[str]:
     larger = config.batch_size // share * size * -(-share // size)
     mends = [f"batch_norm_group={smaller}"] if smaller else []
     return [
-        f"batch_norm_group={size}: each worker computes {_count(share, 'image')} at once, which must be whole groups; "
+        f"batch_norm_group={size}: each worker computes {_count(share, 'sample')} at once, which must be whole groups; "
         f"use {' or '.join([*mends, f'batch_size={larger}'])}"
     ]
 

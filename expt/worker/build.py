@@ -174,8 +174,8 @@ def _check_first_output(module: nn.Module, target: str, num_classes: int, *, war
         shape = f"a tensor of shape {list(output.shape)}" if isinstance(output, torch.Tensor) else None
         if not isinstance(output, torch.Tensor) or output.dim() != 2:
             what = shape or f"a {type(output).__name__}"
-            raise ConfigError(f"model._target_={target}: gives {what}; return one tensor, [images, num_classes]")
-        gives = f"gives {output.shape[1]} outputs for each image, and there are {num_classes} classes"
+            raise ConfigError(f"model._target_={target}: gives {what}; return one tensor, [samples, num_classes]")
+        gives = f"gives {output.shape[1]} outputs for each sample, and there are {num_classes} classes"
         mend = "let its last layer have num_classes, which a constructor that names it is given"
         if output.shape[1] < num_classes:
             raise ConfigError(f"model._target_={target}: {gives}; {mend}")

@@ -65,12 +65,12 @@ def _is_store_timeout(error: RuntimeError) -> bool:
 
 
 def _of_lone_images(config: RunConfig) -> str:
-    """What to set where a batch norm got one image, whose mean it would take away."""
+    """What to set where a batch norm got one sample, whose mean it would take away."""
     each = config.batch_size // config.world_size // config.gradient_accumulation
     mend = f"drop_last=true, or a batch_size that leaves more than one of {config.batch_size} over"
     if each == 1 or config.drop_last:
         mend = f"batch_size={2 * config.world_size * config.gradient_accumulation} or more"
-    return f"batch_size={config.batch_size}: a batch norm of the model cannot train on one image by itself; use {mend}"
+    return f"batch_size={config.batch_size}: a batch norm of the model cannot train on one sample by itself; use {mend}"
 
 
 def _explained(cause: Exception, error: ExptError) -> ExptError:
@@ -84,11 +84,11 @@ def _first_sentences(error: Exception) -> str:
 
 
 def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
-    """What to set, for a run that needed too much memory; `fits` images at a time were seen to do."""
+    """What to set, for a run that needed too much memory; `fits` samples at a time were seen to do."""
     each = config.batch_size // config.world_size
     parts = config.gradient_accumulation
     part = each // parts
-    now = f"batch_size={config.batch_size} is {each} images on each of {config.world_size} workers"
+    now = f"batch_size={config.batch_size} is {each} samples on each of {config.world_size} workers"
     if part != each:
         now += f", {part} at a time"
     ways = []

@@ -21,7 +21,7 @@ MEND = "try a lower optimizer.lr or gradient_clip=1.0; on_nan=skip leaves such a
 
 
 def stop_at_loss(sums: Sums, position: Position, loader: Loader, worker: Worker, parts: int) -> None:
-    """Raise Diverged with the first step, rank and images whose loss was not finite since the last log point.
+    """Raise Diverged with the first step, rank and samples whose loss was not finite since the last log point.
 
     A collective, which every worker must join; `parts` is the number of batches that one step adds to `sums`.
     """
@@ -36,10 +36,10 @@ def stop_at_loss(sums: Sums, position: Position, loader: Loader, worker: Worker,
         raise Diverged(f"the loss was nan or infinite by step {position.step} (epoch {position.epoch}); {MEND}")
     step, rank, loss, indices = min(everyones)
     if rank == worker.rank:
-        print(f"images of step {step}, rank {rank}: {_listed(indices, len(indices))}", file=sys.stderr)
+        print(f"samples of step {step}, rank {rank}: {_listed(indices, len(indices))}", file=sys.stderr)
     raise Diverged(
         f"the loss was {loss} at step {step} (epoch {position.epoch}) on rank {rank}; {MEND}\n"
-        f"the images there, by their place in the training data: {_listed(indices, SHOWN_INDICES)}"
+        f"the samples there, by their place in the training data: {_listed(indices, SHOWN_INDICES)}"
     )
 
 

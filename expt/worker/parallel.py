@@ -17,18 +17,18 @@ from expt.training.patches import ddp_times, unguarded
 from expt.training.shared_memory import SharedMemory, average_gradients
 
 
-def refuse_uneven_last_batch(config: RunConfig, images: int) -> None:
-    """Raise ConfigError where a worker has no image of an epoch's last batch, or fewer parts, and sync needs all alike.
+def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
+    """Raise ConfigError where a worker has no sample, or fewer parts, of an epoch's last batch, and sync needs all alike.
 
-    What it would compute in place of an image would count in the statistics of all.
+    What it would compute in place of a sample would count in the statistics of all.
     """
-    left, parts = images % config.batch_size, config.world_size * config.gradient_accumulation
+    left, parts = samples % config.batch_size, config.world_size * config.gradient_accumulation
     if config.batch_norm != "sync" or config.world_size == 1 or config.drop_last or left % parts == 0:
         return
     if config.gradient_accumulation > 1 or left < config.world_size:
         each = f" in {config.gradient_accumulation} parts each" if config.gradient_accumulation > 1 else ""
         raise ConfigError(
-            f"batch_norm=sync: an epoch's last batch has {left} of {images} images, which {config.world_size} workers"
+            f"batch_norm=sync: an epoch's last batch has {left} of {samples} samples, which {config.world_size} workers"
             f"{each} cannot share alike; use drop_last=true, or another batch_size"
         )
 

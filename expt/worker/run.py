@@ -46,7 +46,7 @@ class Run:
         random_state.set_determinism(config.deterministic, worker.device)
         self.data = build.build_data(config, worker)
         if config.eval_split == "val" and self.data.val is None:
-            raise DataError("eval_split=val: no image is left to validate on; add some, or use eval_split=test")
+            raise DataError("eval_split=val: no sample is left to validate on; add some, or use eval_split=test")
         beat()
         self.learner = build.build_learner(config, self.data, worker)
         beat()

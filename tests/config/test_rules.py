@@ -68,13 +68,13 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     ),
     "whole groups": (
         machine(0), {"batch_norm": "groups", "world_size": 2}, {"batch_norm": "groups", "world_size": 4},
-        "batch_norm_group=32: each worker computes 16 images at once, which must be whole groups; "
+        "batch_norm_group=32: each worker computes 16 samples at once, which must be whole groups; "
         "use batch_norm_group=16 or batch_size=128",
     ),
     "whole groups in each part": (
         machine(0), {"batch_norm_group": 8, "batch_norm": "groups", "batch_size": 48, "gradient_accumulation": 3},
         {"batch_norm_group": 5, "batch_norm": "groups", "batch_size": 48, "gradient_accumulation": 3},
-        "batch_norm_group=5: each worker computes 8 images at once, which must be whole groups; "
+        "batch_norm_group=5: each worker computes 8 samples at once, which must be whole groups; "
         "use batch_norm_group=4 or batch_size=60",
     ),
     "powersgd after a nan": (

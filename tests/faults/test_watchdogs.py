@@ -89,7 +89,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_with_step_rank_and_images(tmp
     listed = str(error).partition("training data: ")[2].splitlines()[0]
     images = ", ".join(map(str, _indices(epoch=2, number=9, rank=1)))
     assert listed == f"{', '.join(images.split(', ')[:3])} and 29 more, in its log"
-    assert f"images of step 30, rank 1: {images}\n" in _log(tmp_path, 1)
+    assert f"samples of step 30, rank 1: {images}\n" in _log(tmp_path, 1)
     left = RunFolder(tmp_path / "here")
     assert checkpoint.load(left.folder / "checkpoints" / "last.pt")["position"]["step"] == 24
     assert (left.result["status"], left.result["attempts"]) == ("failed", 1)
@@ -116,7 +116,7 @@ def test_a_step_may_be_skipped_on_all_ranks(tmp_path: Path, trained: Trained) ->
 def test_a_gpu_without_room_names_the_batch_size(failing: Failing) -> None:
     error = failing("1:5:oom")
     assert "rank 1 of 2: CUDA out of memory. Tried to allocate 2.00 GiB" in str(error)
-    assert "batch_size=64 is 32 images on each of 2 workers" in str(error)
+    assert "batch_size=64 is 32 samples on each of 2 workers" in str(error)
 
 
 def test_a_gpu_without_room_names_the_batch_size_that_would_fit(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_gpu_without_room_names_the_batch_size_that_would_fit(tmp_path: Path) 
     done = run(*model, cwd=tmp_path)
     assert done.returncode == 1
     assert "CUDA out of memory. Tried to allocate 2.00 GiB" in done.stderr
-    assert "batch_size=64 is 32 images on each of 2 workers; 8 at a time fit, it was tried" in done.stderr
+    assert "batch_size=64 is 32 samples on each of 2 workers; 8 at a time fit, it was tried" in done.stderr
     assert "try gradient_accumulation=4, or batch_size=16, or amp=true" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -190,7 +190,7 @@ def test_torchrun_starts_workers_that_share_one_run_folder(tmp_path: Path) -> No
     assert (result["status"], result["world_size"]) == ("completed", 2)
     assert len(list(folder.rglob("events.out.tfevents.*"))) == 1
     assert done.stdout.count("run folder") == 1
-    told = "model._target_=wide.Net: gives 12 outputs for each image"
+    told = "model._target_=wide.Net: gives 12 outputs for each sample"
     assert done.stderr.count(f"warning: [rank 0] {told}") == 1, "in the terminal"
     assert (folder / "logs/0/0/stderr.log").read_text().count(told) == 1, "and not again in the log that it comes from"
 

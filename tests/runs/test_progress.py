@@ -299,3 +299,27 @@ def test_of_a_run_that_was_refused_nothing_is_told(tmp_path: Path) -> None:
     with RunDisplay(paths, Console(file=out), epochs=1):
         pass
     assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("dataset", "label", "noun"),
+    [
+        ({"name": "cifar10"}, "img/s", "images"),
+        ({"name": "table"}, "rows/s", "rows"),
+        ({"name": "text"}, "windows/s", "windows"),
+        ({"_target_": "own.Set", "num_classes": None}, "samples/s", "samples"),
+        ({"_target_": "own.Set", "num_classes": 3}, "img/s", "images"),
+    ],
+)
+def test_samples_are_called_what_they_are(dataset: dict[str, Any], label: str, noun: str, tmp_path: Path) -> None:
+    paths, out = RunPaths(tmp_path), io.StringIO()
+    create_result(paths, total_steps=30, config={"dataset": dataset})
+    writer = MetricsWriter(paths)
+    writer.write(20, 1, RUNNING)
+    writer.close()
+    with RunDisplay(paths, Console(file=out, width=100), epochs=3, print_every=20) as display:
+        display.update()
+    update_result(paths, status=COMPLETED, samples_per_s=1234.0)
+    print_summary(Console(file=out, width=100), paths)
+    assert f"acc 0.6250  {label} 54,321" in out.getvalue()
+    assert f"1,234 {noun}/s" in out.getvalue()

@@ -185,14 +185,14 @@ def test_the_guards_are_torchs_where_asked_for() -> None:
     [
         (
             ("batch_size=63", "dataset.train_limit=128"),
-            "has 2 of 128 images, which 3 workers cannot share alike; use drop",
+            "has 2 of 128 samples, which 3 workers cannot share alike; use drop",
         ),
         (("batch_size=63", "dataset.train_limit=129"), None),
         (("batch_size=63", "dataset.train_limit=128", "drop_last=true"), None),
         (("batch_size=63", "dataset.train_limit=128", "batch_norm=per_worker"), None),
         (
             ("batch_size=66", "dataset.train_limit=69", "gradient_accumulation=2"),
-            "has 3 of 69 images, which 3 workers in 2 ",
+            "has 3 of 69 samples, which 3 workers in 2 ",
         ),
         (("batch_size=66", "dataset.train_limit=72", "gradient_accumulation=2"), None),
     ],
@@ -231,8 +231,8 @@ class Flat(Few):
     ("name", "outputs", "told"),
     [
         ("Few", 10, None),
-        ("Few", 9, "gives 9 outputs for each image, and there are 10 classes; "),
-        ("Two", 10, "gives a tuple; return one tensor, [images, num_classes]"),
+        ("Few", 9, "gives 9 outputs for each sample, and there are 10 classes; "),
+        ("Two", 10, "gives a tuple; return one tensor, [samples, num_classes]"),
         ("Flat", 10, "gives a tensor of shape [2]; return one tensor, "),
     ],
 )
@@ -265,7 +265,7 @@ def test_outputs_that_no_class_has_are_told_once(
     module = build_learner(made, build_data(made, worker()), who).module
     for _ in range(2):
         module(torch.zeros(2, 1, 8, 8))
-    said = "model._target_=own_more_outputs.Few: gives 11 outputs for each image, and there are 10 classes"
+    said = "model._target_=own_more_outputs.Few: gives 11 outputs for each sample, and there are 10 classes"
     assert capsys.readouterr().err.count(said) == (rank == 0)
 
 

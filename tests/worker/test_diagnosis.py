@@ -44,7 +44,7 @@ def test_a_batch_norm_with_one_image_names_the_mend(words: list[str], mend: str,
         torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
     told = in_words(raised.value, configured("world_size=2", *words))
     assert isinstance(told, ConfigError)
-    assert str(told).startswith(f"{words[0]}: a batch norm of the model cannot train on one image by itself; ")
+    assert str(told).startswith(f"{words[0]}: a batch norm of the model cannot train on one sample by itself; ")
     assert str(told).endswith(mend)
 
 

@@ -51,7 +51,7 @@ def test_the_first_step_that_was_not_finite_is_named_with_its_images(capsys: pyt
     text = told([1.0, math.inf, math.nan, 1.0], parts=1)
     assert "the loss was inf at step 15 (epoch 2) on rank 0" in text
     assert "training data: 2040, 2041, 2042" in text
-    assert "images of step 15, rank 0: 2040, 2041, 2042" in capsys.readouterr().err
+    assert "samples of step 15, rank 0: 2040, 2041, 2042" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("losses", "step"), [([1.0, 1.0, 1.0, math.nan], 17), ([1.0, math.nan, 1.0, 1.0], 16)])

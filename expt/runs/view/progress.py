@@ -15,13 +15,14 @@ from typing import NamedTuple, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from expt.config.datasets import noun_of
 from expt.runs import provenance, tags
 from expt.runs.metrics_file import MetricsReader, Point
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.runs.typed import setting
 from expt.runs.view.cells import say
-from expt.runs.view.numbers import in_words, is_running
+from expt.runs.view.numbers import in_words, is_running, speed_label
 from expt.runs.view.printed import Printed, show_printed
 
 REFRESH_S = 0.1
@@ -56,6 +57,7 @@ class RunState:
         """The newest of each tag, of the epoch under way alone."""
         self._ended: list[EpochEnd] = []
         self._told, self._best = 0, math.nan
+        self.noun = "image"
         self.step = self.epoch = self.total_steps = self._per_epoch = 0
 
     def read(self) -> list[Point]:
@@ -80,6 +82,7 @@ class RunState:
         self._resumed_at = result["resumed_from"]["step"] if "resumed_from" in result else 0
         self.total_steps = result.get("total_steps", 0)
         self._per_epoch = result.get("steps_per_epoch", 0)
+        self.noun = noun_of(result)
         if self._per_epoch:
             self.epochs = -(-self.total_steps // self._per_epoch)
 
@@ -180,11 +183,13 @@ class RunDisplay:
         if self._bar and self._task is not None:
             label = f"epoch {state.epoch}/{state.epochs}"
             taken = len(label) + 2 * len(str(state.total_steps)) + 3 + (BAR + 1) * (self._console.width >= WIDE)
-            text = self._fitted({**in_words(state.of_epoch), **self._left()}, self._console.width - taken)
+            text = self._fitted({**in_words(state.of_epoch, state.noun), **self._left()}, self._console.width - taken)
             self._bar.update(self._task, description=label, total=state.total_steps, completed=state.step, text=text)
         elif not ended and not state.ends_epoch(state.step) and now - self._line_at > PLAIN_LINE_S:
             self._line_at = now
-            self._print(state.epoch, state.step, "  ".join({**in_words(state.of_epoch), **self._left()}.values()))
+            self._print(
+                state.epoch, state.step, "  ".join({**in_words(state.of_epoch, state.noun), **self._left()}.values())
+            )
 
     def _due(self, points: list[Point], every: int) -> list[tuple[int, int, str]]:
         """A line for each step that is due, however many were logged since the last look; epochs' ends have theirs."""
@@ -193,13 +198,13 @@ class RunDisplay:
             values = {point.tag: point.value for point in group}
             if step % every == 0 and tags.RUNNING_LOSS in values and not self._state.ends_epoch(step):
                 running = {tag: value for tag, value in values.items() if is_running(tag)}
-                due.append((epoch, step, "  ".join(in_words(running).values())))
+                due.append((epoch, step, "  ".join(in_words(running, self._state.noun).values())))
         return due
 
     def _print_epoch(self, end: EpochEnd, *, left: bool) -> None:
         """The epoch's own numbers, none of before or since."""
         values = {tag: value for tag, value in end.values.items() if not is_running(tag)}
-        words = {**in_words(values), **({"best": "best"} if end.is_best else {})}
+        words = {**in_words(values, self._state.noun), **({"best": "best"} if end.is_best else {})}
         if not self._console.is_terminal:
             self._print(end.epoch, end.step, "  ".join({**words, **(self._left() if left else {})}.values()))
             return
@@ -213,12 +218,11 @@ class RunDisplay:
         left_s = self._state.left_s
         return {} if left_s is None else {"left": f"{duration(left_s)} left"}
 
-    @staticmethod
-    def _fitted(words: Mapping[str, str], width: int) -> str:
+    def _fitted(self, words: Mapping[str, str], width: int) -> str:
         """The words that fit into `width` columns, the most important first to stay."""
-        shown = dict(words)
-        own = [label for label in words if label not in ("img/s", *_KEPT_LONGEST, *_NEVER_LEFT_OUT)]
-        for label in ("img/s", *own, *_KEPT_LONGEST):
+        shown, speed = dict(words), speed_label(self._state.noun)
+        own = [label for label in words if label not in (speed, *_KEPT_LONGEST, *_NEVER_LEFT_OUT)]
+        for label in (speed, *own, *_KEPT_LONGEST):
             if len("  ".join(shown.values())) > width:
                 shown.pop(label, None)
         return "  ".join(shown.values())

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from expt.config.datasets import noun_of
 from expt.config.tasks import metrics_of
 from expt.runs import provenance
 from expt.runs.paths import RunPaths
@@ -71,7 +72,7 @@ def _epoch_of(split: str, result: Record) -> str:
 def _facts(result: Record) -> list[str]:
     workers = result.get("world_size", 1)
     where = f"{workers} worker{'s' if workers > 1 else ''} on {', '.join(result.get('devices') or ['the CPU'])}"
-    speed = f"{result.get('samples_per_s') or 0:,.0f} images/s"
+    speed = f"{result.get('samples_per_s') or 0:,.0f} {noun_of(result)}s/s"
     best = result.get("best")
     found = [f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {where}, {speed}"]
     if best:
