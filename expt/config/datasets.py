@@ -207,6 +207,6 @@ _NOUNS = {"text": "window", "table": "row", "diabetes": "row"}
 def noun_of(record: Mapping[str, Any]) -> str:
     """What a sample is called of the dataset of a run, as its record has it."""
     dataset = (record.get("config") or {}).get("dataset") or {}
-    if "_target_" in dataset:
+    if dataset.get("name") == "_target_":
         return "image" if dataset.get("num_classes") else "sample"
     return _NOUNS.get(str(dataset.get("name")), "image")

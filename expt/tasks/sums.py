@@ -79,13 +79,16 @@ class Sums:
         return self._values
 
     @torch.no_grad()
-    def add(self, loss: Sum, outputs: Any, batch: Batch) -> None:
-        """Count a batch: its loss, as the task gives it, and the model's outputs; nothing where it has no weight."""
+    def add(self, loss: Sum, outputs: Any, batch: Batch, begins_step: bool = True) -> None:
+        """Count a batch, or a further part of it: its loss, as the task gives it, and the model's outputs.
+
+        Nothing where it has no weight.
+        """
         loss_sum, weight = loss[0].detach(), loss[1]
+        of_step = torch.zeros_like(loss_sum) if batch.weightless else loss_sum
+        self._recent.append(of_step if begins_step else self._recent.pop() + of_step)
         if batch.weightless:
-            self._recent.append(torch.zeros_like(loss_sum))
             return
-        self._recent.append(loss_sum)
         outputs = mapped(Tensor.detach, outputs)
         samples: Tensor | float = batch.size
         terms: Mapping[str, Sum] = {}

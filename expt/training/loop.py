@@ -99,16 +99,16 @@ def _through_phases(learner: Learner, batch: Batch, sums: Sums, on_gradients: Ca
     return moved
 
 
-def _note(losses: dict[str, Sum], phase: str, loss: Sum, _: Any, __: Batch) -> None:
+def _note(losses: dict[str, Sum], phase: str, loss: Sum, *_: object) -> None:
     losses[phase] = added(losses.get(phase), loss)
 
 
 def accumulate_gradients(
-    learner: Learner, batch: Batch, add: Callable[[Sum, Any, Batch], None], phase: str | None = None
+    learner: Learner, batch: Batch, add: Callable[[Sum, Any, Batch, bool], None], phase: str | None = None
 ) -> None:
-    """Forward and backward on this worker's part of a global batch, and its loss and outputs to `add`.
+    """Forward and backward on this worker's part of a global batch.
 
-    Waits for nothing.
+    The loss and the outputs of each of its parts go to `add`, and whether it is the first. Waits for nothing.
     """
     parts, task = _parts(batch, learner.gradient_accumulation), learner.task
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is the global batch's.
@@ -125,7 +125,7 @@ def accumulate_gradients(
                     loss = task.training_loss(outputs, part)
             _check_loss(loss, task)
             learner.precision.backward(loss[0], weight)
-        add(loss, outputs, part)
+        add(loss, outputs, part, index == 0)
         weights.append(0.0 if batch.weightless else loss[1])
     if not task.weight_is_samples:
         _divide_by_weight(learner, batch.global_size, weights)

@@ -20,15 +20,15 @@ SHOWN_INDICES = 3
 MEND = "try a lower optimizer.lr or gradient_clip=1.0; on_nan=skip leaves such a step out"
 
 
-def stop_at_loss(sums: Sums, position: Position, loader: Loader, worker: Worker, parts: int) -> None:
+def stop_at_loss(sums: Sums, position: Position, loader: Loader, worker: Worker) -> None:
     """Raise Diverged with the first step, rank and samples whose loss was not finite since the last log point.
 
-    A collective, which every worker must join; `parts` is the number of batches that one step adds to `sums`.
+    A collective, which every worker must join.
     """
     found = sums.first_not_finite()
     mine: tuple[int, int, float, list[int]] | None = None
     if found is not None:
-        ago = found[0] // parts
+        ago = found[0]
         indices = loader.indices(position.epoch, position.step_in_epoch - ago - 1).tolist()
         mine = (position.step - ago, worker.rank, found[1], indices)
     everyones = [theirs for theirs in collectives.gather_across_workers(mine) if theirs is not None]

@@ -18,7 +18,7 @@ from expt.training.shared_memory import SharedMemory, average_gradients
 
 
 def refuse_uneven_last_batch(config: RunConfig, samples: int) -> None:
-    """Raise ConfigError where a worker has no sample, or fewer parts, of an epoch's last batch, and sync needs all alike.
+    """Raise ConfigError where a worker lacks samples, or parts, of an epoch's last batch, and sync needs all alike.
 
     What it would compute in place of a sample would count in the statistics of all.
     """

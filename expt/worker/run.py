@@ -223,8 +223,7 @@ class Run:
 
     def _stop_at_loss(self) -> None:
         self.checkpoints.wait()
-        parts = self.config.gradient_accumulation
-        divergence.stop_at_loss(self.sums, self.position, self.data.train, self.worker, parts)
+        divergence.stop_at_loss(self.sums, self.position, self.data.train, self.worker)
 
     def _test(self) -> None:
         """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""

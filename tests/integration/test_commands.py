@@ -1,4 +1,4 @@
-"""Every command that README.md or expt itself tells a person to type works, pasted into a shell."""
+"""Every command that README.md, docs/ or expt itself tells a person to type works, pasted into a shell."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ from expt.command.words import WORDS
 from tests.conftest import run
 
 ROOT = Path(__file__).parents[2]
+PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "README.md")
+DOCUMENTS = (ROOT / "README.md", *PAGES)
+OWN_GROUPS = ("model=mine", "task=quantile", "dataset=patients", "model=net")
+"""Of YAML that is written beside the command."""
 PROGRAMS = ("python", "expt", "pip", "torchrun", "tensorboard", "pytest")
 PRINTED = re.compile(r"(?:python -m expt|tensorboard --logdir) .*$", re.MULTILINE)
 
@@ -75,23 +79,34 @@ def composing() -> Iterable[None]:
         yield
 
 
-def in_readme() -> list[str]:
-    """The commands of README.md: indented, behind a `$`, and among the text."""
-    text = re.sub(r"^\$ .+\n(?=error: )", "", (ROOT / "README.md").read_text(), flags=re.MULTILINE)  # mistakes
+def written_in(document: Path) -> list[str]:
+    """Its commands: indented, behind a `$`, and among the text."""
+    text = re.sub(r"^\$ .+\n(?=error: )", "", document.read_text(), flags=re.MULTILINE)  # mistakes
     lines = re.findall(r"^(?:    |\$ )(.+)$", text, re.MULTILINE)
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
     found = [line for line in [*lines, *inline] if line.split()[0] in PROGRAMS and len(line.split()) > 1]
-    assert len(found) > 15
     return [re.sub(r" && .*", "", line) for line in found]
 
 
-def test_what_the_readme_says_can_be_pasted() -> None:
-    for words in through_bash(in_readme()):
-        check([word for word in words if word != "model=mine"])
+def test_what_the_documents_say_can_be_pasted() -> None:
+    written = {document: written_in(document) for document in DOCUMENTS}
+    assert len(written[ROOT / "README.md"]) > 15
+    assert all(written[page] for page in PAGES)
+    for words in through_bash([command for commands in written.values() for command in commands]):
+        check([word for word in words if word not in OWN_GROUPS])
 
 
-def test_the_settings_that_the_readme_names_are_there() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_each_page_is_linked_and_leads_to_what_there_is() -> None:
+    assert "(docs/README.md)" in (ROOT / "README.md").read_text()
+    for document in (ROOT / "docs/README.md", *PAGES):
+        links = re.findall(r"\]\(([^):]+)\)", document.read_text())
+        assert all((document.parent / link).exists() for link in links), document
+    assert {page.name for page in PAGES} <= set(re.findall(r"\((\w+\.md)\)", (ROOT / "docs/README.md").read_text()))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_the_settings_that_a_document_names_are_there(document: Path) -> None:
+    text = document.read_text()
     known = {*keys(), "hydra.run.dir", "hydra.sweep.dir", "hydra.mode", "hydra/launcher"}
     named = set(re.findall(r"`([\w./]+)=[^`]*`", text))
     unknown = {key for key in named - known if not key.startswith("hydra.launcher.")}

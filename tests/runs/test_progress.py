@@ -307,8 +307,8 @@ def test_of_a_run_that_was_refused_nothing_is_told(tmp_path: Path) -> None:
         ({"name": "cifar10"}, "img/s", "images"),
         ({"name": "table"}, "rows/s", "rows"),
         ({"name": "text"}, "windows/s", "windows"),
-        ({"_target_": "own.Set", "num_classes": None}, "samples/s", "samples"),
-        ({"_target_": "own.Set", "num_classes": 3}, "img/s", "images"),
+        ({"name": "_target_", "num_classes": None}, "samples/s", "samples"),
+        ({"name": "_target_", "num_classes": 3}, "img/s", "images"),
     ],
 )
 def test_samples_are_called_what_they_are(dataset: dict[str, Any], label: str, noun: str, tmp_path: Path) -> None:

@@ -36,33 +36,43 @@ class Numbered:
         return 1000 * epoch + 10 * number + torch.arange(3)
 
 
-def told(losses: list[float], *, parts: int) -> str:
-    """What is said at step 17, the 7th of epoch 2, when these were the losses since the last log point."""
+def told(*steps: list[float]) -> str:
+    """What is said at step 17, the 7th of epoch 2, when these were the losses of the parts of the last steps."""
     sums = Sums(Classification(), torch.device("cpu"))
-    for loss in losses:
-        sums.add((torch.tensor(loss), 1), torch.zeros(1, 2), Batch(torch.zeros(1, 2), torch.tensor([0]), 1))
+    batch = Batch(torch.zeros(1, 2), torch.tensor([0]), 1)
+    for step in steps:
+        for part, loss in enumerate(step):
+            sums.add((torch.tensor(loss), 1), torch.zeros(1, 2), batch, begins_step=part == 0)
     position = Position(10, 30, epoch=2, step=17, step_in_epoch=7)
     with pytest.raises(Diverged) as raised:
-        divergence.stop_at_loss(sums, position, Numbered(), ALONE, parts)
+        divergence.stop_at_loss(sums, position, Numbered(), ALONE)
     return str(raised.value)
 
 
 def test_the_first_step_that_was_not_finite_is_named_with_its_images(capsys: pytest.CaptureFixture[str]) -> None:
-    text = told([1.0, math.inf, math.nan, 1.0], parts=1)
+    text = told([1.0], [math.inf], [math.nan], [1.0])
     assert "the loss was inf at step 15 (epoch 2) on rank 0" in text
     assert "training data: 2040, 2041, 2042" in text
     assert "samples of step 15, rank 0: 2040, 2041, 2042" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("losses", "step"), [([1.0, 1.0, 1.0, math.nan], 17), ([1.0, math.nan, 1.0, 1.0], 16)])
-def test_the_parts_of_a_step_count_as_one(losses: list[float], step: int) -> None:
-    text = told(losses, parts=2)
+@pytest.mark.parametrize(
+    ("steps", "step"),
+    [
+        (([1.0, 1.0], [1.0, math.nan]), 17),
+        (([1.0, math.nan], [1.0, 1.0]), 16),
+        (([1.0, 1.0, math.nan], [1.0, 1.0]), 16),  # an epoch's last batch may be cut into fewer
+        (([1.0, 1.0, 1.0], [math.nan]), 17),
+    ],
+)
+def test_the_parts_of_a_step_count_as_one(steps: tuple[list[float], ...], step: int) -> None:
+    text = told(*steps)
     assert f"the loss was nan at step {step} (epoch 2)" in text
     assert f"training data: {2000 + 10 * (step - 11)}, " in text
 
 
 def test_a_loss_that_nobody_remembers_is_told_all_the_same() -> None:
-    assert "the loss was nan or infinite by step 17 (epoch 2)" in told([1.0], parts=1)
+    assert "the loss was nan or infinite by step 17 (epoch 2)" in told([1.0])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
