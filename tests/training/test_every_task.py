@@ -63,8 +63,8 @@ def trained_on(worker: Worker, config: RunConfig) -> Found:
 
 
 @functools.cache
-def plain_loop(name: str, drop_last: bool, workers: int | None = None) -> list[float]:
-    """Of whole batches; or, with `workers`, of the average of their averages."""
+def plain_loop(name: str, drop_last: bool, workers: int | None = None) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and last weights, of whole batches; or, with `workers`, of the average of their averages."""
     case = CASES[name]
     torch.manual_seed(SEED)
     model, rows = case.model(), case.dataset(train=True)
@@ -82,7 +82,7 @@ def plain_loop(name: str, drop_last: bool, workers: int | None = None) -> list[f
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-    return losses
+    return losses, model.state_dict()
 
 
 def loss_of(case: Case, model: nn.Module, rows: Rows, indices: Tensor) -> Tensor:
@@ -131,14 +131,16 @@ def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
     for rank in together(tmp_path, workers, each):
         for (name, parts, drop_last), found in zip(GRID, rank, strict=True):
             which = f"{name}, {parts} parts, drop_last={drop_last}"
-            losses = plain_loop(name, drop_last)
+            losses, weights = plain_loop(name, drop_last)
             assert len(losses) == EPOCHS * (4 if drop_last else 5)
             assert found["losses"] == pytest.approx(losses, abs=1e-4, nan_ok=True), which
+            for key, expected in weights.items():
+                assert torch.allclose(torch.tensor(found["weights"][key]), expected, atol=1e-4), (which, key)
             for split, values in measured_of(CASES[name], found["weights"]).items():
                 assert found[split] == pytest.approx(values, abs=1e-6, nan_ok=True), (which, split)
 
 
 @pytest.mark.parametrize("name", ["segmentation", "language_model", "own"])
 def test_an_average_of_the_workers_averages_would_be_another_curve(name: str) -> None:
-    exact, averaged = plain_loop(name, False), plain_loop(name, False, 4)
+    (exact, _), (averaged, _) = plain_loop(name, False), plain_loop(name, False, 4)
     assert max(abs(one - other) for one, other in zip(exact, averaged, strict=True) if not math.isnan(one)) > 1e-2

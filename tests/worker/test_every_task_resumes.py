@@ -23,8 +23,10 @@ from tests import ranks
 from tests.conftest import Configured, RunFolder
 from tests.every_task import CASES, config_of
 
-WORKERS, KILLED_IN = 2, 8
-"""The step is within the second epoch, and between two log points."""
+WORKERS = dict.fromkeys(CASES, 1) | {"language_model": 2, "own": 2}
+SAVED, KILLED_IN, LOGGED = 2, 9, 4
+"""The step is within the second epoch of five. What was begun to be saved before it, after step 8, may not have been
+written; that of step 6 has, between two log points."""
 
 
 def trained(folder: Path, config: RunConfig, worker: Worker, source: Path | None = None) -> str:
@@ -46,13 +48,14 @@ def values(folder: Path) -> dict[tuple[str, int], float]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics")  # of three samples, not of each class
-def test_killed_runs_go_on_to_the_same_bits(configured: Configured, tmp_path: Path) -> None:
-    often: dict[str, Any] = {"epochs": 2, "log_every": 3, "world_size": WORKERS, "gradient_accumulation": 3}
+@pytest.mark.parametrize("size", [1, 2])
+def test_killed_runs_go_on_to_the_same_bits(size: int, configured: Configured, tmp_path: Path) -> None:
     configs = {}
-    for name in CASES:
-        config = dataclasses.replace(config_of(name, configured), drop_last=False, **often)
-        saves = dataclasses.replace(config.checkpoint, every_steps=KILLED_IN - 1)
-        configs[name] = dataclasses.replace(config, checkpoint=saves)
+    for name in [name for name, workers in WORKERS.items() if workers == size]:
+        config = config_of(name, configured)
+        saves = dataclasses.replace(config.checkpoint, every_steps=SAVED)
+        often: dict[str, Any] = {"epochs": 2, "log_every": LOGGED, "world_size": size, "gradient_accumulation": 3}
+        configs[name] = dataclasses.replace(config, drop_last=False, checkpoint=saves, **often)
 
     def whole(worker: Worker) -> list[str]:
         return [trained(tmp_path / f"{name}, whole", config, worker) for name, config in configs.items()]
@@ -66,12 +69,14 @@ def test_killed_runs_go_on_to_the_same_bits(configured: Configured, tmp_path: Pa
 
     for name, config in configs.items():
         (store := tmp_path / f"store of {name}").mkdir()
-        ends = ranks.ends_of(store, WORKERS, functools.partial(killed, tmp_path / f"{name}, killed", config))
+        ends = ranks.ends_of(store, size, functools.partial(killed, tmp_path / f"{name}, killed", config))
         assert ends[0] == -signal.SIGKILL
+        position = checkpoint.load(RunPaths(tmp_path / f"{name}, killed").last)["position"]
+        assert position["step"] in (6, 8)
     for each in (whole, resumed):
         (store := tmp_path / each.__name__).mkdir()
-        assert ranks.together(store, WORKERS, each) == [["completed"] * len(CASES)] * WORKERS
-    for name in CASES:
+        assert ranks.together(store, size, each) == [["completed"] * len(configs)] * size
+    for name in configs:
         folders = [tmp_path / f"{name}, {how}" for how in ("whole", "killed")]
         states = [checkpoint.load(RunPaths(folder).last) for folder in folders]
         for key, weights in states[0]["model"].items():
