@@ -15,7 +15,7 @@ from expt.config.identity import hyperparameters, shown
 from expt.config.schema import RunConfig
 from expt.config.tasks import Classification, Segmentation, in_evaluations_alone, metrics_of
 from expt.data import build as data_build
-from expt.data.build import Data
+from expt.data.build import Data, DataInfo
 from expt.data.files import refuse_missing
 from expt.data.loading import Shard
 from expt.data.masks import MaskValues
@@ -105,13 +105,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
-    task = task_build.build(
-        config.task,
-        info.shapes,
-        label_smoothing=config.label_smoothing,
-        class_counts=info.class_counts,
-        class_names=info.class_names,
-    )
+    task = _build_task(config, info)
     phases = _phases(task, module, config)
     parallel, all_reduce_s = parallel_build.parallelise(module, config, worker, memory, parts=bool(phases))
     ema = ema_of(module, config.ema) if config.ema else None
@@ -149,6 +143,16 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         overwrites=bool(config.compile) or config.model.name == "_target_",
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
+    )
+
+
+def _build_task(config: RunConfig, info: DataInfo) -> Task:
+    return task_build.build(
+        config.task,
+        info.shapes,
+        label_smoothing=config.label_smoothing,
+        class_counts=info.class_counts,
+        class_names=info.class_names,
     )
 
 
