@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -38,19 +37,14 @@ def leave_no_trace(run_paths: RunPaths) -> None:
         remove_empty(run_paths.folder)
 
 
-def save(run_paths: RunPaths, texts: Mapping[Path, str]) -> None:
-    """Write what Hydra writes for a single run, see `texts_of`."""
+def save(run_paths: RunPaths, settings: object, words: Sequence[str], hydra: object = None) -> None:
+    """Write what Hydra writes for a single run; its own settings stay what they were where none are given."""
     run_paths.hydra.mkdir(parents=True, exist_ok=True)
-    for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
-
-
-def texts_of(run_paths: RunPaths, settings: object, words: Sequence[str], hydra: object = None) -> dict[Path, str]:
-    """The files that Hydra writes; its own settings stay what they were where none are given. Takes 15 ms."""
     written = {run_paths.hydra / SETTINGS: settings, run_paths.overrides: OmegaConf.create(list(words))}
     if hydra is not None:
         written[run_paths.hydra_settings] = hydra
-    return {path: as_yaml(config) for path, config in written.items()}
+    for path, config in written.items():
+        path.write_text(as_yaml(config), encoding="utf-8")
 
 
 def as_yaml(config: object) -> str:
@@ -82,5 +76,4 @@ def _fast_dumper() -> Any:
 
 def renew(run_paths: RunPaths, settings: DictConfig) -> None:
     """Let the folder's .hydra tell what the run is now, when it goes on: Hydra was kept from writing there."""
-    words = [word for word in HydraConfig.get().overrides.task if word != "resume=auto"]
-    save(run_paths, texts_of(run_paths, settings, words))
+    save(run_paths, settings, [word for word in HydraConfig.get().overrides.task if word != "resume=auto"])

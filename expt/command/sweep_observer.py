@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from hydra.core.utils import env_override
 from hydra.types import HydraContext, TaskFunction
 
 from expt.command.hydra_adapter import is_heard, use_config
-from expt.command.hydra_folder import save, texts_of
+from expt.command.hydra_folder import save
 from expt.command.sweep_display import SweepDisplay
 from expt.command.sweep_points import ComposedRun
 from expt.config.identity import hyperparameters, shown
@@ -34,21 +33,16 @@ class SweepObserver(Observer):
         self._callbacks, self._task_function = context.callbacks, task_function
         self._runs, self._display = runs, display
         self._is_heard = is_heard(self._callbacks)
-        self._prepared: dict[Job, Mapping[Path, str]] = {}
 
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """Say so in the terminal."""
         self._display.waiting(job, devices)
 
-    def job_next(self, job: Job) -> None:
-        """Compose its configuration."""
-        with contextlib.suppress(Exception):  # a mistake in it is told in its turn
-            self._prepared[job] = _hydras_files(self._runs[job][0])
-
     def job_starting(self, job: Job) -> None:
         """Make the run's folder Hydra's, and tell Hydra's callbacks."""
         run = self._runs[job][0]
-        save(job.paths, self._prepared.pop(job, {}) or _hydras_files(run))
+        returned = run.prepare_return()
+        save(run.job.paths, returned.cfg, returned.overrides or (), returned.hydra_cfg)
         self._display.starting(job)
         if job.retries or not self._is_heard:
             return  # for Hydra, the attempts of a run are one job
@@ -74,17 +68,11 @@ class SweepObserver(Observer):
             self._callbacks.on_job_end(config=run.hydra_config, job_return=run.finish())
         run.finish()
         run.forget()
-        self._prepared.pop(job, None)
         self._display.ended(job)
 
     def tick(self, active: Sequence[Job]) -> None:
         """Show how far the running ones are."""
         self._display.update(active)
-
-
-def _hydras_files(run: ComposedRun) -> Mapping[Path, str]:
-    returned = run.prepare_return()
-    return texts_of(run.job.paths, returned.cfg, returned.overrides or (), returned.hydra_cfg)
 
 
 def _record_end(job: Job, about: Record) -> None:

@@ -65,9 +65,6 @@ class Observer:
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """It is the job's turn, but another command holds `devices`; told once of each job."""
 
-    def job_next(self, job: Job) -> None:
-        """The job is the next to start, and there is time now to prepare that; maybe it never does."""
-
     def job_starting(self, job: Job) -> None:
         """The job's workers are about to start, maybe once more."""
 

@@ -58,11 +58,6 @@ class Packing:
         """The runs that have not started, in the order in which they may."""
         return [demand.run for demand in self._waiting]
 
-    @property
-    def first_waiting(self) -> int | None:
-        """The first of them."""
-        return self._waiting[0].run if self._waiting else None
-
     def start_next(self, *, elsewhere: int = 0) -> tuple[int, tuple[str, ...]] | None:
         """Take the next run that can start now, and its devices; None if none can.
 

@@ -229,11 +229,6 @@ def result_of_any(paths: RunPaths) -> Record:
     return content if known else {}
 
 
-def get_ready_to_read() -> None:
-    """Do now what the first reading of a record does beside, which takes 10 ms."""
-    _as_written()
-
-
 @functools.cache
 def _as_written() -> TypeAdapter[Record]:
     from pydantic import TypeAdapter  # late: not for `expt --help`

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from expt.command.hydra_folder import as_yaml, leave_no_trace, renew, save, texts_of
+from expt.command.hydra_folder import as_yaml, leave_no_trace, renew, save
 from expt.runs.paths import RunPaths
 
 
@@ -20,10 +20,7 @@ from expt.runs.paths import RunPaths
 def run(tmp_path: Path) -> RunPaths:
     """A folder as Hydra makes it for a run."""
     paths = RunPaths(tmp_path / "run")
-    save(
-        paths,
-        texts_of(paths, OmegaConf.create({"epochs": 3}), ["epochs=3"], OmegaConf.create({"hydra": {"mode": "RUN"}})),
-    )
+    save(paths, OmegaConf.create({"epochs": 3}), ["epochs=3"], OmegaConf.create({"hydra": {"mode": "RUN"}}))
     return paths
 
 
