@@ -37,7 +37,7 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
             index = next((part for part in problem["loc"][1:2] if isinstance(part, int)), None)
             key = "callbacks" if index is None else f"callbacks.{index}"
             shown = node["callbacks"] if index is None else node["callbacks"][index]
-            line = f"{key}={shown!r}: give a list of classes of your own, as in callbacks=[{{_target_: mine.Watch}}]"
+            line = f"{key}={shown!r}: give a list of classes of your own, as in 'callbacks=[{{_target_: mine.Watch}}]'"
         elif rule == "unexpected_keyword_argument" and len(path) == 1 and isinstance(value, Mapping):
             line = f"{key}: its YAML sets {', '.join(map(str, value))} below '{key}'; begin it with # @package _global_"
         elif rule == "unexpected_keyword_argument":

@@ -44,7 +44,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
             first = f"{first_height}x{first_width}"
             raise DataError(
                 f"dataset.image_size=null: image {index} is {height}x{width}, and the first {first}; "
-                "give one size, as in dataset.image_size=[224,224]"
+                "give one size, as in 'dataset.image_size=[224,224]'"
             )
         return to_tensor(picture).contiguous(), int(label)
 

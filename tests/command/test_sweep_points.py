@@ -91,7 +91,7 @@ def test_where_the_data_is_missing_runs_are_known_by_their_settings_and_read_onc
         update_result(run.job.paths, config=shown(request_of(run.job).config), content={"data": "then", "code": None})
     read = []
 
-    def gone(config: object) -> object:
+    def gone(config: object, **_: object) -> object:
         raise ConfigError("dataset.root=x: there is no such folder")
 
     def results(folder: Path) -> object:

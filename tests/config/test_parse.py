@@ -194,10 +194,10 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         "optimizer.layer_decay=0: input should be greater than 0",
     ]),
     "a value for callbacks": (0, ["callbacks=5"], [
-        "callbacks=5: give a list of classes of your own, as in callbacks=[{_target_: mine.Watch}]",
+        "callbacks=5: give a list of classes of your own, as in 'callbacks=[{_target_: mine.Watch}]'",
     ]),
     "a callback without a class": (0, ["callbacks=[{_target_: mine.Watch}, {every: 2}]"], [
-        "callbacks.1={'every': 2}: give a list of classes of your own, as in callbacks=[{_target_: mine.Watch}]",
+        "callbacks.1={'every': 2}: give a list of classes of your own, as in 'callbacks=[{_target_: mine.Watch}]'",
     ]),
     "a value for a list of groups": (0, ["optimizer.groups=head"], [
         "optimizer.groups='head': input should be a list, as in optimizer.groups=[{match: ...}]",
