@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
-from torchmetrics import functional as measured
-from torchmetrics.functional.text import perplexity as perplexity_of
 
 import expt
 from expt.config.constraints import Target
@@ -26,6 +24,9 @@ from expt.models.mlp import MLP
 from expt.models.transformer import Transformer
 from expt.models.unet import UNet
 from tests.conftest import Configured
+from tests.late import Late
+
+measured: Any = Late("torchmetrics.functional")
 
 SIZE, TRAINED_ON, TESTED_ON, BATCH, EPOCHS, LR, SEED = 53, 50, 11, 12, 1, 0.1, 4
 """Three validate, so that of four workers one has none, and the last batch has two."""
@@ -177,7 +178,7 @@ def of_masks(logits: Tensor, masks: Tensor) -> Mapping[str, Tensor]:
 
 
 def of_tokens(logits: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-    perplexity = perplexity_of(logits.double(), targets, ignore_index=NO_TARGET)
+    perplexity = measured.text.perplexity(logits.double(), targets, ignore_index=NO_TARGET)
     here = targets != NO_TARGET
     return {
         "perplexity": perplexity,

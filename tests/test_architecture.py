@@ -66,14 +66,17 @@ def _read(path: Path) -> Module:
     return Module(name, ast.parse(text), len(text.splitlines()))
 
 
-MODULES = {module.name: module for module in map(_read, sorted(PACKAGE.rglob("*.py")))}
+@functools.cache
+def modules() -> dict[str, Module]:
+    """All of expt, by name."""
+    return {module.name: module for module in map(_read, sorted(PACKAGE.rglob("*.py")))}
 
 
 def each_module(check: Callable[[Module], None]) -> Callable[[], None]:
     """One test of all modules: pytest takes longer to run a thousand tests than these checks do."""
 
     def test() -> None:
-        for module in MODULES.values():
+        for module in modules().values():
             try:
                 check(module)
             except AssertionError as error:
@@ -99,7 +102,7 @@ def own_imports(module: Module) -> set[str]:
 
 
 def _module_of(name: str) -> str | None:
-    return next((known for known in (name, name.rpartition(".")[0]) if known in MODULES), None)
+    return next((known for known in (name, name.rpartition(".")[0]) if known in modules()), None)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -142,8 +145,8 @@ def test_imports_go_down(module: Module) -> None:
 
 
 def test_no_import_goes_round() -> None:
-    graph = {name: own_imports(module) for name, module in MODULES.items() if name != "__init__"}
-    for name, module in MODULES.items():
+    graph = {name: own_imports(module) for name, module in modules().items() if name != "__init__"}
+    for name, module in modules().items():
         # Two files whose types name each other are no cycle at run time.
         for node in ast.walk(module.tree):
             if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and name in graph:
@@ -184,7 +187,7 @@ def test_the_driver_imports_no_torch(door: str) -> None:
     while todo:
         name = todo.pop()
         seen.add(name)
-        found = imported_at_once(MODULES[name])
+        found = imported_at_once(modules()[name])
         heavy = {other for other in found if is_torch(other) or other.partition(".")[0] == "numpy"}
         assert not heavy, f"{door} imports {heavy} through {name}"
         own = {_module_of(other.removeprefix("expt.")) for other in found if other.startswith("expt.")}
@@ -193,7 +196,7 @@ def test_the_driver_imports_no_torch(door: str) -> None:
 
 @each_module
 def test_names_of_a_runs_files_stand_in_paths(module: Module) -> None:
-    names = {name for name in _strings(MODULES["runs.paths"].tree) if re.fullmatch(r"\.?\w+\.\w+", name)}
+    names = {name for name in _strings(modules()["runs.paths"].tree) if re.fullmatch(r"\.?\w+\.\w+", name)}
     assert {"result.json", "metrics.jsonl", "last.pt", "best.pt", "stderr.log", "error.json"} <= names
     if module.name != "runs.paths":
         assert not {text for text in _strings(module.tree) if any(name in text for name in names)}
@@ -220,7 +223,7 @@ def test_files_and_functions_fit_a_mind(module: Module) -> None:
 
 
 def test_most_functions_are_short() -> None:
-    lengths = itertools.chain.from_iterable(map(length, functions(module.tree)) for module in MODULES.values())
+    lengths = itertools.chain.from_iterable(map(length, functions(module.tree)) for module in modules().values())
     assert statistics.median(lengths) <= MAX_MEDIAN_LINES
 
 
@@ -263,7 +266,7 @@ def _foreign_private_names(tree: ast.Module) -> set[str]:
 @functools.cache
 def _own_private_names() -> set[str]:
     own = set[str]()
-    for node in itertools.chain.from_iterable(ast.walk(module.tree) for module in MODULES.values()):
+    for node in itertools.chain.from_iterable(ast.walk(module.tree) for module in modules().values()):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             own.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":

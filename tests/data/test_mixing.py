@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
 
 from expt.data.augment import Augmentation
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard
@@ -17,6 +16,9 @@ from expt.data.memory import InMemoryLoader, InMemorySampleLoader
 from expt.data.mixing import Mixing, box_of
 from expt.data.stream import StreamLoader
 from expt.data.transforms import Images
+from tests.late import Late
+
+v2: Any = Late("torchvision.transforms.v2")
 
 CPU = torch.device("cpu")
 SIZE, CLASSES = 45, 7

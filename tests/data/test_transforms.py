@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import v2
 
 from expt.config.schema import RunConfig
 from expt.data import indexing
@@ -20,6 +19,9 @@ from expt.errors import ConfigError, DataError
 from expt.training.collectives import Worker
 from expt.worker.build import build_data
 from tests.conftest import Configured
+from tests.late import Late
+
+v2: Any = Late("torchvision.transforms.v2")
 
 CPU = torch.device("cpu")
 FOLDER, SHAPE = 40, (10, 12)

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torchmetrics import MinMaxMetric, PearsonCorrCoef, SpearmanCorrCoef
-from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix, MulticlassF1Score
 
 from expt.config.constraints import Target
 from expt.data.loading import Batch
@@ -21,7 +19,11 @@ from expt.tasks.regression import Regression
 from expt.tasks.task import Task
 from expt.training.collectives import Worker, gather_across_workers
 from tests.conftest import run
+from tests.late import Late
 from tests.ranks import together
+
+torchmetrics: Any = Late("torchmetrics")
+classification: Any = Late("torchmetrics.classification")
 
 CPU = torch.device("cpu")
 CLASSES, SIZES = 4, (40, 7, 1, 23)
@@ -45,17 +47,20 @@ def samples(task: Task) -> list[Batch]:
 
 def metrics(task: Task) -> ExtraMetrics:
     if isinstance(task, Regression):
-        return ExtraMetrics({"pearson": PearsonCorrCoef(), "spearman": SpearmanCorrCoef()})
-    f1 = MulticlassF1Score(CLASSES)
-    return ExtraMetrics({"auroc": MulticlassAUROC(CLASSES), "f1": f1, "highest": _Highest(MulticlassF1Score(CLASSES))})
+        return ExtraMetrics({"pearson": torchmetrics.PearsonCorrCoef(), "spearman": torchmetrics.SpearmanCorrCoef()})
+    f1, auroc = classification.MulticlassF1Score, classification.MulticlassAUROC
+    return ExtraMetrics({"auroc": auroc(CLASSES), "f1": f1(CLASSES), "highest": _highest(f1(CLASSES))})
 
 
-class _Highest(MinMaxMetric):
+def _highest(metric: Any) -> Any:
     """A metric that is made of another."""
 
-    def compute(self) -> Tensor:  # type: ignore[override]
-        found: Tensor = super().compute()["max"]
-        return found
+    class Highest(torchmetrics.MinMaxMetric):  # type: ignore[misc]
+        def compute(self) -> Tensor:
+            found: Tensor = super().compute()["max"]
+            return found
+
+    return Highest(metric)
 
 
 def values_of(task: Task, batches: list[Batch], found: ExtraMetrics) -> dict[str, float]:
@@ -107,11 +112,11 @@ def test_a_metric_that_cannot_be_built_is_told(target: str, arguments: dict[str,
 
 def test_a_metric_that_is_not_one_number_or_takes_other_targets_is_told() -> None:
     task = Classification()
-    several = ExtraMetrics({"matrix": MulticlassConfusionMatrix(CLASSES)})
+    several = ExtraMetrics({"matrix": classification.MulticlassConfusionMatrix(CLASSES)})
     with pytest.raises(ConfigError, match=r"task.metrics.matrix: gives \[4, 4\], not one number"):
         values_of(task, samples(task), several)
     with pytest.raises(ConfigError, match=r"task.metrics.pearson: \w+Error: "):
-        values_of(task, samples(task), ExtraMetrics({"pearson": PearsonCorrCoef()}))
+        values_of(task, samples(task), ExtraMetrics({"pearson": torchmetrics.PearsonCorrCoef()}))
 
 
 def word(name: str, **keys: object) -> str:

@@ -12,8 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
-from torchmetrics.classification import MulticlassJaccardIndex
-from torchmetrics.functional.segmentation import dice_score
 
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
@@ -21,6 +19,10 @@ from expt.models.unet import UNet
 from expt.tasks.segmentation import Segmentation
 from expt.tasks.sums import Sums
 from tests.conftest import Trained, run
+from tests.late import Late
+
+classification: Any = Late("torchmetrics.classification")
+segmentation: Any = Late("torchmetrics.functional.segmentation")
 
 CPU = torch.device("cpu")
 IGNORED, SIZE = 255, 8
@@ -54,13 +56,13 @@ def test_metrics_are_those_of_the_whole_set(without: int | None) -> None:
     found = list(batches(num_classes, without=without))
     values = counted(Segmentation(num_classes, IGNORED), found)
     logits, masks = torch.cat([each for each, _ in found]), torch.cat([batch.targets for _, batch in found])
-    jaccard = MulticlassJaccardIndex(num_classes, average="macro", ignore_index=IGNORED)(logits, masks)
+    jaccard = classification.MulticlassJaccardIndex(num_classes, average="macro", ignore_index=IGNORED)(logits, masks)
     assert values["mean_iou"] == pytest.approx(jaccard.item(), abs=1e-6)
     here = masks != IGNORED
     predicted, classes = logits.argmax(1)[here], masks[here]
     assert values["accuracy"] == pytest.approx((predicted == classes).float().mean().item(), abs=1e-6)
     assert values["loss"] == pytest.approx(functional.cross_entropy(logits, masks, ignore_index=IGNORED).item(), 1e-6)
-    dice = dice_score(predicted[None], classes[None], num_classes, average="none", input_format="index")[0]
+    dice = segmentation.dice_score(predicted[None], classes[None], num_classes, average="none", input_format="index")[0]
     occurring = [number for number in range(num_classes) if number != without]
     assert values["dice"] == pytest.approx(dice[occurring].mean().item(), abs=1e-6)
 
@@ -163,7 +165,7 @@ def test_curves_are_a_plain_loops_on_any_number_of_workers(tmp_path: Path, train
         with torch.no_grad():
             val_losses.append(functional.cross_entropy(model(val_images), val_masks, ignore_index=IGNORED).item())
     with torch.no_grad():
-        iou = MulticlassJaccardIndex(4, ignore_index=IGNORED)(model(val_images), val_masks).item()
+        iou = classification.MulticlassJaccardIndex(4, ignore_index=IGNORED)(model(val_images), val_masks).item()
     assert losses[0] - losses[-1] > 0.01
     for workers, folder in runs.items():
         curves = [[value for _, value in folder.curve(tag)] for tag in ("loss/train", "loss/val", "mean_iou/val")]
