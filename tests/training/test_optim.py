@@ -141,6 +141,11 @@ from expt.training.optim import build_optimizer, build_scheduler
 model = nn.Linear(2, 2)
 for name in ("adam", "adamw"):
     build_optimizer(schema.Adam(name=name, lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0), model)
+adam = dict(lr=0.1, betas=(0.9, 0.9), eps=1e-8, weight_decay=0.0)
+deep = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+muon = build_optimizer(schema.Muon(name="muon", momentum=0.9, nesterov=True, **adam), deep)
+deep(torch.zeros(1, 2)).sum().backward()
+muon.step(), muon.zero_grad(), muon.state_dict()
 config = schema.SGD(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False)
 optimizer = build_optimizer(config, model)
 schedule = schema.Constant(name="constant", warmup_epochs=0.0)
