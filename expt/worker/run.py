@@ -206,7 +206,7 @@ class Run:
         if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()
         self.checkpoints.wait()  # should what follows end the run: the checkpoint before this is whole then
-        divergence.refuse_weights(self.learner.module, self.position)
+        divergence.refuse_weights(self.learner.module, self.position, divergence.mend_of(self.config))
         self.save_times.saved()
         if self.worker.rank == 0:
             history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
@@ -223,7 +223,8 @@ class Run:
 
     def _stop_at_loss(self) -> None:
         self.checkpoints.wait()
-        divergence.stop_at_loss(self.sums, self.position, self.data.train, self.worker)
+        mend = divergence.mend_of(self.config)
+        divergence.stop_at_loss(self.sums, self.position, self.data.train, self.worker, mend)
 
     def _test(self) -> None:
         """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""

@@ -15,7 +15,10 @@ from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
 from expt.training.learner import Position
 from expt.worker import divergence
+from tests.conftest import Configured
 from tests.worker.conftest import ALONE
+
+REGRESSION, UNIT = "task=regression dataset=diabetes", "dataset.standardise_targets=true"
 
 
 class Numbered:
@@ -95,3 +98,11 @@ def test_weights_of_any_kind_are_looked_at(dtype: torch.dtype) -> None:
     module.other = nn.Parameter(torch.full((3,), math.nan).to(dtype))
     with pytest.raises(Diverged, match="the weights are not finite"):
         divergence.refuse_weights(module, position)
+
+
+def test_targets_far_from_1_are_told_what_to_do_about(configured: Configured) -> None:
+    told_of = {
+        words: divergence.mend_of(configured(*words.split())) for words in (REGRESSION, f"{REGRESSION} {UNIT}", "")
+    }
+    assert told_of[REGRESSION].startswith("try dataset.standardise_targets=true, a lower optimizer.lr")
+    assert told_of[f"{REGRESSION} {UNIT}"] == told_of[""] == divergence.MEND
