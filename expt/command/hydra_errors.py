@@ -87,6 +87,8 @@ def _meant(key: str, known: Collection[str]) -> str:
     """A hint to the keys that end alike, `lr` to `optimizer.lr`; else to the nearest of as many parts."""
     if (elsewhere := ELSEWHERE.get(_last(key))) in known:
         return f" Did you mean '{elsewhere}'?"
+    if together := _set_together(key.partition(".")[0]):
+        return f" Type its keys together, as in '{together}'"
     if key in _keys_of_the_pool():
         return f" Did you mean 'hydra.launcher.{key}'?"
     full = {last: [name for name in sorted(known) if name.rpartition(".")[2] == last] for last in map(_last, known)}
@@ -96,6 +98,12 @@ def _meant(key: str, known: Collection[str]) -> str:
         return hint
     near = difflib.get_close_matches(_last(key), full, n=1)
     return f" Did you mean '{full[near[0]][0]}'?" if near else ""
+
+
+def _set_together(group: str) -> str | None:
+    from expt.config.problems import NOT_SET  # late: for a mistake alone
+
+    return NOT_SET.get(group)
 
 
 def _keys_of_the_pool() -> set[str]:

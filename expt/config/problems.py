@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PLAIN_GROUPS: dict[str, Any] = {"ddp": DDP, "checkpoint": Checkpoint, "tensorboard": TensorBoard, "patches": Patches}
 PLAIN_GROUPS["early_stop"] = EarlyStop
 """Keys that have others below them, and no choices."""
+NOT_SET = {"early_stop": "early_stop={metric: loss/val, patience: 5}"}
+"""Such keys that are null at first, so that those below them must be typed together."""
 FEW = 8
 """Values of which all are read at a glance: of more the nearest is told."""
 BELOW_A_CHOICE: dict[str, Any] = {"augment": Augment, "groups": ParameterGroup}
@@ -94,6 +96,8 @@ def _as_a_list(key: str, value: object) -> str:
 
 
 def _first_key_set(key: str, path: list[str], problem: ErrorDetails) -> str:
+    if key in NOT_SET:
+        return f"set them together, as in '{NOT_SET[key]}'"
     first = dataclasses.fields(BELOW_A_CHOICE.get(path[-1]) or PLAIN_GROUPS[path[0]])[0].name
     in_a_list = isinstance(problem["loc"][-1], int)
     return f"set one, as in {key}=[{{{first}: ...}}]" if in_a_list else f"set one, as in {key}.{first}=..."

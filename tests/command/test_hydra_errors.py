@@ -19,6 +19,10 @@ from expt.launch import forkserver
 MISTAKES = {
     "modle=mlp": "modle=mlp: there is no key 'modle'. Did you mean 'model'?",
     "bakend=gloo": "bakend=gloo: there is no key 'bakend'. Did you mean 'backend'?",
+    "early_stop.patience=3": (
+        "early_stop.patience=3: there is no key 'early_stop.patience'. Type its keys together, as in "
+        "'early_stop={metric: loss/val, patience: 5}'"
+    ),
     "optimizer.lrr=1": "optimizer.lrr=1: there is no key 'optimizer.lrr'. Did you mean 'optimizer.lr'?",
     "model=resnet19": (
         "model=resnet19: not one of convnet, mlp, paddle_convnet, resnet18, timm, torchvision, transformer, unet. "

@@ -180,6 +180,10 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         0, ["dataset=synthetic", "dataset.image_size=[8,8,3]"],
         ["dataset.image_size=[8, 8, 3]: input should have at most 2 values"],
     ),
+    "a value for a group that is null": (
+        0, ["early_stop=2"],
+        ["early_stop=2: has keys of its own; set them together, as in 'early_stop={metric: loss/val, patience: 5}'"],
+    ),
     "a value for a group": (
         0, ["ddp=true"], ["ddp=True: has keys of its own; set one, as in ddp.find_unused_parameters=..."],
     ),
