@@ -53,7 +53,9 @@ def _class_weights(wanted: Any, counts: Sequence[int], names: Sequence[str]) -> 
         return None
     if wanted != "balanced":
         if len(wanted) != len(names):
-            raise ConfigError(f"task.class_weights has {len(wanted)} weights, and there are {len(names)} classes")
+            raise ConfigError(
+                f"task.class_weights: has {len(wanted)} weights, and there are {len(names)} classes; give one for each"
+            )
         weights: Sequence[float] = wanted
         return weights
     if not counts:

@@ -144,7 +144,7 @@ def test_a_batch_of_classes_without_weight_moves_nothing() -> None:
 @pytest.mark.parametrize(
     ("weights", "counts", "said"),
     [
-        ((1.0, 2.0), (), "task.class_weights has 2 weights, and there are 3 classes"),
+        ((1.0, 2.0), (), "task.class_weights: has 2 weights, and there are 3 classes; give one for each"),
         ("balanced", (), "task.class_weights=balanced: needs the class of each sample before it is read"),
         ("balanced", (3, 0, 1), "task.class_weights=balanced: of class b there is no sample to train on"),
     ],
