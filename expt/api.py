@@ -36,25 +36,26 @@ class Result:
         return cls(folder.absolute(), read_result(RunPaths(folder)))
 
     def __repr__(self) -> str:
-        shown = metrics_of(self.record["config"].get("task"))
+        shown = metrics_of(self.record.get("config", {}).get("task"))
         named = ((tag, value) for tag, value in self.metrics.items() if tag.partition("/")[0] in shown)
-        metrics = ", ".join(f"{tag} {value:.4f}" for tag, value in named)
+        metrics = ", ".join(f"{tag} {value:.4f}" for tag, value in named) or "none"
         best, seconds = self.record.get("best"), sum(self.record.get("epoch_s") or [])
         reached = f"{best['metric']} {best['value']:.4f} in epoch {best['epoch']}" if best else "none"
         return (
-            f"expt.Result {self.record['status']}\n  folder   {self.folder}\n  metrics  {metrics}\n"
+            f"expt.Result {self.record.get('status', 'none')}\n  folder   {self.folder}\n  metrics  {metrics}\n"
             f"  best     {reached}\n  trained  {seconds:.1f} s; more in .record"
         )
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The final value of every tag, as in `metrics["accuracy/test"]`."""
-        return self.record["metrics"]
+        """The final value of every tag, as in `metrics["accuracy/test"]`; empty where none was measured yet."""
+        return self.record.get("metrics", {})
 
     @property
     def objective(self) -> float | None:
-        """The value that the run was to optimise."""
-        return self.record["objective"]["value"]
+        """The value that the run was to optimise; None where it was not measured."""
+        objective = self.record.get("objective")
+        return objective["value"] if objective else None
 
 
 class Runs(list[Result]):

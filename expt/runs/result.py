@@ -145,7 +145,7 @@ def read_result(paths: RunPaths) -> Record:
     try:
         content: Record = with_nan(json.loads(paths.result.read_text(encoding="utf-8")))
         _as_written().validate_python(content, strict=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (IsADirectoryError, ValueError, AttributeError, RecursionError):  # no JSON, no object, other types
         return {"status": DAMAGED}

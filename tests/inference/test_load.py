@@ -160,3 +160,12 @@ def test_runs_as_a_list_and_as_a_table(train: TrainAlone, tmp_path: Path) -> Non
     assert isinstance(table, pandas.DataFrame)
     assert len(table) == 2
     assert {"status", "loss/train"} <= {*table.columns}
+
+
+def test_a_run_that_measured_nothing_is_shown_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"status": "failed"}')
+    (failed,) = expt.list_runs(tmp_path)
+    assert "expt.Result failed" in repr(failed)
+    assert (failed.metrics, failed.objective) == ({}, None)
+    with pytest.raises(ConfigError, match="is no folder of a run"):
+        expt.load(tmp_path / "result.json")
