@@ -32,7 +32,7 @@ def targets(config: RunConfig) -> tuple[str, ...]:
 def targets_recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """What `targets` gave for the configuration of which a record has the `settings`."""
     nodes = [settings.get(group) for group in ("model", "task", "dataset", "optimizer", "scheduler")]
-    nodes += settings.get("callbacks") or []
+    nodes += [*(settings.get("callbacks") or []), *((settings.get("task") or {}).get("metrics") or {}).values()]
     own = (name for node in nodes if isinstance(node, dict) and "target" in node for name in _names(node))
     return (*own, *_nested((settings.get("dataset") or {}).get("transforms")))
 

@@ -116,6 +116,12 @@ def test_the_classes_among_arguments_count_too(configured: Configured) -> None:
     assert targets_recorded(json.loads(json.dumps(shown(config)))) == found, "else such a run would be stale"
 
 
+def test_the_metrics_of_a_task_count_too(configured: Configured) -> None:
+    config = configured("+task.metrics.own={_target_: mine.Metric, better: max, of: {_target_: mine.Deep}}")
+    assert targets(config) == ("mine.Metric", "mine.Deep")
+    assert targets_recorded(json.loads(json.dumps(shown(config)))) == targets(config), "else such a run would be stale"
+
+
 def test_the_transforms_of_a_dataset_count_too(configured: Configured) -> None:
     config = configured("dataset.transforms=[{_target_: mine.Noise}, {_target_: a.B, then: [{_target_: mine.Deep}]}]")
     assert targets(config) == ("mine.Noise", "a.B", "mine.Deep")
