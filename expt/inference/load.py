@@ -72,7 +72,7 @@ def load(
     with _importable_from_here():
         config = recorded(state["config"])
         model = _built(config, record)
-    model.load_state_dict(plain_weights(state))
+    model.load_state_dict(plain_weights(state, model.state_dict().keys()))
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
     if config.onednn and torch.device(device).type == "cpu":

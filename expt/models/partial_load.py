@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,10 @@ SHOWN = 4
 """names of each kind that are told"""
 
 
-def plain_weights(content: Any) -> dict[str, Any]:
+def plain_weights(content: Any, names: Collection[str]) -> dict[str, Any]:
     """The state_dict in a checkpoint of expt's, of a moving average where it has one, or of another program's.
 
-    By the names that the model alone has for its parameters.
+    By the `names` that the model alone has for its tensors.
     """
     for key in ("ema", "model", "state_dict"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -27,6 +27,8 @@ def plain_weights(content: Any) -> dict[str, Any]:
     state = dict(content) if isinstance(content, Mapping) else {}
     state.pop("n_averaged", None)  # of a moving average
     for prefix in _AROUND:
+        if state.keys() & names:  # a model may have an attribute `module` of its own
+            break
         consume_prefix_in_state_dict_if_present(state, prefix)
     return state
 

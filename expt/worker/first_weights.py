@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def load(module: nn.Module, given: str, worker: Worker) -> None:
     """
     if worker.rank == 0:
         file = weights_file(given)
-        fit = load_what_fits(module, _weights_in(file, given))
+        fit = load_what_fits(module, _weights_in(file, given, module.state_dict().keys()))
         misfits = fit.misfits()
         if not {name for name, _ in module.named_parameters()} & {*fit.loaded}:
             raise ConfigError(f"weights={given}: {file} fits this model nowhere ({misfits}); give weights of its like")
@@ -33,7 +34,7 @@ def load(module: nn.Module, given: str, worker: Worker) -> None:
     collectives.broadcast_parameters(module)
 
 
-def _weights_in(file: Path, given: str) -> dict[str, Tensor]:
+def _weights_in(file: Path, given: str, names: Collection[str]) -> dict[str, Tensor]:
     try:
         content: Any = checkpoint.load(file)
     except Exception as error:  # RuntimeError, UnpicklingError, EOFError, ...: damaged, or with code in it
@@ -41,7 +42,7 @@ def _weights_in(file: Path, given: str) -> dict[str, Tensor]:
             f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it is damaged, or holds more "
             f"than tensors); {_MEND}"
         ) from error
-    state = plain_weights(content)
+    state = plain_weights(content, names)
     if not (state and all(isinstance(value, Tensor) for value in state.values())):
         raise ConfigError(f"weights={given}: {file} holds no state_dict; {_MEND}")
     return state

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from expt.errors import ConfigError
+from expt.models.partial_load import plain_weights
 from expt.runs import checkpoint
 from expt.runs.weights_file import weights_file
 from expt.worker import first_weights
@@ -33,6 +34,14 @@ def test_a_whole_file_is_loaded_without_a_word(
     first_weights.load(module, str(tmp_path / "file.pt"), ALONE)
     assert all(torch.equal(value, saved[name]) for name, value in module.state_dict().items())
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("wraps", [0, 1])
+def test_a_model_may_have_an_attribute_module(wraps: int) -> None:
+    state = {"module.weight": torch.ones(2)}
+    content = {"module." * wraps + name: value for name, value in state.items()}
+    assert plain_weights(content, state.keys()) == state
+    assert plain_weights({"ema": {f"module.{name}": value for name, value in state.items()}}, state.keys()) == state
 
 
 def test_what_does_not_fit_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
