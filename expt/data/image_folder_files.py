@@ -99,6 +99,13 @@ def fitted(image: Any, image_size: tuple[int, int]) -> Any:
     return image.crop((left, top, left + width, top + height))
 
 
+def stretched(image: Any, image_size: tuple[int, int]) -> Any:
+    """A picture of Pillow's resized to height and width, whatever its shape."""
+    from PIL import Image
+
+    return image.resize(image_size[::-1], Image.Resampling.BILINEAR)
+
+
 def images_of_all_splits(root: str | Path) -> list[str]:
     """Every image of the dataset, by its path below `root`, sorted."""
     root = Path(root)

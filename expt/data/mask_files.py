@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expt.data.image_folder_files import EXTENSIONS, PARTS, Part, images_below, read_image
+from expt.data.image_folder_files import EXTENSIONS, PARTS, Part, images_below, read_image, stretched
 from expt.errors import DataError
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def decode(
     for a mask that is a colour picture or of another size.
     """
     import numpy as np
-    from PIL import Image
 
     image, mask = read_image(pair.image, "RGB"), read_image(pair.mask)
     if mask.mode not in _MODES:
@@ -84,7 +83,7 @@ def decode(
     check(pair.mask, values)
     height, width = image_size
     if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
+        image = stretched(image, image_size)
         # As Pillow's nearest, whose modes do not hold all numbers: the pixel in whose middle the new one's lies.
         rows, columns = (
             ((np.arange(new) + 0.5) * old / new).astype(int) for new, old in zip(image_size, values.shape, strict=True)

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.data.image_folder_files import fitted, read_image
+from expt.config.datasets import SegmentationFolder, TargetDataset
+from expt.data.image_folder_files import fitted, read_image, stretched
 from expt.data.loading import Normalise
 from expt.data.table import TableConfig
 from expt.errors import ConfigError
@@ -22,19 +23,22 @@ Sample: TypeAlias = Any
 class Preprocess:
     """`preprocess(SAMPLE)` and `preprocess([SAMPLE, ...])` give a batch for the model, on its device.
 
-    Images are scaled to cover the size that the model was trained on and cropped at the centre; as tensors they are
-    uint8, or float in [0, 1], [C, H, W] or [N, C, H, W], of any size. They come out as float32 [N, C, H, W],
-    normalised. Rows [F] or [N, F] of a table come out standardised, [N, 1, 1, F]. A text comes out as its bytes,
-    int64 [1, length]. What is of none of these kinds is refused where it is no tensor, and else only moved.
+    Images are scaled to cover the size that the model was trained on and cropped at the centre, or stretched to it
+    where those of a segmentation_folder were; as tensors they are uint8, or float in [0, 1], [C, H, W] or
+    [N, C, H, W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F] or [N, F] of a table come
+    out standardised, [N, 1, 1, F]. A text comes out as its bytes, int64 [1, length]. What is of none of these kinds,
+    as the samples of one's own dataset without classes, is refused where it is no tensor, and else only moved.
     """
 
     def __init__(self, dataset: object, data: Mapping[str, Any], device: torch.device) -> None:
         self._data, self._device = data, device
         self._is_text = "vocab_size" in data
         self._is_table = isinstance(dataset, TableConfig)
+        self._resized = stretched if isinstance(dataset, SegmentationFolder) else fitted
+        as_they_are = isinstance(dataset, TargetDataset) and dataset.num_classes is None
         self._scales = list(data.get("standardised", {}).values())
         self._normalise: Normalise | None = None
-        if "channels" in data and not self._is_table:
+        if "channels" in data and not self._is_table and not as_they_are:
             mean, std = getattr(dataset, "mean", None), getattr(dataset, "std", None)
             channels = data["channels"]
             self._normalise = Normalise(mean, std, channels=channels, device=device, channels_last=False)
@@ -62,7 +66,7 @@ class Preprocess:
             raise ConfigError(f"a picture: the model takes {self._data['channels']} channels; give a tensor")
         picture = read_image(str(given), mode) if isinstance(given, str | Path) else given.convert(mode)
         height, width = self._data["image_size"]
-        pixels = torch.from_numpy(np.array(fitted(picture, (height, width))))
+        pixels = torch.from_numpy(np.array(self._resized(picture, (height, width))))
         return pixels.reshape(height, width, -1).permute(2, 0, 1)
 
     def _rows(self, given: Any) -> Tensor:

@@ -14,7 +14,9 @@ import torch
 from PIL import Image
 
 import expt
+from expt.config.datasets import TargetDataset
 from expt.errors import CheckpointError, ConfigError
+from expt.inference.preprocess import Preprocess
 from expt.runs.result import update_result
 from expt.worker.run import Run
 from tests.conftest import environment
@@ -100,6 +102,28 @@ def test_pictures_rows_and_arrays_become_what_the_loaders_gave(train: TrainAlone
     assert loaded.class_names == ("a", "b")
     with pytest.raises(ConfigError, match=r"shape \[1, 1, 8, 8\]: give \[3, height, width\]"):
         loaded.preprocess(torch.zeros(1, 1, 8, 8))
+
+
+def test_pictures_of_a_segmentation_folder_are_stretched_as_they_were(train: TrainAlone, tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        for kind, shape in (("images", (10, 30, 3)), ("masks", (10, 30))):
+            (tmp_path / part / kind).mkdir(parents=True)
+            pixels = np.random.default_rng(0).integers(0, 2, shape, np.uint8)
+            Image.fromarray(pixels * (255 if kind == "images" else 1)).save(tmp_path / part / kind / "a.png")
+    masks = ("dataset=segmentation_folder", f"dataset.root={tmp_path}", "dataset.num_classes=2")
+    small = ("task=segmentation", "model=unet", "model.widths=[2,2]", "dataset.image_size=[16,8]", "batch_size=1")
+    trained = train(*FEW, *masks, *small, "dataset.num_workers=0")
+    assert trained.run.data.val is not None
+    expected = next(trained.run.data.val.evaluation()).inputs
+    picture = tmp_path / "val" / "images" / "a.png"
+    assert torch.equal(expt.load(trained.folder).preprocess(picture), expected)
+
+
+def test_samples_of_ones_own_without_classes_are_only_moved() -> None:
+    own = TargetDataset(target="mine.Data", kwargs={})
+    preprocess = Preprocess(own, {"channels": 1, "image_size": [8, 8]}, torch.device("cpu"))
+    for samples in (torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), torch.ones(3, 5)):
+        assert torch.equal(preprocess(samples), samples)
 
 
 def test_rows_are_standardised(train: TrainAlone) -> None:
