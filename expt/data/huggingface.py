@@ -31,7 +31,8 @@ def source(dataset: HuggingFace, num_workers: int) -> Source:
     splits = _splits(dataset)
     classes = {part: _column(split, dataset) for part, split in splits.items()}
     names = _class_names(splits["train"], dataset, classes["train"])
-    numbers = {part: _numbers(values, names, dataset, part) for part, values in classes.items()}
+    named = {part: _by_name(splits[part], names, classes[part], dataset) for part in splits}
+    numbers = {part: _numbers(values, names, dataset, part) for part, values in named.items()}
     rows = {part: _Rows(split, dataset.input, numbers[part]) for part, split in splits.items()}
     mode = "L" if rows["train"][0][0].mode in _GREY else "RGB"
     sets = {part: Pictures(each, mode, dataset.image_size) for part, each in rows.items()}
@@ -109,6 +110,14 @@ def _class_names(split: Any, dataset: HuggingFace, values: Sequence[Any]) -> lis
         wrong = next((value for value in values if type(value) not in (int, str)), "texts and integers")
         raise DataError(f"dataset.target={dataset.target}: holds {wrong!r}; a class is an integer or a text")
     return sorted(set(values))
+
+
+def _by_name(split: Any, names: Sequence[Any], values: list[Any], dataset: HuggingFace) -> list[Any]:
+    """The targets of a split whose ClassLabel counts the classes in another order than train's by their names."""
+    own = getattr(split.features[dataset.target], "names", None)
+    if own is None or list(own) == list(names):
+        return values
+    return [own[value] if isinstance(value, int) and 0 <= value < len(own) else value for value in values]
 
 
 def _numbers(values: Sequence[Any], names: Sequence[Any], dataset: HuggingFace, part: str) -> list[int]:
