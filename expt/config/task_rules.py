@@ -57,8 +57,10 @@ def _mixed(config: RunConfig) -> list[str]:
             problems.append(f"{key}={alpha}: is of task=classification; use {key}=null")
     if config.cutmix is not None and isinstance(dataset, Table):
         problems.append(f"cutmix={config.cutmix}: cuts images, and dataset=table has rows of numbers; use mixup")
-    if not isinstance(dataset, Images) or not dataset.transforms:
+    if not isinstance(dataset, Images) or dataset.transforms is None:
         return problems
+    if not dataset.transforms:
+        problems.append("dataset.transforms=[]: is empty; use dataset.transforms=null")
     for place, node in enumerate(dataset.transforms):
         if "_target_" not in node:
             example = "{_target_: torchvision.transforms.v2.RandomResizedCrop, size: 96}"

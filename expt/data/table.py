@@ -182,6 +182,9 @@ def _classes(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple[s
         names = np.array([f"{number:.0f}" for number in found])
     if len(names) == 1:
         raise DataError(f"{path}: column {name}: all rows are of one class, {names[0]}; name another target")
+    if len(names) > max(20, len(classes) / 2):
+        told = f"has {len(names)} classes in {len(classes)} rows, too few of each to learn one"
+        raise DataError(f"{path}: column {name}: {told}; use task=regression for numbers, or name another target")
     return classes.astype(np.int64), tuple(map(str, names))
 
 

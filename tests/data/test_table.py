@@ -128,6 +128,12 @@ BAD: dict[str, tuple[str, dict[str, Any], Any, str]] = {
         CLASS,
         "column y: all rows are of one class, u; name another",
     ),
+    "numbers for classes": (
+        "a,b,y\n" + "".join(f"1,2,{row}\n" for row in range(30)),
+        {},
+        CLASS,
+        "column y: has 30 classes in 30 rows, too few of each to learn one; use task=regression",
+    ),
     "no class": (
         "a,b,y\n1,2,3\n1,2,2.5\n",
         {},

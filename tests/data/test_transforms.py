@@ -178,6 +178,7 @@ def test_what_a_transform_makes_of_an_image_is_checked(transforms: str, said: st
          "dataset.transforms.0: would normalise training images alone; give dataset.mean and std instead"),
         ([LIST, "dataset=image_folder", "dataset.root=x", "dataset.cache=true"], "dataset.cache=true: "),
         (["dataset.transforms=3"], "dataset.transforms=3"),
+        (["dataset.transforms=[]"], "dataset.transforms=[]: is empty; use dataset.transforms=null"),
     ],
 )  # fmt: skip
 def test_a_list_that_is_none_is_refused_before_anything_starts(
