@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 
-from expt.errors import warn
+from expt.errors import ExptError, FolderInUse, warn
 from expt.runs.paths import RunPaths
 from expt.runs.result import DAMAGED, FAILED, LOST, FoundRecord
 from expt.runs.view.cells import say
@@ -26,27 +27,32 @@ def conclude(
     sort: str | None = None,
     *,
     reverse: bool = False,
-    failed_now: Collection[Path] = (),
+    failed_now: Mapping[Path, ExptError] = MappingProxyType({}),
 ) -> None:
     """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the failures.
 
     `runs` are those of the folder, where somebody has read them just now.
-    `failed_now` are the folders of runs known to have failed, which a full disk may have kept from saying so.
+    `failed_now` has the folders of runs known to have failed, which a full disk may have kept from saying so, and why.
+    Where another command is at work, the record is that command's, and true.
     """
     runs = read_runs(folder) if runs is None else runs
     if not runs:
         return
+    in_use = {folder: error for folder, error in failed_now.items() if isinstance(error, FolderInUse)}
     for run in runs:
-        if run["folder"] in failed_now:
-            run["status"] = FAILED
+        error = failed_now.get(run["folder"])
+        if error is not None and run["folder"] not in in_use and run["status"] != FAILED:
+            run["status"], run["error"] = FAILED, str(error)
     old = stale((run["folder"], run) for run in runs)
     console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
     written = _write_summary(folder, runs)  # after the table, for which somebody may wait
     failed = [run for run in runs if run["status"] == FAILED]
-    if failed:
-        say(console, f"\n{len(failed)} failed", "bold red")
+    if failed or in_use:
+        say(console, f"\n{len(failed) + len(in_use)} failed", "bold red")
         for run in failed:
             _print_failure(console, run)
+        for taken, error in in_use.items():
+            say(console, f"  {taken.name}: {in_one_line(str(error))}")
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
     for run in (run for run in runs if run["status"] == DAMAGED):

@@ -77,8 +77,7 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
             from expt.command.conclusion import conclude  # late: a run's start does not wait for tables
             from expt.runs.view import leaderboard
 
-            failed = [paths.folder for paths in outcome.failed]
-            conclude(leaderboard.wide_console(), outcome.sweep_folder, failed_now=failed)
+            conclude(leaderboard.wide_console(), outcome.sweep_folder, failed_now=outcome.errors)
     outcome.raise_if_failed()
     return outcome.completed
 

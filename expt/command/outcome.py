@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from expt.errors import SweepFailed
+from expt.errors import ExptError, SweepFailed
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED
 
@@ -18,13 +18,17 @@ class Outcome:
     failed: list[RunPaths] = field(default_factory=list)
     unfinished: list[RunPaths] = field(default_factory=list)
     """Interrupted, or never started."""
+    errors: dict[Path, ExptError] = field(default_factory=dict)
+    """Of each run of a sweep that has failed, by its folder."""
     num_unseen: int = 0
     """Points of a sweep whose turn to be composed never came."""
     sweep_folder: Path | None = None
     """Of a sweep that has begun."""
 
-    def add(self, run_paths: RunPaths, status: str) -> None:
-        """Take in a run of this status."""
+    def add(self, run_paths: RunPaths, status: str, error: ExptError | None = None) -> None:
+        """Take in a run of this status, which `error` has ended."""
+        if status == FAILED and error is not None:
+            self.errors[run_paths.folder] = error
         {COMPLETED: self.completed, FAILED: self.failed}.get(status, self.unfinished).append(run_paths)
 
     def raise_if_failed(self) -> None:

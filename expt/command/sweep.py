@@ -121,7 +121,7 @@ class Multirun:
         """Let the command know what became of its runs."""
         self._task.outcome.sweep_folder = self.folder
         for job in jobs:
-            self._task.outcome.add(job.paths, job.status)
+            self._task.outcome.add(job.paths, job.status, job.error)
 
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, where a new sweep's folder holds nothing but refused runs."""
