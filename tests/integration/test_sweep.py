@@ -160,9 +160,6 @@ def test_two_sweeps_at_once_share_the_gpus(tmp_path: Path) -> None:
     for device in "0123":
         assert most_at_once([*a, *b], device) == 1
     assert most_at_once([*a, *b]) > 1
-    assert max(min(start for start, _, _ in times) for times in (a, b)) < min(
-        max(end for _, end, _ in times) for times in (a, b)
-    ), "they were under way at the same time"
 
 
 @pytest.mark.parametrize(("option", "num_gpus", "of_one_gpu"), [("max_concurrent=2", 4, 1), ("runs_per_gpu=2", 1, 2)])
