@@ -25,6 +25,7 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from expt.command.conf_files import conf_dir
 from expt.command.hydra_words import changed, parsed_once, replaced
+from expt.config.choices import choices_of
 from expt.errors import warn
 
 
@@ -38,7 +39,7 @@ def call(task: TaskFunction, arguments: Sequence[str]) -> None:
     sys.argv = [argv[0], *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        with _without_echo(), _warnings_in_a_line(), _composed_once(), _read_once(), parsed_once():
+        with _without_echo(), _warnings_in_a_line(), _composed_once(), _read_once(), parsed_once(), _values_completed():
             hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
     finally:
         sys.argv = argv
@@ -115,6 +116,28 @@ def _composed_once() -> Iterator[None]:
         return mode
 
     with replaced(Hydra, real, get_mode):
+        yield
+
+
+@contextlib.contextmanager
+def _values_completed() -> Iterator[None]:
+    """Let a shell complete the values of a setting, of which Hydra knows the present one alone."""
+    try:
+        from hydra.plugins.completion_plugin import CompletionPlugin
+
+        real = CompletionPlugin._query
+    except (ImportError, AttributeError):
+        changed("this version of Hydra completes words in another way; of a setting it gives the present value alone")
+        yield
+        return
+
+    def _query(self: CompletionPlugin, config_name: str | None, line: str) -> list[str]:
+        word = "" if line[-1:].isspace() else line.rpartition(" ")[2]
+        key, equals, _ = word.partition("=")
+        values = (f"{key}={value}" for value in choices_of(key)) if equals else ()
+        return sorted({*real(self, config_name, line), *(value for value in values if value.startswith(word))})
+
+    with replaced(CompletionPlugin, real, _query):
         yield
 
 

@@ -111,6 +111,8 @@ def test_the_tab_key_completes_keys_and_values_in_bash(tmp_path: Path) -> None:
             os.write(driver, b"0.1 model=\t\t")
             text = read_until(driver, lambda text: "model=resnet18" in text)
             assert {"model=mlp", "model=convnet", "model=resnet18"} <= set(text.split())
+            os.write(driver, b"mlp batch_norm=\t\t")
+            read_until(driver, lambda text: {"batch_norm=groups", "batch_norm=sync"} <= set(text.split()))
         finally:
             bash.kill()
             os.close(driver)
