@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.conftest import environment
+from tests.late import Late
+
+nbformat: Any = Late("nbformat")
+nbclient: Any = Late("nbclient")
 
 RUN = """
 import expt
@@ -31,7 +34,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def executed(folder: Path, *cells: str) -> list[str]:
     """The printed text of each cell."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(folder)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(folder)}}).execute()
     return ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torchvision.transforms import v2
 
 from expt.config import tasks
 from expt.config.datasets import Digits
@@ -29,8 +28,10 @@ from expt.training.collectives import Worker
 from expt.training.loop import evaluate, train_epoch
 from expt.worker.build import build_data, build_learner, build_position
 from tests.conftest import Configured
+from tests.late import Late
 from tests.ranks import together
 
+v2: Any = Late("torchvision.transforms.v2")
 CPU = torch.device("cpu")
 SEED, BATCH, LIMIT, LR, EPOCHS = 3, 96, 210, 0.5, 2
 WEIGHTS = [0.0, 8.0, 1.0, 0.5, 3.0, 1.0, 0.1, 2.0, 1.0, 5.0]
