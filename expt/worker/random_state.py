@@ -14,7 +14,9 @@ def seed(number: int) -> None:
     """Seed every random number generator of this process."""
     random.seed(number)
     np.random.seed(number % 2**32)
-    torch.manual_seed(number)
+    torch.default_generator.manual_seed(number)  # torch.manual_seed asks for five kinds of devices, in 3 ms
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(number)
 
 
 def set_determinism(deterministic: bool, device: torch.device) -> None:
@@ -26,9 +28,10 @@ def set_determinism(deterministic: bool, device: torch.device) -> None:
 
 def state_dict(device: torch.device) -> dict[str, Any]:
     """The state of every random number generator of this process, in plain containers and bytes."""
+    version, words, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()
     return {
-        "python": random.getstate(),
+        "python": (version, np.asarray(words, np.uint32).tobytes(), gauss),
         "numpy": (np.asarray(keys).tobytes(), position, has_gauss, cached),
         "torch": _bytes(torch.get_rng_state()),
         "cuda": _bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else None,
@@ -37,7 +40,10 @@ def state_dict(device: torch.device) -> dict[str, Any]:
 
 def load_state_dict(state: Mapping[str, Any], device: torch.device) -> None:
     """Continue with the random numbers that follow what `state_dict` found."""
-    random.setstate(state["python"])
+    version, words, gauss = state["python"]
+    if isinstance(words, bytes):  # earlier versions saved the numbers themselves
+        words = tuple(np.frombuffer(words, np.uint32).tolist())
+    random.setstate((version, words, gauss))
     keys, *rest = state["numpy"]
     np.random.set_state(("MT19937", np.frombuffer(keys, np.uint32), *rest))
     torch.set_rng_state(_from_bytes(state["torch"]))
