@@ -84,7 +84,7 @@ def run(*arguments: str) -> Result:
     """
     if several := [word for word in arguments if word in ("-m", "--multirun") or word.startswith("sweep=")]:
         raise ConfigError(f"{several[0]}: makes several runs; use expt.sweep, which returns a list of results")
-    forkserver.warm()
+    forkserver.warm(forkserver.libraries_in(arguments))
     (result,) = _results(arguments, may_sweep=False)
     return result
 
@@ -95,7 +95,7 @@ def sweep(*arguments: str) -> list[Result]:
     Returns every completed run, those of an earlier command too. Raises SweepFailed at the end, with all other runs
     completed, where one has failed: `[expt.Result.of(folder) for folder in error.completed]` are those.
     """
-    forkserver.warm(forkserver.SWEEP_MODULES)
+    forkserver.warm([*forkserver.SWEEP_MODULES, *forkserver.libraries_in(arguments)])
     return _results(["-m", *arguments])
 
 

@@ -31,7 +31,7 @@ from expt.launch.warm_server import close_all_but
 
 ADDRESS = "EXPT_TEST_TEMPLATE"
 """The variable that says where the process listens that commands are forked from."""
-PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live")
+PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live", "timm", "torchmetrics")
 
 
 class Command:

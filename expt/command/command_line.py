@@ -57,7 +57,7 @@ def _run(arguments: Sequence[str], typed_at: float) -> int:
         _refuse_unknown(arguments)
         if not {*PRINTING, "debug=true"} & {*arguments} and "hydra/launcher=submitit" not in " ".join(arguments):
             # At once: it imports torch on another core while this process composes the configuration.
-            forkserver.warm(forkserver.SWEEP_MODULES if several else ())
+            forkserver.warm([*(forkserver.SWEEP_MODULES if several else ()), *forkserver.libraries_in(arguments)])
     try:
         from expt.command.main import command  # late: it imports Hydra
     except KeyboardInterrupt:

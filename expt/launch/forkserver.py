@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import select
 import signal
 import threading
@@ -22,6 +23,12 @@ SWEEP_MODULES = (
     *("numpy.random", "torch.utils.serialization.config"),
 )
 """More to import before the first run, where many runs share the forkserver."""
+_LIBRARIES = ("timm", "torchmetrics", "torchvision")
+
+
+def libraries_in(words: Sequence[str]) -> list[str]:
+    """The libraries, slow to import, that a command names: to import them once and not in each worker."""
+    return [name for name in _LIBRARIES if re.search(rf"\b{name}\b", " ".join(words))]
 
 
 def warm(extra_modules: Sequence[str] = ()) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from expt.launch import forkserver
 from tests.conftest import environment
 
 ALONE = """
@@ -93,6 +94,19 @@ STARTS = """
     def started(function, *arguments, kept=()):
         return processes.start(function, arguments, env={}, stdout=Path("out"), stderr=Path("err"), kept=kept)
 """
+
+
+def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) -> None:
+    words = ["-m", "model=mlp,timm", "+task.metrics.auroc._target_=torchmetrics.AUROC", "dataset.root=a/mytimmy"]
+    assert forkserver.libraries_in(words) == ["timm", "torchmetrics"]
+    assert forkserver.libraries_in(["model=mlp"]) == []
+    code = """
+        forkserver.warm(["colorsys", "no_such_library"])
+        started("builtins:exec", "import sys; print('colorsys' in sys.modules)").join(30)
+        print(open("out").read())
+        forkserver.kill()
+    """
+    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path)[0] == "True"
 
 
 def test_a_workers_logs_are_as_private_as_its_command(tmp_path: Path) -> None:
