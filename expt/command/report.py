@@ -17,7 +17,8 @@ from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.atomic import write_atomically
 from expt.runs.paths import is_sweep
-from expt.runs.result import LOST
+from expt.runs.result import LOST, FoundRecord
+from expt.runs.view import verdict
 from expt.runs.view.cells import say
 from expt.runs.view.comparison import as_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
@@ -29,6 +30,7 @@ EXAMPLES = """examples
   python -m expt report outputs/sweeps/2026-11-21_10-00-00     a sweep's leaderboard
   python -m expt report RUN RUN                          two runs side by side: settings and results that differ
   python -m expt report --filter model=mlp --filter 'optimizer.lr<0.1' --sort accuracy/test
+  python -m expt report SWEEP --verdict --metric accuracy/test     whether the best differs from the others, by seeds
   python -m expt report --filter status=completed --csv runs.csv --plot curves.png
 """
 
@@ -39,7 +41,9 @@ def main(words: Sequence[str]) -> int:
     try:
         asked = parse(words)
         folder, *others = asked.folders
-        if not others and is_sweep(folder) and not (asked.filter or asked.csv or asked.plot):
+        if asked.verdict:
+            _judge(asked)
+        elif not others and is_sweep(folder) and not (asked.filter or asked.csv or asked.plot):
             runs = read_runs(folder)
             if not runs:
                 raise ConfigError(f"{folder}: this sweep holds no run yet")
@@ -56,6 +60,22 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
+def _judge(asked: argparse.Namespace) -> None:
+    """Print whether the settings of a sweep, or of the runs below any folders, differ by more than chance."""
+    runs = [run for folder in asked.folders for run in _below(folder)]
+    with _of_option("--filter"):
+        runs = chosen(runs, asked.filter)
+    with _of_option("--metric"):
+        if asked.metric is not None:
+            check_key(asked.metric, runs)
+    records: list[FoundRecord] = [{**run.result, "folder": run.folder} for run in runs]
+    best, found = verdict.verdicts(records, asked.metric, asked.difference)
+    console = wide_console()
+    console.print(verdict.table(best, found, asked.difference))
+    for line in verdict.notes(found):
+        say(console, line)
+
+
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """The words as folders, sort, reverse, filter, csv and plot."""
     parser = Parser("report", "Look at runs: a list, a sweep's leaderboard, or two runs side by side.", EXAMPLES)
@@ -64,9 +84,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--reverse", action="store_true", help="the other way round")
     parser.add_argument("--filter", action="append", default=[], metavar="KEY=VALUE", help="also != < > <= >=, and *")
     parser.add_argument("--csv", metavar="FILE", help="all settings and metrics of the chosen runs; - is the terminal")
+    parser.add_argument(
+        "--verdict", action="store_true", help="of a sweep: whether its settings differ, by their seeds"
+    )
+    parser.add_argument("--metric", metavar="TAG", help="what --verdict compares, as accuracy/test (the objective)")
+    parser.add_argument("--difference", type=float, metavar="X", help="how many seeds would show --verdict one of X")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="their learning curves, as PNG, SVG or PDF")
     found = parser.parse_args(list(words))
     found.folders = found.folders or [Path("outputs")]
+    if not found.verdict and (found.metric or found.difference is not None):
+        raise ConfigError("--metric, --difference: say what --verdict compares; add it")
     return found
 
 

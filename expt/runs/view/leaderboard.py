@@ -87,7 +87,7 @@ def rows(runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool 
         Row({key: known.get(key) for key in keys}, tuple(group))
         for known, group in zip(settings, groups.values(), strict=True)
     ]
-    objective = _objective(runs)
+    objective = objective_of(runs)
     by = {
         id(row): (row.mean if row.values else None) if sort in (None, "best", objective) else _mean(row, str(sort))
         for row in found
@@ -109,7 +109,7 @@ def leaderboard(
     found = rows(runs, sort, reverse=reverse)
     if len(found) > SHOWN:
         table.caption, table.caption_justify = f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}", "left"
-    head, *lines = _lines(found[:SHOWN], _objective(runs), stale)
+    head, *lines = _lines(found[:SHOWN], objective_of(runs), stale)
     num_settings = len(_keys(found[:SHOWN]))
     for index, column in enumerate(head):
         right = index >= num_settings and column != "status"
@@ -160,7 +160,7 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
         line = [run["folder"].name, run["status"], run.get("identity", ""), *settings, *numbers, error]
         writer.writerow(map(in_csv, line))
     write_atomically(folder / "summary.csv", text.getvalue())
-    write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, _objective(runs))) + "\n")
+    write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, objective_of(runs))) + "\n")
 
 
 def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:
@@ -244,7 +244,8 @@ def _mean(row: Row, key: str) -> Any:
     return statistics.fmean(numbers) if numbers else row.settings.get(key, found[0])
 
 
-def _objective(runs: Sequence[FoundRecord]) -> str:
+def objective_of(runs: Sequence[FoundRecord]) -> str:
+    """The name of what the runs are chosen by."""
     return next((run["objective"]["name"] for run in runs if run.get("objective")), "objective")
 
 
