@@ -87,14 +87,26 @@ def parse_elsewhere(hidden: Mapping[str, Any], machine: Machine) -> RunConfig:
 
 def parse_again(shown: Mapping[str, Any], machine: Machine) -> RunConfig:
     """The configuration that `identity.shown` gave for a run. Raises ConfigError where it can't run here now."""
+    return _checked(settings_of(shown), machine)
+
+
+def parse_evaluation(settings: Mapping[str, Any], machine: Machine) -> RunConfig:
+    """What measures a run's weights by `settings`, of which those of training count for nothing; raises as `parse`."""
+    config = _typed(_complete(settings, machine))
+    if problems := rules.unmeasurable(config, machine):
+        raise ConfigError(problems)
+    return config
+
+
+def settings_of(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that `identity.shown` gave for a run, by the keys and the environment of today."""
     node, read = _with_secrets(brought_up_to_date(shown))
-    return _checked({**node, "secrets": read}, machine)
+    return {**node, "secrets": read}
 
 
 def recorded(shown: Mapping[str, Any]) -> RunConfig:
     """The configuration that `identity.shown` gave for a run, whether it can run here or not."""
-    node, read = _with_secrets(brought_up_to_date(shown))
-    return _typed({**node, "secrets": read})
+    return _typed(settings_of(shown))
 
 
 def _with_secrets(hidden: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from expt.config.datasets import Diabetes, Table
 from expt.config.groups import SGD, ConvNet, DefaultInit, NamedModel, ResNet18, Transformer
-from expt.config.task_rules import of_task, of_tokens
+from expt.config.task_rules import of_samples, of_task, of_tokens
 from expt.machine import Machine
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *of_task(config),
         *_schedule(config),
     ]
+
+
+def unmeasurable(config: RunConfig, machine: Machine) -> list[str]:
+    """What of `impossible` concerns an evaluation too."""
+    return [*_hardware(config, machine), *_compile(config), *_model(config), *of_samples(config)]
 
 
 def _hardware(config: RunConfig, machine: Machine) -> list[str]:

@@ -48,6 +48,11 @@ def of_task(config: RunConfig) -> list[str]:
     return [*problems, *_objective(config), *_watched(config)]
 
 
+def of_samples(config: RunConfig) -> list[str]:
+    """What of that concerns an evaluation too."""
+    return [*_task(config), *_of_pixels(config), *_folds(config)]
+
+
 def _mixed(config: RunConfig) -> list[str]:
     """What is done to training samples alone."""
     problems, dataset = [], config.dataset

@@ -58,6 +58,10 @@ class DataInfo:
     test_size: int
     standardised: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     """of a table's columns: the mean and standard deviation over the training samples"""
+    feature_names: tuple[str, ...] = ()
+    """of a table's columns that the model gets, in their order"""
+    target_names: tuple[str, ...] = ()
+    """of a table's columns that are to be predicted"""
     class_counts: tuple[int, ...] = ()
     """samples of each class to train on; empty where the dataset does not tell before they are read"""
 
@@ -117,9 +121,9 @@ def build(
 
     Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit it.
     """
-    source = _source(dataset, task, device, num_workers, mask_values)
+    source = found(dataset, task, device, num_workers, mask_values)
     checks.check_image_keys(dataset, source)
-    train_idx, val_idx = _split(dataset, source)
+    train_idx, val_idx = split(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
     if (limit := dataset.train_limit) and limit > len(train_idx) and shard.rank == 0:
         warn(f"dataset.train_limit={limit}: there are {len(train_idx)} samples to train on, and all are used")
@@ -170,12 +174,14 @@ def _info(source: Source, train: Tensor, *, val: Loader | None, test: Loader | N
         val_size=val.size if val else 0,
         test_size=test.size if test else 0,
         standardised=source.standardised,
+        feature_names=source.feature_names,
+        target_names=source.target_names,
         class_counts=tuple(counts.tolist()),
     )
 
 
-def _split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
-    """The training samples to train on, and those held out to validate."""
+def split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
+    """The training samples to train on, and those held out to validate [N]."""
     size, limited_by = source.train.size, None if source.in_random_order else source.classes
     if dataset.folds is None or dataset.fold is None:
         return indexing.split(size, 0.0 if source.val else dataset.val_fraction, dataset.train_limit, limited_by)
@@ -188,9 +194,10 @@ def _split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
     return indexing.split_fold(source.classes, dataset.folds, dataset.fold, dataset.train_limit, limited_by)
 
 
-def _source(
+def found(
     dataset: DatasetConfig, task: Any, device: torch.device, num_workers: int, values: MaskValues | None = None
 ) -> Source:
+    """The dataset as it lies there, before it is split and batched. Raises as `build`."""
     if isinstance(dataset, datasets.Synthetic):
         return _of_arrays(*synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device, num_workers)
     if isinstance(dataset, datasets.Torchvision):

@@ -43,6 +43,10 @@ class Source:
     """where it is a part of its own, and not held out of train"""
     standardised: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     """see DataInfo"""
+    feature_names: tuple[str, ...] = ()
+    """see DataInfo"""
+    target_names: tuple[str, ...] = ()
+    """see DataInfo"""
     fitted: Callable[[Tensor], Source] | None = None
     """the same, with what is taken from the training samples at these indices, which are chosen first"""
 

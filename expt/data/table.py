@@ -227,3 +227,41 @@ def _at_unit_scale(values: np.ndarray, training: np.ndarray) -> tuple[np.ndarray
     # A column of one value has no deviation but that of rounding.
     std = np.where(std > 1e-12 * np.abs(chosen).max(0), std, 1.0)
     return (values - mean) / std, list(zip(mean.tolist(), std.tolist(), strict=True))
+
+
+def in_order_of(trained_on: Mapping[str, Any], rows: Rows, dataset: TableConfig) -> Rows:
+    """The rows with the columns of a run, in its order and by its names, as its record says of its data.
+
+    A single target may have another name. Raises ConfigError where a column is missing.
+    """
+    number, scales = trained_on["image_size"][1], [*trained_on.get("standardised", {})]
+    # A run of a version that recorded no names has those of what it standardised, features first.
+    features = trained_on.get("feature_names") or (scales[:number] if len(scales) >= number else rows.feature_names)
+    targets = trained_on.get("target_names") or rows.target_names
+    if len(targets) == len(rows.target_names) == 1:
+        rows = rows._replace(target_names=tuple(targets))
+    file = getattr(dataset, "path", DIABETES)
+    for key, wanted, there in (("features", features, rows.feature_names), ("targets", targets, rows.target_names)):
+        if missing := [name for name in wanted if name not in there]:
+            hint = did_you_mean(missing[0], there)
+            raise ConfigError(f"dataset.{key}: {file} has no {missing[0]}, which the run was trained with.{hint}")
+    if len(features) != number or len(targets) != len(rows.target_names):
+        raise ConfigError(f"dataset.path={file}: has other columns than the run's {number}; name them by features")
+    columns = [rows.feature_names.index(name) for name in features]
+    rows = rows._replace(features=rows.features[:, columns], feature_names=tuple(features))
+    if rows.class_names:
+        return rows
+    columns = [rows.target_names.index(name) for name in targets]
+    return rows._replace(targets=rows.targets[:, columns], target_names=tuple(targets))
+
+
+def scaled(standardised: Mapping[str, Sequence[float]], rows: Rows) -> Rows:
+    """The rows by the mean and deviation that `standardised` has for a column's name, other columns as they are."""
+    import numpy as np
+
+    def at(names: Sequence[str], values: np.ndarray) -> np.ndarray:
+        mean, std = np.array([standardised.get(name, (0.0, 1.0)) for name in names]).T
+        return (values - mean) / std
+
+    targets = rows.targets if rows.class_names else at(rows.target_names, rows.targets)
+    return rows._replace(features=at(rows.feature_names, rows.features), targets=targets)

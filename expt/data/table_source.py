@@ -21,24 +21,42 @@ def rows_in_memory(dataset: table.TableConfig, task: Any, device: torch.device) 
 
     Raises ConfigError and DataError, see table.load.
     """
-    rows = table.load(dataset, task)
-    train, test = (index.numpy() for index in indexing.split(len(rows.features), dataset.test_fraction, None))
-    classes = torch.from_numpy(rows.targets[train]) if rows.class_names else torch.zeros(len(train))
-
-    def part(rows: table.Rows, index: np.ndarray) -> Part:
-        samples = mapped(lambda tensor: place(tensor, device), _tensors(rows, index))
-        return Part(len(index), functools.partial(InMemorySampleLoader, samples))
-
-    def source(rows: table.Rows, **more: Any) -> Source:
-        example = mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1]))
-        parts = part(rows, train), part(rows, test) if len(test) else None
-        return Source(_shapes(rows), rows.class_names, example, *parts, classes, **more)
+    rows, train, test = _read(dataset, task)
 
     def fitted(chosen: Tensor) -> Source:
         standardised, scales = table.standardised(dataset, rows, train[chosen.numpy()])
-        return source(standardised, standardised=scales)
+        return _source(standardised, train, test, device, standardised=scales)
 
-    return source(rows, fitted=fitted)
+    return _source(rows, train, test, device, fitted=fitted)
+
+
+def rows_as_in(trained_on: Mapping[str, Any], dataset: table.TableConfig, task: Any, device: torch.device) -> Source:
+    """The rows as those were given to a run whose record says `trained_on` of its data: its columns, its scales.
+
+    Raises ConfigError where a column is missing, ConfigError and DataError as table.load.
+    """
+    rows, train, test = _read(dataset, task)
+    rows = table.in_order_of(trained_on, rows, dataset)
+    return _source(table.scaled(trained_on.get("standardised", {}), rows), train, test, device)
+
+
+def _read(dataset: table.TableConfig, task: Any) -> tuple[table.Rows, np.ndarray, np.ndarray]:
+    """All rows, and the places of those for training and for the test."""
+    rows = table.load(dataset, task)
+    train, test = indexing.split(len(rows.features), dataset.test_fraction, None)
+    return rows, train.numpy(), test.numpy()
+
+
+def _source(rows: table.Rows, train: np.ndarray, test: np.ndarray, device: torch.device, **more: Any) -> Source:
+    def part(index: np.ndarray) -> Part:
+        samples = mapped(lambda tensor: place(tensor, device), _tensors(rows, index))
+        return Part(len(index), functools.partial(InMemorySampleLoader, samples))
+
+    example = mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1]))
+    classes = torch.from_numpy(rows.targets[train]) if rows.class_names else torch.zeros(len(train))
+    parts = part(train), part(test) if len(test) else None
+    named: dict[str, Any] = {"feature_names": rows.feature_names, "target_names": rows.target_names}
+    return Source(_shapes(rows), rows.class_names, example, *parts, classes, **named, **more)
 
 
 def _shapes(rows: table.Rows) -> Mapping[str, Any]:

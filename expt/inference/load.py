@@ -16,16 +16,17 @@ from expt.config import groups
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.user_code import fingerprint, targets_recorded
-from expt.errors import ConfigError, warn
+from expt.errors import warn
 from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
 from expt.models.partial_load import plain_weights
 from expt.runs import checkpoint
-from expt.runs.paths import RunPaths
-from expt.runs.result import Record, read_result
+from expt.runs.result import Record
+from expt.runs.weights_file import found
 from expt.training.patches import onednn_linear
 
 NOT_SHAPES = ("train_size", "val_size", "test_size", "standardised", "class_names", "class_counts")
+NOT_SHAPES += ("feature_names", "target_names")
 """Keys of a record's `data` that tell a model nothing."""
 
 
@@ -55,30 +56,30 @@ def load(
     was for the run, from the current folder too. Raises ConfigError for a folder without that checkpoint, and
     CheckpointError for a damaged one.
     """
-    paths = RunPaths(Path(run))
-    record = read_result(paths)
-    if "data" not in record:
-        raise ConfigError(f"{run}: is no folder of a run that has begun to train; give that of one")
-    file = {"best": paths.best, "last": paths.last}.get(which)
-    if file is None:
-        raise ConfigError(f"which={which}: use best or last")
-    if not file.is_file():
-        there = [name for name, path in (("best", paths.best), ("last", paths.last)) if path.is_file()]
-        mend = f"use which={there[0]}" if there else "it has no checkpoint"
-        raise ConfigError(f"{file}: there is no such file; {mend}")
+    record, state = saved(run, which)
+    return rebuilt(record, state, torch.device(device))
+
+
+def saved(run: str | Path, which: str = "best") -> tuple[Record, dict[str, Any]]:
+    """The record of the run, and the state in its best or last checkpoint. Warns and raises as `load`."""
+    record, file = found(run, which)
     checkpoint.check(file)
     state = checkpoint.load(file)
     _warn_of_other_code(state["config"], record)
+    return record, state
+
+
+def rebuilt(record: Record, state: Mapping[str, Any], device: torch.device, *, plain: bool = False) -> TrainedModel:
+    """The model of a checkpoint's `state`; `plain` has torch's own layers alone, in its own memory format."""
     with _importable_from_here():
         config = recorded(state["config"])
         model = _built(config, record)
     model.load_state_dict(plain_weights(state, model.state_dict().keys()))
-    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    layout = torch.channels_last if config.channels_last and not plain else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
-    if config.onednn and torch.device(device).type == "cpu":
+    if config.onednn and device.type == "cpu" and not plain:
         onednn_linear.use_for_linear(model)
-    preprocess = Preprocess(config.dataset, record["data"], torch.device(device))
-    return TrainedModel(model, record, state["config"], preprocess).eval()
+    return TrainedModel(model, record, state["config"], Preprocess(config.dataset, record["data"], device)).eval()
 
 
 def _built(config: RunConfig, record: Record) -> nn.Module:

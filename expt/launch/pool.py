@@ -113,7 +113,8 @@ class Pool:
             if job.error:
                 raise job.error
             config = request_of(job).config
-            refuse_missing_parts(config)
+            if not request_of(job).evaluation:
+                refuse_missing_parts(config)
             with signals.heeded_at_once():
                 prepare(config.dataset, config.task)  # once for all its workers, before any could try the same
             self._queue(number, job)

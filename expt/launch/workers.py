@@ -57,6 +57,8 @@ class Workers:
     processes: list[BaseProcess]
     forkserver: int | None = None
     """The pid of the process that they are forked from."""
+    saves: bool = True
+    """Whether they have something to save before they end; an evaluation has nothing."""
 
     @property
     def sentinels(self) -> list[int]:
@@ -79,7 +81,10 @@ class Workers:
 
     def ask_to_stop(self) -> None:
         """Let all of them finish the step, save, and end."""
-        processes.ask(self.processes, signals.ASK_WORKER)
+        if self.saves:
+            processes.ask(self.processes, signals.ASK_WORKER)
+        else:
+            self.stop()
 
     def stop(self, timeout_s: float = 5) -> None:
         """End all of them, now: what they write is whole at any moment."""
@@ -122,10 +127,11 @@ def start(attempt: Attempt) -> Workers:
         port = listener.getsockname()[1]
         source = attempt.begin(port if together else None)
         workers = Workers(paths, attempt.number, config.timeout_s, [], forkserver.ensure_running())
+        workers.saves = attempt.request.evaluation is None
         try:
             for rank in range(config.world_size):
                 meeting = Meeting(port, listener if rank == 0 else None) if together else None
-                arguments = (config, paths, attempt.waited_since, source, meeting)
+                arguments = (config, paths, attempt.waited_since, source, meeting, attempt.request.evaluation)
                 workers.processes.append(_start_worker(attempt, rank, port, arguments))
         except BaseException:
             workers.stop()

@@ -83,6 +83,19 @@ class RunPaths:
         """The checkpoint with the best objective so far."""
         return self.checkpoints / "best.pt"
 
+    def checkpoint(self, which: str) -> Path:
+        """The file of `best` or `last`."""
+        return {"best": self.best, "last": self.last}[which]
+
+    @property
+    def evaluations(self) -> Path:
+        """What its weights were measured on later: a folder for each evaluation, with files named as a run's."""
+        return self.folder / "evaluations"
+
+    def exported(self, format: str) -> Path:
+        """Its model for other programs, in the format `torch_export` or `onnx`."""
+        return self.folder / {"torch_export": "model.pt2", "onnx": "model.onnx"}[format]
+
     @property
     def trace(self) -> Path:
         """What torch.profiler saw of a few steps, for Perfetto."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from expt.config import secrets
 from expt.config.identity import Content
@@ -14,6 +14,21 @@ from expt.config.schema import RunConfig
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
+
+Split: TypeAlias = Literal["train", "val", "test", "all"]
+"""What of a dataset is measured; `all` are its parts together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Which weights are to be measured, and on what; see expt.worker.evaluation."""
+
+    run: Path
+    """The folder of the run that they are of."""
+    which: Literal["best", "last"]
+    split: Split
+    own_data: bool
+    """Whether the samples are those of the run itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +47,8 @@ class RunRequest:
     """More variables for its workers."""
     typed_at: float | None = None
     """When this run alone was asked for [by time.monotonic]; None in a sweep, where its turn counts."""
+    evaluation: Evaluation | None = None
+    """Where nothing is to be trained: what is measured in place of that."""
     may_have_run: bool = False
     """Whether the folder may hold a record of this very run: of an earlier attempt, or of when it was refused."""
 

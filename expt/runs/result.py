@@ -70,6 +70,20 @@ class Resumed(TypedDict):
     step: int
 
 
+class EvaluationOf(TypedDict):
+    """What the record of an evaluation is about; its `metrics`, `config` and all else are the evaluation's own."""
+
+    run: str
+    checkpoint: str
+    epoch: int
+    step: int
+    split: str
+    own_data: bool
+    """Whether the samples are the run's own."""
+    samples: int
+    class_names: NotRequired[list[str]]
+
+
 class Begun(TypedDict):
     """The file that a run's first weights were loaded from, and the identity of the run that wrote it, if one did."""
 
@@ -107,6 +121,8 @@ class Record(Provenance, total=False):
     attempts: int
     resumed_from: Resumed
     weights_from: Begun
+    evaluation_of: EvaluationOf
+    """Missing in the record of a run."""
     resumable: bool
     world_size: int
     local_world_size: int

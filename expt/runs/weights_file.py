@@ -6,7 +6,24 @@ from pathlib import Path
 
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
-from expt.runs.result import Begun, read_result
+from expt.runs.result import Begun, Record, read_result
+
+
+def found(run: str | Path, which: str) -> tuple[Record, Path]:
+    """The record of a run that has begun to train, and its best or last checkpoint. Raises ConfigError for neither."""
+    paths = RunPaths(Path(run))
+    record = read_result(paths)
+    if "data" not in record:
+        what = "is no folder of a run that has begun to train" if paths.folder.exists() else "there is no such folder"
+        raise ConfigError(f"{run}: {what}; give that of one")
+    if which not in ("best", "last"):
+        raise ConfigError(f"which={which}: use best or last")
+    file = paths.checkpoint(which)
+    if not file.is_file():
+        there = [name for name in ("best", "last") if paths.checkpoint(name).is_file()]
+        mend = f"use which={there[0]}" if there else "it has no checkpoint"
+        raise ConfigError(f"{file}: there is no such file; {mend}")
+    return record, file
 
 
 def weights_file(given: str) -> Path:

@@ -41,11 +41,12 @@ class Writer:
     def __init__(
         self,
         folder: Path,
-        hyperparameters: Mapping[str, bool | int | float | str],
-        charts: Mapping[str, Mapping[str, list[str]]],
+        hyperparameters: Mapping[str, bool | int | float | str] | None = None,
+        charts: Mapping[str, Mapping[str, list[str]]] | None = None,
         *,
         continued_at: int | None = None,
     ) -> None:
+        """Without hyperparameters it is no run of the HPARAMS tab: its values are columns of the run around it."""
         self._folder, self._continued_at = folder, continued_at
         self._hyperparameters, self._charts = hyperparameters, charts
         self._writer: SummaryWriter | None = None
@@ -89,7 +90,7 @@ class Writer:
 
     def close(self, *, complete: bool = True) -> None:
         """Write what is left; the HPARAMS tab then says that the run is `complete`."""
-        if complete:
+        if complete and self._hyperparameters is not None:
             _file(self._open()).add_summary(hparams.end("success", time.time()))
         if self._writer is not None:
             self._writer.close()
@@ -101,17 +102,22 @@ class Writer:
 
             if self._continued_at is None:
                 self._writer = SummaryWriter(str(self._folder))
-                _file(self._writer).add_summary(hparams.begin(self._hyperparameters))
-                charts = {
-                    category: {title: ["Multiline", tags] for title, tags in inside.items()}
-                    for category, inside in self._charts.items()
-                }
-                self._writer.add_custom_scalars(charts)
+                self._begin(self._writer)
             else:
                 self._there = _tags_at(self._continued_at, RunPaths(self._folder).event_files())
                 _let_the_second_pass(self._folder)
                 self._writer = SummaryWriter(str(self._folder), purge_step=self._continued_at + 1)
         return self._writer
+
+    def _begin(self, writer: SummaryWriter) -> None:
+        if self._hyperparameters is not None:
+            _file(writer).add_summary(hparams.begin(self._hyperparameters))
+        if self._charts:
+            charts = {
+                category: {title: ["Multiline", tags] for title, tags in inside.items()}
+                for category, inside in self._charts.items()
+            }
+            writer.add_custom_scalars(charts)
 
 
 def _file(writer: SummaryWriter) -> FileWriter:

@@ -19,27 +19,38 @@ from expt.training.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learner:
-    """What a training step changes, and how."""
+class Evaluator:
+    """What an evaluation looks at, and how."""
 
     module: nn.Module
     """The bare model: saved, and without `ema` evaluated."""
+    precision: Precision
+    task: Task
+    """What a step computes, and what is measured."""
+    extra_metrics: ExtraMetrics = dataclasses.field(default_factory=lambda: ExtraMetrics({}))
+    """What evaluations measure beside the task's own."""
+    overwrites: bool = False
+    """Whether the next batch may be given the memory of this one's outputs: CUDA graphs do so, and who knows what own
+    models do."""
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model whose numbers count."""
+        return self.module
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner(Evaluator):
+    """What a training step changes, and how."""
+
     parallel: nn.Module
     """The model that is trained: `module`, or DistributedDataParallel around it."""
     optimizer: Optimizer
     scheduler: LRScheduler
-    precision: Precision
-    task: Task
-    """What a step computes, and what is measured."""
     world_size: int
-    extra_metrics: ExtraMetrics = dataclasses.field(default_factory=lambda: ExtraMetrics({}))
-    """What evaluations measure beside the task's own."""
     scheduler_interval: Literal["epoch", "step"] = "step"
     """After what the schedule advances: after an epoch, that is when it has been evaluated."""
     compiled: bool = False
-    overwrites: bool = False
-    """Whether the next batch may be given the memory of this one's outputs: CUDA graphs do so, and who knows what own
-    models do."""
     gradient_accumulation: int = 1
     average_statistics: Callable[[], None] = lambda: None
     """Ends a step where batch norms keep statistics that are to be alike on all workers; a collective."""

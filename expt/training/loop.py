@@ -22,7 +22,7 @@ from expt.tasks.sums import Averages, Sums
 from expt.tasks.task import Sum
 from expt.training import phases
 from expt.training.collectives import gather_across_workers, sum_across_workers
-from expt.training.learner import Learner, Position
+from expt.training.learner import Evaluator, Learner, Position
 from expt.training.memory_probe import largest_that_fits
 
 
@@ -209,7 +209,7 @@ def check_gradients(learner: Learner) -> None:
 
 @torch.no_grad()
 def evaluate(
-    learner: Learner,
+    learner: Evaluator,
     batches: Iterable[Batch],
     device: torch.device,
     observe: Callable[[Batch, Any], None] | None = None,

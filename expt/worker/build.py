@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
 import torch
@@ -17,7 +17,7 @@ from expt.config.tasks import Classification, Segmentation, in_evaluations_alone
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.files import refuse_missing
-from expt.data.loading import Shard
+from expt.data.loading import Batch, Shard
 from expt.data.masks import MaskValues
 from expt.data.tree import mapped
 from expt.errors import ConfigError, warn
@@ -49,14 +49,20 @@ from expt.worker.turns import one_first
 
 def build_data(config: RunConfig, worker: Worker) -> Data:
     """The loaders of `worker`'s share of each batch."""
-    num_workers: int | str = getattr(config.dataset, "num_workers", "auto")
-    with _in_turn(config, worker):
-        data = _loaders(config, worker, num_workers if isinstance(num_workers, int) else config.threads)
+    with in_turn(config, worker):
+        data = _loaders(config, worker, num_readers(config))
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
     return data
 
 
-def _in_turn(config: RunConfig, worker: Worker) -> AbstractContextManager[None]:
+def num_readers(config: RunConfig) -> int:
+    """The processes that read for each worker."""
+    number: int | str = getattr(config.dataset, "num_workers", "auto")
+    return number if isinstance(number, int) else config.threads
+
+
+def in_turn(config: RunConfig, worker: Worker) -> AbstractContextManager[None]:
+    """While a person's own dataset is constructed; see one_first."""
     own = isinstance(config.dataset, datasets.TargetDataset)
     return one_first(worker, config.dataset.target) if own else contextlib.nullcontext()
 
@@ -73,13 +79,13 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
         channels_last=config.channels_last,
         num_workers=num_workers,
         batch_parts=config.world_size * config.gradient_accumulation,
-        mask_values=_mask_values(config),
+        mask_values=mask_values(config),
         mixup=config.mixup,
         cutmix=config.cutmix,
     )
 
 
-def _mask_values(config: RunConfig) -> MaskValues | None:
+def mask_values(config: RunConfig) -> MaskValues | None:
     """What masks may hold, where the targets are masks."""
     task, dataset = config.task, config.dataset
     if not isinstance(task, Segmentation):
@@ -261,3 +267,10 @@ def total_steps(config: RunConfig, data: Data) -> int:
     """Optimiser steps of the whole run."""
     steps = config.epochs * len(data.train)
     return min(steps, config.max_steps or steps)
+
+
+def each_told(batches: Iterable[Batch], tell: Callable[[], None]) -> Iterator[Batch]:
+    """The batches, calling `tell` before each."""
+    for batch in batches:
+        tell()
+        yield batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.config.tasks import metrics_of
 from expt.data.build import Data
-from expt.data.loading import Batch, TimedBatches
+from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import checkpoint, tags
 from expt.runs.paths import RunPaths
@@ -171,7 +171,7 @@ class Run:
         assert loader is not None
         began = time.perf_counter()
         collectives.broadcast_buffers(self.learner.evaluated)  # each rank has batch-norm statistics of its own
-        review, batches = self.observer.review(), _each_told(loader.evaluation(), self.beat)
+        review, batches = self.observer.review(), build.each_told(loader.evaluation(), self.beat)
         values = evaluate(self.learner, batches, self.worker.device, review)
         self.history.eval_s += time.perf_counter() - began
         self.record.log({tags.metric(name, split): value for name, value in values.values.items()})
@@ -254,15 +254,11 @@ class Run:
         }
 
 
-def _each_told(batches: Iterable[Batch], tell: Callable[[], None]) -> Iterator[Batch]:
-    """The batches, calling `tell` before each."""
-    for batch in batches:
-        tell()
-        yield batch
+_WHERE_THERE_ARE = ("class_names", "standardised", "feature_names", "target_names")
 
 
 def _about(data: Data) -> dict[str, Any]:
-    info, unshown = dataclasses.asdict(data.info), ("class_names", "class_counts", "shapes", "standardised")
+    info, unshown = dataclasses.asdict(data.info), ("class_counts", "shapes", *_WHERE_THERE_ARE)
     told = {key: value for key, value in info.items() if key not in unshown}
-    more = {key: info[key] for key in ("class_names", "standardised") if info[key]}
+    more = {key: info[key] for key in _WHERE_THERE_ARE if info[key]}
     return {**data.info.shapes, **told, **more}

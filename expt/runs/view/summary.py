@@ -41,7 +41,7 @@ def print_summary(console: Console, paths: RunPaths) -> None:
         operators, trace = paths.operators.read_text(encoding="utf-8"), shown_path(paths.trace)
         say(console, f"\n{operators}")
         say(console, f"trace        {trace}, to open at https://ui.perfetto.dev")
-    say(console, f"look at it   tensorboard --logdir {shlex.quote(shown_path(_logdir(paths.folder)))}")
+    say(console, f"look at it   tensorboard --logdir {shlex.quote(shown_path(logdir(paths.folder)))}")
     if shown_path(paths.folder).startswith("outputs/"):  # where the report looks by itself
         say(console, f"compare      {provenance.program()} report")
 
@@ -52,7 +52,7 @@ def _number(values: Mapping[str, float | None], tag: str) -> str:
     return f"{value:.4f}" if isinstance(value, int | float) else "nan" if value is None else ""
 
 
-def _logdir(folder: Path) -> Path:
+def logdir(folder: Path) -> Path:
     """The folder around the run's, where nothing but runs is.
 
     TensorBoard calls a run that is its own logdir `.`, and then finds no metrics of it for HPARAMS.

@@ -1,0 +1,131 @@
+"""`expt evaluate`: the metrics of a trained run's weights on val, test or another dataset, by any number of workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from expt import machine
+from expt.command.overrides import about_run
+from expt.command.words import Parser
+from expt.config.tasks import metrics_of
+from expt.errors import ConfigError, Interrupted, RunFailed
+from expt.launch import forkserver
+from expt.launch.launcher import launcher
+from expt.runs.paths import RunPaths, make_unused_folder
+from expt.runs.request import RunRequest
+from expt.runs.result import COMPLETED, Record, objective_of, read_result, results
+from expt.runs.weights_file import found
+
+if TYPE_CHECKING:
+    from expt.command.evaluation_settings import Settings
+
+ABOUT = """\
+Measure the weights of a trained run, each sample exactly once, on any number of workers. Without more it is the run's
+own test set, or where it has none what it was validated on. The numbers come into RUN/evaluations and into the run's
+TensorBoard, and nothing of the run itself is changed."""
+EXAMPLES = """settings
+  split=train|val|test|all      what is measured; all parts of a dataset together
+  which=best|last               of which checkpoint
+  dataset=... dataset.KEY=...   another dataset: prepared as the run's own, its classes known by their names
+  task.metrics.NAME={_target_: torchmetrics...., better: max}     one more metric
+  world_size= gpus= batch_size= amp= threads= timeout_s= ...      how it is computed
+
+examples
+  python -m expt evaluate outputs/2026-11-21/10-00-00
+  python -m expt evaluate RUN split=val world_size=3
+  python -m expt evaluate RUN dataset=image_folder dataset.root=new_photos
+  python -m expt evaluate outputs/sweeps/2026-11-21_10-00-00 --best 3
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Do what `words` ask for. Raises as `evaluate`, and RunFailed where one of several has failed."""
+    parser = Parser("evaluate", ABOUT, EXAMPLES)
+    parser.add_argument("folder", type=Path, metavar="RUN", help="the folder of a run, or of a sweep")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="see below")
+    parser.add_argument("--best", type=int, metavar="N", help="of a sweep: so many of its runs, by their objective [1]")
+    asked = parser.parse_intermixed_args(list(words))
+    if "=" in str(asked.folder) and not asked.folder.exists():
+        raise ConfigError(f"{asked.folder}: the folder of a run comes first, as in evaluate RUN {asked.folder}")
+    evaluate(asked.folder, asked.settings, best=asked.best)
+    return 0
+
+
+@machine.not_world_writable()
+def evaluate(folder: Path, words: Sequence[str], *, best: int | None = None) -> list[RunPaths]:
+    """Measure the run of `folder`, or the `best` of a sweep, as `words` say, and print the numbers; returns where.
+
+    Raises ConfigError where that cannot be done, RunFailed or Interrupted as a run.
+    """
+    if not launcher().starts_workers:
+        raise ConfigError("an evaluation cannot run inside torchrun; start it alone")
+    if best is not None and best < 1:
+        raise ConfigError(f"--best {best}: give 1 or more")
+    forkserver.warm()  # at once, beside what follows
+    from expt.command import evaluation_settings as settings  # late: Hydra
+
+    try:
+        asked = settings.read(words)
+        begun = [(run, found(run, asked.which)[0]) for run in _chosen(folder, best)]
+        measured = [(run, record, settings.settings(run, record, asked)) for run, record in begun]
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted before it began; type the command again") from None
+    from expt.launch import evaluations
+    from expt.runs.view.evaluation import print_evaluations
+
+    requests: list[RunRequest] = []
+    try:
+        requests += [_request(run, record, each, words) for run, record, each in measured]
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}; copy the run to where you may write") from error
+    failed = evaluations.carry_out(requests, Console())
+    done = [paths for paths in (request.paths for request in requests) if _is_complete(paths)]
+    print_evaluations(Console(), done)
+    if failed:
+        raise RunFailed(f"{len(failed)} of {len(requests)} evaluations failed: {failed[0]}")
+    return done
+
+
+def _is_complete(paths: RunPaths) -> bool:
+    return read_result(paths).get("status") == COMPLETED
+
+
+def _chosen(folder: Path, best: int | None) -> list[Path]:
+    """The run, or the best of a sweep."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder; name that of a run, or of a sweep")
+    if RunPaths(folder).result.exists():
+        if best is not None:
+            raise ConfigError(f"--best {best}: is for a sweep, and {folder} is a run; leave it out")
+        return [folder]
+    runs = [(paths.folder, record) for paths, record in results(folder)]
+    if not runs:
+        raise ConfigError(f"{folder}: is not a run, and holds none; name the folder of a run, or of a sweep")
+    done = [(run, record) for run, record in runs if record.get("status") == COMPLETED]
+    names = {record["objective"]["name"] for _, record in done}
+    ranked = [(value, run) for run, record in done if math.isfinite(value := objective_of(record))]
+    if len(names) != 1 or not ranked:
+        why = "none of its runs has completed" if not done else f"its runs are chosen by {', '.join(sorted(names))}"
+        raise ConfigError(f"{folder}: has no best run, for {why}; name one of them, as in {runs[0][0]}")
+    falls = metrics_of(done[0][1]["config"].get("task")).get(names.pop().partition("/")[0]) == "max"
+    return [run for _, run in sorted(ranked, key=lambda pair: pair[0], reverse=falls)[: best or 1]]
+
+
+def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:
+    """Makes its folder."""
+    paths = RunPaths(Path(make_unused_folder(str(RunPaths(run.absolute()).evaluations / measured.name))))
+    about: Record = {**about_run(paths.folder.name, list(words)), "identity": record["identity"]}
+    about["data"] = record["data"]
+    return RunRequest(
+        config=measured.config,
+        content=measured.content,
+        paths=paths,
+        about=about,
+        typed_at=None,
+        evaluation=measured.evaluation,
+    )

@@ -1,0 +1,269 @@
+"""From a run's record and what is typed after `expt evaluate RUN` to what is measured, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from expt import machine
+from expt.command import overrides
+from expt.command.arguments import readable, with_conf_here, with_own_keys
+from expt.command.conf_files import conf_dir, keys
+from expt.command.hydra_errors import COMPOSING, as_config_error
+from expt.config import secrets
+from expt.config.datasets import OWN_DATASET_KEYS, Diabetes, Table, Text
+from expt.config.identity import NOT_IN_RESULT, Content
+from expt.config.parse import parse_evaluation, plain, settings_of, with_value
+from expt.config.schema import RunConfig
+from expt.data.fingerprint import content_of
+from expt.errors import ConfigError, did_you_mean, warn
+from expt.runs.paths import RunPaths
+from expt.runs.request import Evaluation, Split
+from expt.runs.result import Record
+
+HOW = (
+    *("world_size", "gpus", "backend", "threads", "batch_size", "amp", "compile", "matmul_precision"),
+    *("deterministic", "timeout_s", "tensorboard.images"),
+)
+"""Settings of how it is measured, which may be others than the run's."""
+TYPED = ("dataset", "task.metrics", "split", "which", *HOW)
+CHOICES = {"which": ("best", "last"), "split": ("train", "val", "test", "all")}
+OF_THIS_MACHINE = dict.fromkeys(("world_size", "gpus", "backend", "threads"), "auto")
+OF_TRAINING = {
+    "strategy": "ddp",
+    "batch_norm": "per_worker",
+    "compile": False,
+    "debug": False,
+    "profile": False,
+    "resume": None,
+    "weights": None,
+    "freeze": [],
+    "callbacks": [],
+    "max_restarts": 0,
+    "mixup": None,
+    "cutmix": None,
+    "init": {"name": "default"},
+    "gradient_accumulation": 1,
+    "label_smoothing": 0.0,
+    "early_stop": None,
+}
+"""What is not to hinder an evaluation, which trains nothing."""
+PREPARED = {"mean", "std", "augment", "transforms", "sampling", "standardise", "standardise_targets"}
+HELD_OUT = ("val_fraction", "test_fraction", "folds", "fold", "train_limit")
+
+
+class Asked(NamedTuple):
+    """What is typed, by its keys."""
+
+    which: str
+    split: str | None
+    chosen: str | None
+    """Another dataset."""
+    dataset: dict[str, Any]
+    metrics: dict[str, Any]
+    how: dict[str, Any]
+    words: list[str]
+    """Those of the dataset."""
+
+
+class Settings(NamedTuple):
+    """What is measured, and how."""
+
+    config: RunConfig
+    content: Content
+    evaluation: Evaluation
+    name: str
+    """Of the folder for its numbers."""
+
+
+def read(words: Sequence[str]) -> Asked:
+    """What the words say. Raises ConfigError for a setting that an evaluation does not take."""
+    overrides.register_resolvers()
+    typed = with_own_keys(readable(words))
+    try:
+        parsed = overrides.parsed(typed)
+    except COMPOSING as error:
+        raise as_config_error(error, words, may_sweep=False) from error
+    for word in parsed:
+        _refuse(word)
+    values = {str(word.key_or_group): _value(word) for word in parsed}
+    for key, choices in CHOICES.items():
+        if values.get(key, choices[0]) not in choices:
+            raise ConfigError(f"{key}={values[key]}: not one of {', '.join(choices)}")
+    return Asked(
+        which=values.get("which", "best"),
+        split=values.get("split"),
+        chosen=None if "dataset" not in values else str(values["dataset"]),
+        dataset={key.removeprefix("dataset."): value for key, value in values.items() if key.startswith("dataset.")},
+        metrics={key.removeprefix("task."): value for key, value in values.items() if key.startswith("task.metrics")},
+        how={key: value for key, value in values.items() if key in HOW},
+        words=[word for word in typed if word.lstrip("+~").startswith("dataset")],
+    )
+
+
+def _refuse(word: Override) -> None:
+    key, text = str(word.key_or_group), word.input_line
+    if word.is_sweep_override():
+        raise ConfigError(f"{text}: several values; evaluate one after the other")
+    if word.is_delete():
+        raise ConfigError(f"{text}: an evaluation leaves nothing of a run's settings out; type a value")
+    if key in TYPED or key.startswith("task.metrics."):
+        return
+    if key.startswith("dataset."):
+        if key.split(".")[1] in PREPARED:
+            raise ConfigError(f"{text}: samples are prepared as those that the run was trained on; leave it out")
+        return
+    takes = f"an evaluation takes {', '.join(TYPED)}"
+    if key in {*keys()}:
+        raise ConfigError(f"{text}: is the run's, and none of it is trained again; leave it out: {takes}")
+    raise ConfigError(f"{text}: there is no key '{key}'; {takes}.{did_you_mean(key, TYPED)}")
+
+
+def _value(word: Override) -> Any:
+    value = word.value()
+    if not isinstance(value, str | list | dict):
+        return value
+    with secrets.environment_read():
+        return OmegaConf.to_container(OmegaConf.create({"value": value}), resolve=True)["value"]  # type: ignore[index,call-overload]
+
+
+def settings(run: Path, record: Record, asked: Asked) -> Settings:
+    """What is measured of the run, and how. Raises ConfigError where that cannot be done here."""
+    then = settings_of(record["config"])
+    dataset = _dataset(then["dataset"], record["data"], asked)
+    node = {**then, **OF_TRAINING, **OF_THIS_MACHINE, "dataset": dataset, "task": _task(then["task"], asked.metrics)}
+    for key, value in asked.how.items():
+        node = with_value(node, key.split("."), value)
+    config = parse_evaluation(node, machine.detect())
+    content = content_of(config)
+    own = _is_own(then["dataset"], dataset, record, content)
+    if own:
+        _refuse_leak(then["dataset"], asked)
+    elif not asked.chosen and not asked.dataset:
+        warn("the dataset's files are not those of then: what the run was trained on may be among what is measured")
+    _warn_of_own_classes(then["dataset"], dataset)
+    split = asked.split or _split(config, record, own=own)
+    if own and split in ("train", "all"):
+        warn(f"split={split}: the run was trained on these samples, or on some of them")
+    evaluation = Evaluation(run=run.absolute(), which=asked.which, split=split, own_data=own)  # type: ignore[arg-type]
+    names = [split] if own else [(asked.chosen or config.dataset.name).replace("/", "-"), split]
+    return Settings(config, content, evaluation, "-".join([*names, *(["last"] if asked.which == "last" else [])]))
+
+
+def _task(then: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    task = {**then, **({"class_weights": None} if "class_weights" in then else {})}
+    for key, value in metrics.items():
+        path = key.split(".")
+        known = (task.get("metrics") or {}).get(path[1]) if len(path) > 2 else None
+        if isinstance(known, Mapping) and "kwargs" in known:
+            path.insert(2, "kwargs")
+        task = with_value(task, path, value)
+    return task
+
+
+def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+    """The dataset's settings: the run's, or those of another that has to be like it."""
+    if asked.chosen not in (None, then["name"]):
+        return _like(then, data, _composed(asked.words), asked.dataset)
+    node = dict(then)
+    for key, value in asked.dataset.items():
+        path = key.split(".")
+        if then["name"] == "_target_" and path[0] not in {*OWN_DATASET_KEYS, "train", "test"}:
+            path.insert(0, "kwargs")
+        node = with_value(node, path, value)
+    return _with_features(node, data) if asked.dataset else node
+
+
+def _composed(words: Sequence[str]) -> dict[str, Any]:
+    folders = [str(Path(word).resolve()) for word in with_conf_here([])[1:]]
+    searched = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"] if folders else []
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            found: dict[str, Any] = plain(compose("config", [*searched, *words]))["dataset"]
+    except COMPOSING as error:
+        raise as_config_error(error, words, may_sweep=False) from error
+    return found
+
+
+def _like(
+    then: Mapping[str, Any], data: Mapping[str, Any], node: dict[str, Any], typed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Another dataset, whose images are given the size and the normalisation of the run's; its classes are its own."""
+    if "_target_" in node or "mean" in node:
+        node = {**node, "mean": then.get("mean"), "std": then.get("std")}
+    if "_target_" in node:
+        return node
+    given = ["image_size", "context"]
+    given += ["channels", "num_classes"] if node.get("name") == "synthetic" else []
+    given += ["num_classes"] if node.get("name") == "segmentation_folder" else []
+    taken = {key: data[key] for key in given if key in node and key in data and key not in typed}
+    return _with_features({**node, **taken}, data)
+
+
+def _with_features(node: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """A table's columns are those of the run's, whatever else it has; an array's are told apart when it is read."""
+    names = data.get("feature_names") or ()
+    if (
+        node.get("name") == "table"
+        and node.get("features") is None
+        and names
+        and not any("[" in name for name in names)
+    ):
+        return {**node, "features": list(names)}
+    return node
+
+
+def _is_own(then: Mapping[str, Any], now: Mapping[str, Any], record: Record, content: Content) -> bool:
+    """Whether the samples are the run's, wherever they lie now."""
+    made = record.get("content")
+    if made is not None and made["data"] != content.data:
+        return False
+    ignored = {key.removeprefix("dataset.") for key in NOT_IN_RESULT if key.startswith("dataset.")}
+    ignored |= {*HELD_OUT, *PREPARED, "features"}
+    then, now = _by_target(then), _by_target(now)
+    return all(now.get(key) == then.get(key) for key in (now.keys() | then.keys()) - ignored)
+
+
+def _by_target(dataset: Mapping[str, Any]) -> dict[str, Any]:
+    """A class of one's own with what it is built with, whether as YAML or as a record has it."""
+    if "_target_" not in dataset:
+        return dict(dataset)
+    own = {key: value for key, value in dataset.items() if key in {*OWN_DATASET_KEYS, "train", "test"}}
+    kwargs = {key: value for key, value in dataset.items() if key not in own and key not in ("_target_", "name")}
+    at_first = {"num_workers": "auto", "train": {"train": True}, "test": {"train": False}, "num_classes": None}
+    return {**at_first, **own, "name": "_target_", "target": dataset["_target_"], "kwargs": kwargs}
+
+
+def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:
+    """Raise ConfigError where other samples of the run's dataset would be held out than those that the run has."""
+    for key in HELD_OUT:
+        if key in asked.dataset and asked.dataset[key] != then.get(key):
+            raise ConfigError(
+                f"dataset.{key}={asked.dataset[key]}: the run had {then.get(key)}, and was trained on the rest of its "
+                "data; leave it out, or measure split=all"
+            )
+
+
+def _warn_of_own_classes(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """What a class of one's own does to its samples, nobody knows."""
+    targets = [dataset.get("_target_", dataset.get("target")) for dataset in (then, now)]
+    if targets[0] != targets[1]:
+        own = next(target for target in targets if target)
+        warn(f"dataset: {own} may prepare its samples in a way of its own, which the other dataset does not")
+
+
+def _split(config: RunConfig, record: Record, *, own: bool) -> Split:
+    """What is measured where nothing is said: the run's test set, another dataset's, or all of a single file."""
+    if own:
+        return "test" if record["data"].get("test_size") else "val"
+    return "all" if isinstance(config.dataset, Table | Diabetes | Text) else "test"
+
+
+def folder_of(run: Path, name: str) -> RunPaths:
+    """Where the numbers of an evaluation come."""
+    return RunPaths(RunPaths(run).evaluations / name)

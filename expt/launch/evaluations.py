@@ -1,0 +1,75 @@
+"""Evaluations on this machine, by the pool that trains: each with its workers, side by side where there is room."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.status import Status
+
+from expt import machine
+from expt.errors import ConfigError, ExptError, Interrupted
+from expt.launch.job import Job, Observer, Options
+from expt.launch.pool import Pool
+from expt.runs.paths import RunPaths
+from expt.runs.request import RunRequest
+from expt.runs.result import COMPLETED
+from expt.runs.view.printed import Printed, show_printed
+
+INTERRUPTED = "interrupted; nothing was written: type the command again"
+
+
+def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptError]:
+    """Measure what is asked for; returns the failures. Of what is refused or interrupted nothing is left.
+
+    Raises Interrupted, and ConfigError where nothing was asked for but what is refused.
+    """
+    jobs = [Job(request.paths, request) for request in requests]
+    try:
+        with console.status("starting") as status:
+            Pool(machine.detect(), Options(), _Shown(console, status)).run(iter(jobs))
+    except KeyboardInterrupt:
+        raise Interrupted(INTERRUPTED) from None
+    finally:
+        for job in jobs:
+            if job.status != COMPLETED and (job.error is None or isinstance(job.error, ConfigError | Interrupted)):
+                remove(job.paths)
+    if len(jobs) == 1 and jobs[0].error:
+        raise jobs[0].error
+    return [job.error for job in jobs if job.error]
+
+
+def remove(paths: RunPaths) -> None:
+    """Remove the folder of an evaluation that has come to nothing, and with the last one what is around it."""
+    shutil.rmtree(paths.folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        paths.folder.parent.rmdir()
+
+
+class _Shown(Observer):
+    """Shows how many are done, and what the workers print."""
+
+    def __init__(self, console: Console, status: Status) -> None:
+        self._console, self._status = console, status
+        self._printed: dict[Job, Printed] = {}
+        self._done = 0
+
+    def job_starting(self, job: Job) -> None:
+        self._printed[job] = Printed(job.paths)
+
+    def job_ended(self, job: Job) -> None:
+        self._done += 1
+        self._show(job, last=True)
+
+    def tick(self, active: Sequence[Job]) -> None:
+        names = ", ".join(str(job.paths.folder.parents[1].name) for job in active)
+        self._status.update(f"evaluating {names}" + (f", {self._done} done" if self._done else ""))
+        for job in active:
+            self._show(job)
+
+    def _show(self, job: Job, *, last: bool = False) -> None:
+        if job in self._printed:
+            lines = self._printed[job].new(last=last)
+            show_printed(self._console, ((f"rank {rank}", line) for rank, line in lines))
