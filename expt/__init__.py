@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from expt.api import Result, Runs, list_runs, rerun, run, sweep
+    from expt.api import Result, Runs, evaluate, list_runs, rerun, run, sweep
     from expt.errors import SweepFailed
     from expt.inference.load import TrainedModel, load
     from expt.tasks.phases import PhasedTask
@@ -23,6 +23,7 @@ __all__ = [
     "TrainedModel",
     "View",
     "__version__",
+    "evaluate",
     "list_runs",
     "load",
     "rerun",
@@ -34,7 +35,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> object:
     # Late, so that `python -m expt --help` does not import Hydra.
-    if name in ("Result", "Runs", "list_runs", "rerun", "run", "sweep"):
+    if name in ("Result", "Runs", "evaluate", "list_runs", "rerun", "run", "sweep"):
         from expt import api
 
         return getattr(api, name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expt.command import terminal
+from expt.command.evaluate import evaluate as evaluate_as
 from expt.command.main import command
 from expt.command.rerun import rerun as rerun_of
 from expt.config.tasks import metrics_of
@@ -108,6 +109,18 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     forkserver.warm()
     paths = rerun_of(Path(folder), None if into is None else Path(into), typed_at=time.monotonic())
     return Result.of(paths.folder)
+
+
+def evaluate(folder: str | Path, *settings: str) -> dict[str, float]:
+    """The metrics of the run of `folder`, measured anew, as in `evaluate(RUN, "split=val")["accuracy/val"]`.
+
+    With `"dataset=...", "dataset.root=..."` those on another dataset; see `python -m expt evaluate --help`. They are
+    kept in RUN/evaluations too. Raises as `run` does.
+    """
+    forkserver.warm()
+    with terminal.quietly(settings) as words:
+        (paths,) = evaluate_as(Path(folder), words)
+    return read_result(paths)["metrics"]
 
 
 def _results(arguments: Sequence[str], *, may_sweep: bool = True) -> list[Result]:

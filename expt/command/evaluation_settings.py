@@ -208,12 +208,8 @@ def _like(
 def _with_features(node: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """A table's columns are those of the run's, whatever else it has; an array's are told apart when it is read."""
     names = data.get("feature_names") or ()
-    if (
-        node.get("name") == "table"
-        and node.get("features") is None
-        and names
-        and not any("[" in name for name in names)
-    ):
+    by_name = names and not any("[" in name for name in names)
+    if node.get("name") == "table" and node.get("features") is None and by_name:
         return {**node, "features": list(names)}
     return node
 

@@ -261,7 +261,8 @@ def scaled(standardised: Mapping[str, Sequence[float]], rows: Rows) -> Rows:
 
     def at(names: Sequence[str], values: np.ndarray) -> np.ndarray:
         mean, std = np.array([standardised.get(name, (0.0, 1.0)) for name in names]).T
-        return (values - mean) / std
+        found: np.ndarray = (values - mean) / std
+        return found
 
     targets = rows.targets if rows.class_names else at(rows.target_names, rows.targets)
     return rows._replace(features=at(rows.feature_names, rows.features), targets=targets)

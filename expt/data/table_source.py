@@ -54,9 +54,9 @@ def _source(rows: table.Rows, train: np.ndarray, test: np.ndarray, device: torch
 
     example = mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1]))
     classes = torch.from_numpy(rows.targets[train]) if rows.class_names else torch.zeros(len(train))
-    parts = part(train), part(test) if len(test) else None
-    named: dict[str, Any] = {"feature_names": rows.feature_names, "target_names": rows.target_names}
-    return Source(_shapes(rows), rows.class_names, example, *parts, classes, **named, **more)
+    more |= {"feature_names": rows.feature_names, "target_names": rows.target_names}
+    to_test = part(test) if len(test) else None
+    return Source(_shapes(rows), rows.class_names, example, part(train), to_test, classes, **more)
 
 
 def _shapes(rows: table.Rows) -> Mapping[str, Any]:

@@ -25,8 +25,8 @@ from expt.runs.result import Record
 from expt.runs.weights_file import found
 from expt.training.patches import onednn_linear
 
-NOT_SHAPES = ("train_size", "val_size", "test_size", "standardised", "class_names", "class_counts")
-NOT_SHAPES += ("feature_names", "target_names")
+NOT_SHAPES = {"train_size", "val_size", "test_size", "standardised", "class_names", "class_counts"}
+NOT_SHAPES |= {"feature_names", "target_names"}
 """Keys of a record's `data` that tell a model nothing."""
 
 
@@ -71,7 +71,7 @@ def saved(run: str | Path, which: str = "best") -> tuple[Record, dict[str, Any]]
 
 def rebuilt(record: Record, state: Mapping[str, Any], device: torch.device, *, plain: bool = False) -> TrainedModel:
     """The model of a checkpoint's `state`; `plain` has torch's own layers alone, in its own memory format."""
-    with _importable_from_here():
+    with importable_from_here():
         config = recorded(state["config"])
         model = _built(config, record)
     model.load_state_dict(plain_weights(state, model.state_dict().keys()))
@@ -97,7 +97,7 @@ def _built(config: RunConfig, record: Record) -> nn.Module:
 
 
 @contextlib.contextmanager
-def _importable_from_here() -> Iterator[None]:
+def importable_from_here() -> Iterator[None]:
     """As in `python -m expt`, for a person's own class."""
     before = list(sys.path)
     sys.path.insert(0, str(Path.cwd()))

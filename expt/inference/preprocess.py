@@ -36,7 +36,8 @@ class Preprocess:
         self._is_table = isinstance(dataset, TableConfig)
         self._resized = stretched if isinstance(dataset, SegmentationFolder) else fitted
         as_they_are = isinstance(dataset, TargetDataset) and dataset.num_classes is None
-        self._scales = list(data.get("standardised", {}).values())
+        self.standardised: dict[str, tuple[float, float]] = dict(data.get("standardised", {}))
+        """Of a table's columns the mean and the deviation: first of the features, in their order."""
         self._normalise: Normalise | None = None
         if "channels" in data and not self._is_table and not as_they_are:
             mean, std = getattr(dataset, "mean", None), getattr(dataset, "std", None)
@@ -75,7 +76,9 @@ class Preprocess:
         num_features = self._data["image_size"][1]
         if rows.dim() != 2 or rows.shape[1] != num_features:
             raise ConfigError(f"rows of shape {list(rows.shape)}: the model takes {num_features} features; give [N, F]")
-        if scales := self._scales[:num_features]:  # targets, where they are standardised, come after them
+        if scales := list(self.standardised.values())[
+            :num_features
+        ]:  # targets, where they are standardised, come after them
             mean, std = torch.tensor(scales, dtype=torch.float64).T
             rows = (rows - mean) / std
         return rows.float().view(-1, 1, 1, num_features).to(self._device)

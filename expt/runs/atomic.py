@@ -20,12 +20,13 @@ def write_atomically(path: Path, text: str, *, may_exist: bool = True) -> None:
         if may_exist:
             beside.replace(path)
         else:
-            _take_name(beside, path)
+            take_name(beside, path)
     finally:
         beside.unlink(missing_ok=True)
 
 
-def _take_name(beside: Path, path: Path) -> None:
+def take_name(beside: Path, path: Path) -> None:
+    """Give the file `beside` its name. Raises FileExistsError where there is one of that name."""
     try:
         path.hardlink_to(beside)  # unlike a rename it replaces nothing
     except FileExistsError:

@@ -66,10 +66,11 @@ def carry_out(
 
 def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]:
     """The run's record and what its checkpoint has of the model: what rank 0 reads, for a run may be under way."""
-    read = None
+    read: tuple[Any, dict[str, Any]] | None = None
     if worker.rank == 0:
         record, state = saved(evaluation.run, evaluation.which)
-        read = record, {key: state[key] for key in ("model", "ema", "config", "position") if key in state}
+        kept = ("model", "ema", "config", "position")
+        read = record, {key: value for key, value in state.items() if key in kept}
     return collectives.from_rank_0(read, worker.device)
 
 

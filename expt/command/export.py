@@ -1,0 +1,94 @@
+"""`expt export`: a trained run's model as a file for other programs."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from expt import machine
+from expt.command.words import Parser
+from expt.errors import ConfigError
+from expt.runs.paths import RunPaths
+from expt.runs.view.cells import say
+from expt.runs.view.progress import elapsed, shown_path
+from expt.runs.weights_file import found
+
+ABOUT = """\
+Write a trained run's model to a file that other programs load without expt: ONNX, or torch.export's (.pt2). It takes
+batches of any size. The file is there only once its outputs are those of the model, on samples of the run's dataset."""
+EXAMPLES = """examples
+  python -m expt export RUN --format onnx
+  python -m expt export RUN --format onnx --preprocess --output digits.onnx
+  python -m expt export RUN --format torch_export --which last --batch-size 1
+"""
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+
+
+@machine.not_world_writable()
+def main(words: Sequence[str]) -> int:
+    """Do what `words` ask for. Raises ConfigError for what cannot be done, RunFailed where the check fails."""
+    parser = Parser("export", ABOUT, EXAMPLES)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    parser.add_argument("--format", required=True, choices=("torch_export", "onnx"), help="of the file")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="[RUN/model.onnx, RUN/model.pt2]")
+    parser.add_argument("--which", default="best", choices=("best", "last"), help="checkpoint [best]")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="the only one that the file takes [any]")
+    parser.add_argument(
+        "--preprocess", action="store_true", help="normalise in the file: it takes pixels in [0, 1], or a table's rows"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-4,
+        metavar="X",
+        help="largest difference, of outputs above 100 for each 100 [1e-4]",
+    )
+    parser.add_argument("--force", action="store_true", help="replace the file if it is there")
+    asked = parser.parse_args(list(words))
+    found(asked.run, asked.which)
+    file = _file(asked.run, asked.format, asked.output, force=asked.force)
+    for option, value in (("batch-size", asked.batch_size), ("tolerance", asked.tolerance)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"--{option} {value:g}: give a number above 0")
+    missing = [name for name in NEEDED if asked.format == "onnx" and importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"--format onnx: needs {', '.join(missing)}; pip install 'expt[onnx]'")
+    began = time.monotonic()
+    with Console(stderr=True).status("exporting"):
+        from expt.inference.export import export  # late: it imports torch
+
+        done = export(
+            asked.run,
+            file,
+            asked.format,
+            which=asked.which,
+            batch_size=asked.batch_size,
+            preprocess=asked.preprocess,
+            tolerance=asked.tolerance,
+            force=asked.force,
+        )
+    console, megabytes = Console(), file.stat().st_size / 1e6
+    say(console, f"exported     {shown_path(file)}, {megabytes:.1f} MB in {elapsed(time.monotonic() - began)}")
+    say(console, f"takes        {', '.join(done.inputs)}, and gives {', '.join(done.outputs)}")
+    say(console, f"weights      of epoch {done.epoch}, the {asked.which}")
+    which = "drawn at random: the run's dataset is not there" if done.source == "at random" else f"of {done.source}"
+    sizes = ", ".join(map(str, done.batches))
+    say(console, f"checked      {done.num_samples} samples {which}, in batches of {sizes}")
+    say(console, f"difference   at most {done.difference:.1e}, and {done.allowed:.1e} is allowed")
+    return 0
+
+
+def _file(run: Path, format: str, output: Path | None, *, force: bool) -> Path:
+    usual = RunPaths(run).exported(format)
+    file = output or usual
+    if file.is_dir():
+        raise ConfigError(f"--output {file}: is a folder; name a file in it, as in {file / usual.name}")
+    if not file.parent.is_dir():
+        raise ConfigError(f"--output {file}: there is no folder {file.parent}; make it first")
+    if file.exists() and not force:
+        raise ConfigError(f"{file}: is there already; --force replaces it, --output FILE writes another")
+    return file
