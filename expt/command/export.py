@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> int:
         type=float,
         default=1e-4,
         metavar="X",
-        help="largest difference, of outputs above 100 for each 100 [1e-4]",
+        help="largest difference; for outputs above 100 more [1e-4]",
     )
     parser.add_argument("--force", action="store_true", help="replace the file if it is there")
     asked = parser.parse_args(list(words))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import logging
 import shutil
@@ -68,7 +69,8 @@ def export(
     """Write the model of a run to `file`, for batches of any size, or of one.
 
     With `preprocess` the file takes pixels in [0, 1], or rows as they stand in the table, and normalises them itself.
-    It is there only where its outputs are those of the model, to `tolerance`; LARGE ones by their size. Raises ConfigError for what cannot be done, RunFailed where the export or the check fails.
+    It is there only where its outputs are those of the model, to `tolerance`; LARGE ones by their size. Raises
+    ConfigError for what cannot be done, RunFailed where the export or the check fails.
     """
     record, state = saved(run, which)
     model = rebuilt(record, state, torch.device("cpu"), plain=True)
@@ -211,8 +213,7 @@ def _call_of(format: Format, file: Path) -> Call:
     if format == "torch_export":
         module = torch.export.load(str(file)).module()
         return lambda tensors: [*leaves(module(*tensors))]
-    import onnxruntime
-
+    onnxruntime: Any = importlib.import_module("onnxruntime")  # an extra
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 

@@ -1,0 +1,304 @@
+"""A run's weights measured again: the run's own numbers on its own data, and no others' classes or scales elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+
+import expt
+from expt.command import evaluation_settings
+from expt.config.constraints import Target
+from expt.config.datasets import TargetDataset
+from expt.config.identity import shown
+from expt.config.schema import RunConfig
+from expt.config.tasks import TargetTask
+from expt.errors import ConfigError
+from expt.runs.paths import RunPaths
+from expt.runs.result import read_result, update_result
+from expt.runs.weights_file import found
+from expt.worker.evaluation import carry_out
+from expt.worker.run import Run
+from tests.conftest import Configured
+from tests.worker.conftest import ALONE, TrainAlone, Trained
+from tests.worker.conftest import train_alone as train_alone  # the fixture
+
+QUIET = ("tensorboard.images=false", "tensorboard.graph=false", "tensorboard.norms=false", "tensorboard.health=false")
+FEW = ("epochs=2", "batch_size=16", "dataset.train_limit=160", *QUIET)
+TABLE = ("model=mlp", "model.hidden=[4]", "epochs=1", "batch_size=8", "drop_last=false", *QUIET)
+
+
+@pytest.fixture
+def train(train_alone: TrainAlone) -> TrainAlone:
+    """As train_alone, with a record like a command's."""
+
+    def begin(run: Run) -> None:
+        content = evaluation_settings.content_of(run.config)
+        made: Any = {"data": content.data, "code": content.code}
+        update_result(run.paths, status="running", config=shown(run.config), content=made, identity="x")
+
+    def train(*overrides: str, name: str = "run") -> Trained:
+        return train_alone(*overrides, name=name, before=begin)
+
+    return train
+
+
+def lived(config: RunConfig, folder: Path) -> Path:
+    """The folder of a run of this configuration."""
+    folder.mkdir(exist_ok=True)
+    paths = RunPaths(folder)
+    update_result(paths, status="running", config=shown(config), identity="x")
+    Run(config, paths, ALONE, typed_at=0.0, beat=lambda: None).train()
+    return folder
+
+
+def evaluated(folder: Path, *words: str) -> dict[str, Any]:
+    """The record of an evaluation by one worker, in this process."""
+    asked = evaluation_settings.read(["world_size=1", "tensorboard.images=false", *words])
+    record, _ = found(folder, asked.which)
+    measured = evaluation_settings.settings(folder, record, asked)
+    paths = RunPaths(folder / "evaluations" / f"{measured.name}-{len([*folder.glob('evaluations/*')])}")
+    paths.folder.mkdir(parents=True)
+    update_result(paths, status="running", config=shown(measured.config))
+    assert carry_out(measured.evaluation, measured.config, paths, ALONE, lambda: None) == "completed"
+    return dict(read_result(paths))
+
+
+def metrics(folder: Path, *words: str) -> dict[str, float]:
+    found: dict[str, float] = evaluated(folder, *words)["metrics"]
+    return found
+
+
+OWN = """
+import torch, expt
+from torch import nn
+from torch.nn import functional
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, train, shift=0.0):
+        self.x = torch.randn(90 if train else 31, 5, generator=torch.Generator().manual_seed(int(train))) + shift
+    def __len__(self):
+        return len(self.x)
+    def __getitem__(self, index):
+        return {"row": self.x[index]}, self.x[index].sum()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(5, 1), nn.BatchNorm1d(1)
+    def forward(self, row):
+        return self.norm(self.layer(row))[:, 0]
+
+class Fit(expt.Task):
+    def forward(self, model, batch):
+        return model(batch.inputs["row"])
+    def loss(self, outputs, batch):
+        return (outputs - batch.targets).square().sum(), len(outputs)
+    def measure(self, outputs, batch):
+        return {"bias": ((outputs - batch.targets).sum(), len(outputs))}
+"""
+RUNS = {
+    "batch norm, over the whole batch": (*FEW, "model=convnet", "batch_norm=sync", "mixup=0.2", "weights=null"),
+    "a moving average": (*FEW, "ema=0.9", "task.class_weights=balanced", "label_smoothing=0.1"),
+    "in bf16, accumulated": (*FEW, "amp=bf16", "gradient_accumulation=2", "optimizer.lr=0.2"),
+    "a fold, augmented": (*FEW, "dataset.folds=5", "dataset.fold=3", "dataset.augment.crop_padding=2"),
+    "balanced": (*FEW, "dataset.sampling=balanced", "freeze=['bias']", "gradient_clip=1"),
+    "standardised targets": ("experiment=diabetes", "epochs=2", "dataset.standardise_targets=true", *QUIET),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_its_own_data_gives_its_own_numbers(name: str, train: TrainAlone) -> None:
+    trained = train(*RUNS[name])
+    folder, recorded = trained.folder, trained.result["metrics"]
+    before = (folder / "result.json").read_bytes(), (folder / "metrics.jsonl").read_bytes()
+    last, best = metrics(folder, "split=val", "which=last"), metrics(folder)
+    assert {*last} | {*best} == {tag for tag in recorded if tag.endswith(("/val", "/test")) and tag[:4] != "best"}
+    assert {**last, **best} == {tag: recorded[tag] for tag in {**last, **best}}
+    assert before == ((folder / "result.json").read_bytes(), (folder / "metrics.jsonl").read_bytes())
+
+
+def test_classes_of_ones_own_and_more_metrics(
+    tmp_path: Path, configured: Configured, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    (tmp_path / "own_evaluated.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine: dict[str, Any] = {
+        "model": Target(target="own_evaluated.Net", kwargs={}),
+        "task": TargetTask(target="own_evaluated.Fit", metrics={"bias": "min"}, kwargs={}),
+        "dataset": TargetDataset(target="own_evaluated.Data", num_workers=0, kwargs={}),
+    }
+    config = dataclasses.replace(configured("batch_size=9", "epochs=2", "objective=loss/val", *QUIET), **mine)
+    folder = lived(config, tmp_path / "run")
+    recorded = read_result(RunPaths(folder))["metrics"]
+    assert metrics(folder, "split=val", "which=last")["bias/val"] == recorded["bias/val"]
+    found = metrics(folder, "+task.metrics.mae={_target_: torchmetrics.MeanAbsoluteError, better: min}")
+    assert found["bias/test"] == recorded["bias/test"]
+    model, rows = expt.load(folder), torch.randn(31, 5, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert found["mae/test"] == pytest.approx(float((model(rows) - rows.sum(1)).abs().mean()), rel=1e-5)
+    assert metrics(folder, "dataset.shift=3.0")["loss/test"] > recorded["loss/test"]
+    assert "warning" not in capfd.readouterr().err
+    with pytest.raises(ConfigError, match=r"task\.metrics\.worst: _target_=torchmetrics\.Nope"):
+        metrics(folder, "+task.metrics.worst={_target_: torchmetrics.Nope, better: min}")
+
+
+def table(path: Path, columns: dict[str, Any]) -> str:
+    rows = zip(*columns.values(), strict=True)
+    path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]))
+    return f"dataset.path={path}"
+
+
+def test_another_table_has_the_runs_columns_scales_and_classes(train: TrainAlone, tmp_path: Path) -> None:
+    drawn = np.random.default_rng(0)
+    a, b = drawn.normal(5, 2, 80), drawn.normal(-100, 30, 80)
+    kind = np.array(["cat", "dog", "emu"])[(a + b / 15 + 1 > 0).astype(int) + (a > 6)]
+    here = table(tmp_path / "here.csv", {"a": a, "b": b, "kind": kind})
+    words = ("dataset=table", here, "dataset.targets=kind", *TABLE)
+    folder = train(*words).folder
+    few = kind != "dog"
+    n = int(few.sum())
+    moved = {"id": [f"row{i}" for i in range(n)], "b": b[few], "kind": kind[few], "a": a[few]}
+    there = table(tmp_path / "there.csv", moved)
+    found = evaluated(folder, there)
+    model = expt.load(folder)
+    labels = torch.tensor([model.class_names.index(name) for name in kind[few]])
+    with torch.no_grad():
+        logits = model(model.preprocess(np.stack([a, b], 1)[few]))
+    assert found["metrics"]["loss/all"] == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-6)
+    assert found["metrics"]["accuracy/all"] == float((logits.argmax(1) == labels).double().mean())
+    assert found["evaluation_of"]["samples"] == n
+    assert found["evaluation_of"]["class_names"] == ["cat", "dog", "emu"]
+    with pytest.raises(ConfigError, match="has the class yak, which the run does not know; it has cat, dog, emu"):
+        metrics(folder, table(tmp_path / "yaks.csv", {"a": a, "b": b, "kind": np.where(few, kind, "yak")}))
+    with pytest.raises(ConfigError, match=r"has no such column, it has b, kind"):
+        metrics(folder, table(tmp_path / "less.csv", {"b": b, "kind": kind}))
+    with pytest.raises(ConfigError, match=r"dataset\.val_fraction=0\.5: the run had 0\.1, and was trained on the rest"):
+        metrics(folder, "dataset.val_fraction=0.5")
+
+
+def photos(root: Path, names: dict[str, int]) -> str:
+    """Images of one grey each, which says their class."""
+    for part in ("train", "test"):
+        for name, grey in names.items():
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for index in range(6):
+                pixels = np.full((12 + index, 16, 3), grey + index, np.uint8)
+                Image.fromarray(pixels).save(folder / f"{index}.png")
+    return f"dataset.root={root}"
+
+
+def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_path: Path) -> None:
+    trained_on = photos(tmp_path / "one", {"black": 0, "grey": 120, "white": 240})
+    small = ("model=mlp", "model.hidden=[8]", "batch_size=4", "epochs=8", "optimizer.lr=0.1", *QUIET)
+    size = ("dataset.image_size=[8,8]", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.2,0.3,0.4]")
+    folder = train("dataset=image_folder", trained_on, *size, "dataset.val_fraction=0.3", *small).folder
+    right = metrics(folder, "split=all")["accuracy/all"]
+    assert right == 1
+    # black is now the second of two, and images are 32 x 32 if nothing is said
+    other = photos(tmp_path / "two", {"white": 240, "black": 0})
+    found = evaluated(folder, "dataset=image_folder", other)
+    assert found["metrics"]["accuracy/test"] == 1
+    assert found["config"]["dataset"]["image_size"] == [8, 8]
+    assert found["config"]["dataset"]["std"] == [0.2, 0.3, 0.4]
+    turned = photos(tmp_path / "three", {"white": 0, "black": 240})
+    assert metrics(folder, turned)["accuracy/test"] == 0
+    refused = {
+        ("dataset=digits",): "dataset=digits: has channels 1, and the model takes channels 3; use data like the run's",
+        ("dataset=image_folder", other, "dataset.image_size=[9,9]"): "has image_size 9 x 9, and the model takes",
+        (photos(tmp_path / "four", {"black": 0, "red": 9}),): "has the class red, which the run does not know",
+        ("dataset.mean=[0,0,0]",): "samples are prepared as those that the run was trained on; leave it out",
+        ("dataset=diabetes",): "task=classification: dataset=diabetes has a number to predict, no class",
+    }
+    for words, message in refused.items():
+        with pytest.raises(ConfigError) as raised:
+            metrics(folder, *words)
+        assert message in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_classes_without_names_are_taken_by_their_number(train: TrainAlone, capfd: Any) -> None:
+    folder = train(*FEW, "dataset=synthetic", "dataset.train_size=300", "dataset.test_size=40").folder
+    words = ("dataset=fashion_mnist", "dataset.root=/usr/share/datasets/fashion-mnist")
+    if Path(words[1].partition("=")[2]).is_dir():
+        assert evaluated(folder, *words)["evaluation_of"]["samples"] == 10_000
+        assert "its classes have other names than the run's" in capfd.readouterr().err
+    with pytest.raises(ConfigError, match="has 4 classes, and the run's model 10; use data of its classes"):
+        metrics(folder, "dataset=synthetic", "dataset.num_classes=4")
+
+
+def test_a_text_and_its_window(train: TrainAlone, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("to be or not to be, that is the question. " * 60)
+    (tmp_path / "other.txt").write_text("to be or not to be, " * 30)
+    small = ("model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16", "epochs=1", "max_steps=3")
+    book = f"dataset.root={tmp_path / 'book.txt'}"
+    trained = train("experiment=char_lm", book, *small, "batch_size=8", "eval_split=val", "objective=auto", *QUIET)
+    recorded = trained.result["metrics"]
+    assert metrics(trained.folder)["perplexity/test"] == recorded["perplexity/test"]
+    other = evaluated(trained.folder, "dataset=text", f"dataset.root={tmp_path / 'other.txt'}")
+    assert other["config"]["dataset"]["context"] == 16
+    assert other["evaluation_of"]["split"] == "all"
+
+
+REFUSED = {
+    "optimizer.lr=0.1": "optimizer.lr=0.1: is the run's, and none of it is trained again; leave it out",
+    "epochs=3": "epochs=3: is the run's",
+    "model=mlp": "model=mlp: is the run's",
+    "splt=val": "splt=val: there is no key 'splt'; an evaluation takes dataset,",
+    "split=tst": "split=tst: not one of train, val, test, all",
+    "which=first": "which=first: not one of best, last",
+    "dataset=mnsit": "dataset=mnsit: not one of",
+    "split=test,val": "split=test,val: several values; evaluate one after the other",
+    "~dataset.mean": "an evaluation leaves nothing of a run's settings out",
+    "dataset.colour=red": "dataset.colour='red': there is no such key",
+    "task.metrics.x=3": "task.metrics.x=3: input should be of torchmetrics",
+}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory, configured: Configured) -> Path:
+    """The folder of a run without a test of its own."""
+    config = configured(*FEW, "eval_split=test", "epochs=1", "max_steps=2")
+    return lived(config, tmp_path_factory.mktemp("digits"))
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_makes_no_sense_is_told_in_a_line(word: str, digits: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        metrics(digits, word)
+    assert REFUSED[word] in str(raised.value)
+    assert len(raised.value.problems) == 1
+
+
+def test_every_part_counts_once(digits: Path, capfd: Any) -> None:
+    sizes = {
+        split: evaluated(digits, f"split={split}")["evaluation_of"]["samples"]
+        for split in ("train", "val", "test", "all")
+    }
+    assert sizes == {"train": 160, "val": 144, "test": 360, "all": 1797}
+    assert "split=all: the run was trained on these samples" in capfd.readouterr().err
+
+
+def test_numbers_are_shown_in_tensorboard_beside_the_runs(digits: Path) -> None:
+    asked = evaluation_settings.read(["world_size=1", "tensorboard.images=true"])
+    measured = evaluation_settings.settings(digits, found(digits, "best")[0], asked)
+    paths = RunPaths(digits / "evaluations" / "shown")
+    paths.folder.mkdir(parents=True)
+    update_result(paths, status="running", config=shown(measured.config))
+    carry_out(measured.evaluation, measured.config, paths, ALONE, lambda: None)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(paths.folder)).Reload()
+    (point,) = events.Scalars("accuracy/test")
+    assert (point.step, point.value) == (2, pytest.approx(read_result(paths)["metrics"]["accuracy/test"]))
+    assert {*events.Tags()["images"]} == {"confusion/test", "mistakes/test"}
+    assert not [tag for tag in events.Tags()["tensors"] if "hparams" in tag]
+    assert json.loads((paths.folder / "result.json").read_text())["evaluation_of"]["step"] == 2
