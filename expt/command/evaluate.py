@@ -16,7 +16,7 @@ from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, Interrupted, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import launcher
-from expt.runs.paths import RunPaths, make_unused_folder
+from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, objective_of, read_result, results
 from expt.runs.weights_file import found
@@ -46,18 +46,24 @@ examples
 def main(words: Sequence[str]) -> int:
     """Do what `words` ask for. Raises as `evaluate`, and RunFailed where one of several has failed."""
     parser = Parser("evaluate", ABOUT, EXAMPLES)
-    parser.add_argument("folder", type=Path, metavar="RUN", help="the folder of a run, or of a sweep")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="see below")
+    about = "the folder of a run, or of a sweep; and settings, see below"
+    parser.usage = f"{parser.prog} RUN [KEY=VALUE ...] [--best N] [--config-dir DIR]"
+    parser.add_argument("words", nargs="*", metavar="RUN", help=about)
     parser.add_argument("--best", type=int, metavar="N", help="of a sweep: so many of its runs, by their objective [1]")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="of your own YAML for dataset=... [conf]")
     asked = parser.parse_intermixed_args(list(words))
-    if "=" in str(asked.folder) and not asked.folder.exists():
-        raise ConfigError(f"{asked.folder}: the folder of a run comes first, as in evaluate RUN {asked.folder}")
-    evaluate(asked.folder, asked.settings, best=asked.best)
+    folder = Path(asked.words[0] if asked.words else "")
+    if not asked.words or ("=" in folder.name and not folder.exists()):
+        first = f"{folder}: " if asked.words else ""
+        raise ConfigError(f"{first}the folder of a run comes first, as in {parser.prog} RUN split=val")
+    evaluate(folder, asked.words[1:], best=asked.best, config_dir=asked.config_dir)
     return 0
 
 
 @machine.not_world_writable()
-def evaluate(folder: Path, words: Sequence[str], *, best: int | None = None) -> list[RunPaths]:
+def evaluate(
+    folder: Path, words: Sequence[str], *, best: int | None = None, config_dir: Path | None = None
+) -> list[RunPaths]:
     """Measure the run of `folder`, or the `best` of a sweep, as `words` say, and print the numbers; returns where.
 
     Raises ConfigError where that cannot be done, RunFailed or Interrupted as a run.
@@ -67,10 +73,10 @@ def evaluate(folder: Path, words: Sequence[str], *, best: int | None = None) -> 
     if best is not None and best < 1:
         raise ConfigError(f"--best {best}: give 1 or more")
     forkserver.warm()  # at once, beside what follows
-    from expt.command import evaluation_settings as settings  # late: Hydra
+    from expt.command import evaluation_settings as settings  # late, as below: Hydra
 
     try:
-        asked = settings.read(words)
+        asked = settings.read(words, config_dir)
         begun = [(run, found(run, asked.which)[0]) for run in _chosen(folder, best)]
         measured = [(run, record, settings.settings(run, record, asked)) for run, record in begun]
     except KeyboardInterrupt:
@@ -106,6 +112,8 @@ def _chosen(folder: Path, best: int | None) -> list[Path]:
     runs = [(paths.folder, record) for paths, record in results(folder)]
     if not runs:
         raise ConfigError(f"{folder}: is not a run, and holds none; name the folder of a run, or of a sweep")
+    if best is None and not is_sweep(folder):
+        raise ConfigError(f"{folder}: holds {len(runs)} runs; name one of them, as in {runs[0][0]}, or type --best 1")
     done = [(run, record) for run, record in runs if record.get("status") == COMPLETED]
     names = {record["objective"]["name"] for _, record in done}
     ranked = [(value, run) for run, record in done if math.isfinite(value := objective_of(record))]
@@ -120,7 +128,6 @@ def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]
     """Makes its folder."""
     paths = RunPaths(Path(make_unused_folder(str(RunPaths(run.absolute()).evaluations / measured.name))))
     about: Record = {**about_run(paths.folder.name, list(words)), "identity": record["identity"]}
-    about["data"] = record["data"]
     return RunRequest(
         config=measured.config,
         content=measured.content,

@@ -22,9 +22,9 @@ from expt.config.parse import parse_evaluation, plain, settings_of, with_value
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
-from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, Split
 from expt.runs.result import Record
+from expt.runs.typed import quoted
 
 HOW = (
     *("world_size", "gpus", "backend", "threads", "batch_size", "amp", "compile", "matmul_precision"),
@@ -69,6 +69,8 @@ class Asked(NamedTuple):
     how: dict[str, Any]
     words: list[str]
     """Those of the dataset."""
+    config_dir: Path | None
+    """Where the YAML of one's own lies, if not in conf."""
 
 
 class Settings(NamedTuple):
@@ -81,7 +83,7 @@ class Settings(NamedTuple):
     """Of the folder for its numbers."""
 
 
-def read(words: Sequence[str]) -> Asked:
+def read(words: Sequence[str], config_dir: Path | None = None) -> Asked:
     """What the words say. Raises ConfigError for a setting that an evaluation does not take."""
     overrides.register_resolvers()
     typed = with_own_keys(readable(words))
@@ -103,6 +105,7 @@ def read(words: Sequence[str]) -> Asked:
         metrics={key.removeprefix("task."): value for key, value in values.items() if key.startswith("task.metrics")},
         how={key: value for key, value in values.items() if key in HOW},
         words=[word for word in typed if word.lstrip("+~").startswith("dataset")],
+        config_dir=config_dir,
     )
 
 
@@ -169,24 +172,28 @@ def _task(then: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]
 def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
     """The dataset's settings: the run's, or those of another that has to be like it."""
     if asked.chosen not in (None, then["name"]):
-        return _like(then, data, _composed(asked.words), asked.dataset)
+        return _like(then, data, _composed(asked), asked.dataset)
     node = dict(then)
     for key, value in asked.dataset.items():
         path = key.split(".")
         if then["name"] == "_target_" and path[0] not in {*OWN_DATASET_KEYS, "train", "test"}:
             path.insert(0, "kwargs")
         node = with_value(node, path, value)
+    if "set" in asked.dataset and node.get("image_size") is None:
+        node["image_size"] = data["image_size"]
     return _with_features(node, data) if asked.dataset else node
 
 
-def _composed(words: Sequence[str]) -> dict[str, Any]:
-    folders = [str(Path(word).resolve()) for word in with_conf_here([])[1:]]
-    searched = [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"] if folders else []
+def _composed(asked: Asked) -> dict[str, Any]:
+    if asked.config_dir and not asked.config_dir.is_dir():
+        raise ConfigError(f"--config-dir {asked.config_dir}: there is no such folder")
+    own = [asked.config_dir] if asked.config_dir else [Path(word) for word in with_conf_here([])[1:]]
+    searched = [f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]" for folder in own]
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            found: dict[str, Any] = plain(compose("config", [*searched, *words]))["dataset"]
+            found: dict[str, Any] = plain(compose("config", [*searched, *asked.words]))["dataset"]
     except COMPOSING as error:
-        raise as_config_error(error, words, may_sweep=False) from error
+        raise as_config_error(error, asked.words, may_sweep=False) from error
     return found
 
 
@@ -258,8 +265,3 @@ def _split(config: RunConfig, record: Record, *, own: bool) -> Split:
     if own:
         return "test" if record["data"].get("test_size") else "val"
     return "all" if isinstance(config.dataset, Table | Diabetes | Text) else "test"
-
-
-def folder_of(run: Path, name: str) -> RunPaths:
-    """Where the numbers of an evaluation come."""
-    return RunPaths(RunPaths(run).evaluations / name)

@@ -144,7 +144,8 @@ def _numbers(
 def _are_taken_by_number(dataset: DatasetConfig, names: Sequence[str], known: Sequence[str]) -> bool:
     """Whether names are missing on one side; a folder called 1, or an integer in a table, is a name."""
     if all(name.isdigit() for name in (*names, *known)):
-        return not isinstance(dataset, datasets.ImageFolder | datasets.HuggingFace | table.TableConfig)
+        real = isinstance(dataset, datasets.ImageFolder | datasets.HuggingFace | table.TableConfig)
+        return _are_numbers(names) and not real
     return _are_numbers(names) or _are_numbers(known)
 
 

@@ -119,8 +119,8 @@ class _Preprocessed(nn.Module):
         self._trained = model
 
     def forward(self, samples: Tensor) -> Any:
-        trained = self._trained
-        return trained(trained.preprocess(samples))
+        given = self._trained.preprocess(samples)
+        return self._trained(given if samples.dim() > 2 else given.flatten(1))  # rows, as the loaders have them
 
 
 def _called_with(module: nn.Module, task: Any, batch: Any) -> tuple[Any, ...]:

@@ -55,5 +55,4 @@ class _OfImages(_Normalised):
 
 class _OfRows(_Normalised):
     def forward(self, rows: Tensor) -> Any:
-        normalised = ((rows.double() - self.mean) / self.std).float()
-        return self.model(normalised.view(len(rows), 1, 1, -1))
+        return self.model(((rows.double() - self.mean) / self.std).float())

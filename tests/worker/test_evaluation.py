@@ -20,6 +20,7 @@ from expt.config.datasets import TargetDataset
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.config.tasks import TargetTask
+from expt.data.fingerprint import content_of
 from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result, update_result
@@ -40,7 +41,7 @@ def train(train_alone: TrainAlone) -> TrainAlone:
     """As train_alone, with a record like a command's."""
 
     def begin(run: Run) -> None:
-        content = evaluation_settings.content_of(run.config)
+        content = content_of(run.config)
         made: Any = {"data": content.data, "code": content.code}
         update_result(run.paths, status="running", config=shown(run.config), content=made, identity="x")
 
@@ -182,6 +183,20 @@ def test_another_table_has_the_runs_columns_scales_and_classes(train: TrainAlone
         metrics(folder, table(tmp_path / "less.csv", {"b": b, "kind": kind}))
     with pytest.raises(ConfigError, match=r"dataset\.val_fraction=0\.5: the run had 0\.1, and was trained on the rest"):
         metrics(folder, "dataset.val_fraction=0.5")
+
+
+def test_several_targets_are_known_by_their_names(train: TrainAlone, tmp_path: Path) -> None:
+    drawn = np.random.default_rng(1)
+    x = drawn.normal(3, 2, 60)
+    columns = {"x": x, "near": x * 2, "far": x * 1000 + drawn.normal(size=60)}
+    here = table(tmp_path / "here.csv", columns)
+    words = ("task=regression", "dataset=table", here, "dataset.targets=[near,far]", "dataset.standardise_targets=true")
+    folder = train(*words, *TABLE).folder
+    there = table(tmp_path / "there.csv", {name: columns[name] for name in ("far", "x", "near")})
+    at_home = metrics(folder, "split=all")
+    assert metrics(folder, there, "dataset.targets=[far,near]") == pytest.approx(at_home)
+    with pytest.raises(ConfigError, match=r"dataset\.targets: .*there\.csv has no near, which the run"):
+        metrics(folder, there, "dataset.targets=far")
 
 
 def photos(root: Path, names: dict[str, int]) -> str:

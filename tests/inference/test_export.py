@@ -1,0 +1,131 @@
+"""`expt export`: a file that computes what the model computes, or none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import expt
+from expt.command import export as command
+from expt.errors import ConfigError, RunFailed
+from expt.inference import export as exporter
+from expt.inference.load import rebuilt, saved
+from tests.inference.test_load import FEW, IMAGES
+from tests.inference.test_load import train as train  # the fixture
+from tests.worker.conftest import TrainAlone
+from tests.worker.conftest import train_alone as train_alone  # the fixture
+
+
+def left_in(folder: Path) -> set[str]:
+    """What is there beside what a run leaves."""
+    return {path.name for path in folder.iterdir()} - {"checkpoints", "metrics.jsonl", "result.json"}
+
+
+def test_onnx_computes_what_the_model_does_for_any_batch(
+    train: TrainAlone, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxruntime: Any = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    folder = train(*FEW, "model=convnet", "onednn=true", "ema=0.9", "channels_last=true").folder
+    file = tmp_path / "digits.onnx"
+    assert (
+        command.main([str(folder), "--format", "onnx", "--which", "last", "--preprocess", "--output", str(file)]) == 0
+    )
+    printed = capsys.readouterr().out
+    assert "takes        float32 [batch, 1, 8, 8], and gives float32 [batch, 10]" in printed
+    assert "checked      64 samples of test, in batches of 1, 3, 64" in printed
+    session, model = onnxruntime.InferenceSession(str(file)), expt.load(folder, "last")
+    pixels = torch.rand(7, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(model.preprocess(pixels)).numpy()
+    assert np.abs(session.run(None, {"input": pixels.numpy()})[0] - expected).max() < 1e-4
+    about = session.get_modelmeta().custom_metadata_map
+    assert json.loads(about["expt.class_names"]) == list("0123456789")
+    assert json.loads(about["expt.preprocess"]) is True
+    assert "expt.mean" not in about
+    before = file.read_bytes()
+    with pytest.raises(ConfigError, match="is there already; --force replaces it, --output FILE writes another"):
+        command.main(words)
+    monkeypatch.setattr(exporter, "_call_of", lambda *_: lambda tensors: [torch.zeros(len(tensors[0]), 10)])
+    with pytest.raises(RunFailed, match="is not written: its outputs differ from the model's by up to"):
+        command.main([*words, "--force"])
+    assert file.read_bytes() == before
+    assert left_in(folder) == {path.name for path in folder.glob("events*")}
+    monkeypatch.setattr(command, "NEEDED", ("onnx", "no_such_package"))
+    with pytest.raises(ConfigError, match=r"needs no_such_package; pip install 'expt\[onnx\]'"):
+        command.main([str(folder), "--format", "onnx", "--which", "last"])
+
+
+def test_torch_export_of_a_table_with_its_scales(train: TrainAlone, tmp_path: Path) -> None:
+    folder = train(*FEW, "experiment=diabetes", "dataset.standardise_targets=true").folder
+    file = tmp_path / "diabetes.pt2"
+    exporter.export(folder, file, "torch_export", which="last", preprocess=True)
+    about = {exporter.METADATA: ""}
+    module = torch.export.load(str(file), extra_files=about).module()
+    rows = torch.tensor([[59.0, 2, 32.1, 101, 157, 93.2, 38, 4, 4.8598, 87]] * 5)
+    model = expt.load(folder, "last")
+    with torch.no_grad():
+        torch.testing.assert_close(module(rows), model(model.preprocess(rows)))
+    assert json.loads(about[exporter.METADATA])["preprocess"] == "true"
+    exporter.export(folder, file, "torch_export", which="last", batch_size=1, force=True)
+    torch.export.load(str(file), extra_files=about)
+    assert len(json.loads(json.loads(about[exporter.METADATA])["standardised"])) == 11
+
+
+def test_random_samples_where_the_data_is_gone(
+    train: TrainAlone, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "book.txt").write_text("to be or not to be, that is the question. " * 60)
+    small = ("model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16")
+    folder = train("experiment=char_lm", f"dataset.root={tmp_path / 'book.txt'}", *small, *FEW[:3]).folder
+    (tmp_path / "book.txt").unlink()
+    assert command.main([str(folder), "--format", "torch_export", "--which", "last"]) == 0
+    printed = capsys.readouterr().out
+    assert "takes        int64 [batch, tokens], and gives float32 [batch, tokens, 256]" in printed
+    assert "checked      64 samples drawn at random: the run's dataset is not there" in printed
+    module = torch.export.load(str(folder / "model.pt2")).module()
+    model = rebuilt(*saved(folder, "last"), torch.device("cpu"), plain=True)
+    with torch.no_grad():
+        torch.testing.assert_close(module(torch.ones(1, 5).long()), model(torch.ones(1, 5).long()))
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(ConfigError, match="there is no such file; it has no checkpoint"):
+        command.main([str(folder), "--format", "torch_export"])
+
+
+UNEXPORTABLE = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, num_classes):
+        super().__init__(nn.Flatten(), nn.LazyLinear(num_classes))
+    def forward(self, images):
+        return super().forward(images) * (1 if float(images.sum()) > 0 else 2)
+"""
+
+
+def test_a_model_that_cannot_be_exported_is_told(
+    train: TrainAlone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unexportable.py").write_text(UNEXPORTABLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = train(*FEW, "+model._target_=unexportable.Net", "~model.hidden", "~model.dropout").folder
+    with pytest.raises(RunFailed, match=r"model\.pt2: the model cannot be exported \(\w+: ") as raised:
+        command.main([str(folder), "--format", "torch_export", "--which", "last"])
+    assert "\n" not in str(raised.value)
+    assert "model.pt2" not in left_in(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["resnet18", "torchvision"])
+@pytest.mark.parametrize("format", ["onnx", "torch_export"])
+def test_larger_models(model: str, format: Any, train: TrainAlone, tmp_path: Path) -> None:
+    arch = ("model.arch=mobilenet_v3_small",) if model == "torchvision" else ()
+    folder = train(*FEW, *IMAGES, f"model={model}", *arch).folder
+    for preprocess in (False, True):
+        done = exporter.export(folder, tmp_path / "model.pt2", format, which="last", preprocess=preprocess, force=True)
+        assert done.difference < 1e-4

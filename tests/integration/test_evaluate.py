@@ -1,0 +1,127 @@
+"""`expt evaluate` with real workers: the same numbers on any number of them, and nothing left of one that failed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+import expt
+from expt.command import evaluate
+from expt.errors import ConfigError
+from expt.runs.paths import RunPaths
+from expt.runs.result import read_result
+from tests.conftest import Trained, ended, start
+
+DATA = """
+from torch.utils.data import Dataset
+import torch
+class Turned(Dataset):
+    classes = [*"9876543210"]  # the numbers of digits from the other end
+    def __init__(self, train):
+        import expt.data, numpy
+        found, part = numpy.load(expt.data.__file__.replace("__init__.py", "digits.npz")), "train" if train else "test"
+        self.images, self.targets = found[f"{part}_images"], found[f"{part}_labels"]
+    def __len__(self):
+        return len(self.images)
+    def __getitem__(self, index):
+        return torch.from_numpy(self.images[index]), 9 - int(self.targets[index])
+"""
+
+
+def test_any_number_of_workers_counts_each_sample_once(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a model with batch norm and a moving average, trained by two, in a folder that has moved since."""
+    quiet = ("world_size=2", "threads=1", "tensorboard.images=false")
+    run = trained("model=convnet", "epochs=2", "ema=0.9", "dataset.train_limit=320", *quiet)
+    recorded, best = run.result["metrics"], run.result["best"]
+    record = (run.folder / "result.json").read_bytes()
+    moved = run.folder.rename(tmp_path / "moved")
+    (tmp_path / "turned.py").write_text(DATA)
+    (tmp_path / "conf" / "dataset").mkdir(parents=True)
+    (tmp_path / "conf" / "dataset" / "turned.yaml").write_text("_target_: turned.Turned\nnum_classes: 10\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for workers in (1, 3):
+        found = expt.evaluate(moved, f"world_size={workers}")
+        assert found["accuracy/test"] == recorded["accuracy/test"]
+        assert found["loss/test"] == pytest.approx(recorded["loss/test"], rel=1e-6)
+    printed = capfd.readouterr().out
+    assert f"then         the run itself recorded loss {recorded['loss/test']:.4f}" in printed
+    assert "by 3 workers on the CPU" in printed
+    turned = expt.evaluate(moved, "dataset=turned")
+    assert turned["accuracy/test"] == recorded["accuracy/test"]
+    with pytest.raises(ConfigError, match="torchmetrics has no Nope"):
+        expt.evaluate(moved, "+task.metrics.f={_target_: torchmetrics.Nope, better: max}")
+    assert (moved / "result.json").read_bytes() == record
+    assert {path.name for path in (moved / "evaluations").iterdir()} == {"test", "test_2", "turned-test"}
+    about = read_result(RunPaths(moved / "evaluations" / "test_2"))["evaluation_of"]
+    assert (about["samples"], about["epoch"], about["checkpoint"]) == (360, best["epoch"], "best")
+
+
+SLOW = """
+import os, time
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, num_classes):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+    def forward(self, images):
+        if os.path.exists("slow"):
+            open("evaluating", "w").close()
+            time.sleep(60)
+        return super().forward(images)
+"""
+
+
+def test_ctrl_c_leaves_nothing(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow_net.py").write_text(SLOW)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    few = ("epochs=1", "max_steps=2", "world_size=1", "tensorboard.images=false")
+    run = trained(*few, "+model._target_=slow_net.Net", "~model.hidden", "~model.dropout")
+    (tmp_path / "slow").touch()
+    there = sorted(os.listdir(run.folder))
+    command = start("evaluate", str(run.folder), cwd=tmp_path)
+    while not (tmp_path / "evaluating").exists():
+        assert command.poll() is None
+    command.send_signal(signal.SIGINT)
+    done = ended(command)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "error: interrupted; nothing was written: type the command again\n"
+    assert sorted(os.listdir(run.folder)) == there
+
+
+def test_a_sweeps_best_and_folders_that_are_none(
+    trained: Trained, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def told(*words: str) -> str:
+        with pytest.raises(ConfigError) as raised:
+            evaluate.main(words)
+        return str(raised.value)
+
+    sweep = tmp_path / "sweep"
+    for name in ("a", "b", "c"):  # of one run: what counts is what their records say
+        if name == "a":
+            run = trained("epochs=1", "max_steps=2", "world_size=1", "tensorboard.images=false", name="sweep/a")
+        else:
+            shutil.copytree(run.folder, sweep / name)
+            text = (sweep / name / "result.json").read_text()
+            value = run.result["objective"]["value"]
+            (sweep / name / "result.json").write_text(text.replace(str(value), str(value + (name == "b") / 100)))
+    capfd.readouterr()
+    assert told(str(sweep)) == f"{sweep}: holds 3 runs; name one of them, as in {sweep / 'a'}, or type --best 1"
+    evaluate.main([str(sweep), "--best", "2", "split=val", "world_size=1"])
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["b", "val"], ["a", "val"]]
+    assert told(str(tmp_path / "no")).endswith("no: there is no such folder; name that of a run, or of a sweep")
+    assert "is not a run, and holds none" in told(str(tmp_path / "sweep" / "a" / "checkpoints"))
+    assert (
+        told(str(sweep / "a"), "--best", "2") == f"--best 2: is for a sweep, and {sweep / 'a'} is a run; leave it out"
+    )
+    assert told("split=val").startswith("split=val: the folder of a run comes first")
+    (sweep / "c" / "checkpoints" / "best.pt").unlink()
+    assert told(str(sweep / "c")).endswith("best.pt: there is no such file; use which=last")
