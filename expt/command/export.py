@@ -25,6 +25,7 @@ EXAMPLES = """examples
   python -m expt export RUN --format onnx --preprocess --output digits.onnx
   python -m expt export RUN --format torch_export --which last --batch-size 1
 """
+FORMATS = ("torch_export", "onnx")
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -33,8 +34,9 @@ def main(words: Sequence[str]) -> int:
     """Do what `words` ask for. Raises ConfigError for what cannot be done, RunFailed where the check fails."""
     parser = Parser("export", ABOUT, EXAMPLES)
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
-    parser.add_argument("--format", required=True, choices=("torch_export", "onnx"), help="of the file")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="[RUN/model.onnx, RUN/model.pt2]")
+    parser.add_argument("--format", required=True, choices=FORMATS, help="of the file")
+    usual = " or ".join(str(RunPaths(Path("RUN")).exported(each)) for each in FORMATS)
+    parser.add_argument("--output", type=Path, metavar="FILE", help=f"[{usual}]")
     parser.add_argument("--which", default="best", choices=("best", "last"), help="checkpoint [best]")
     parser.add_argument("--batch-size", type=int, metavar="N", help="the only one that the file takes [any]")
     parser.add_argument(

@@ -41,17 +41,21 @@ def test_each_word_has_help_of_its_own(
     [
         (
             ["reprot"],
-            "reprot: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value. Did you mean",
+            f"reprot: neither a command ({', '.join(WORDS)}) nor of the form key=value. Did you mean",
         ),
         (
             ["train", "seed=1"],
-            "train: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value.\n",
+            f"train: neither a command ({', '.join(WORDS)}) nor of the form key=value.\n",
         ),
         (["rerun"], "the following arguments are required: FOLDER; see python -m expt rerun --help\n"),
         (["rerun", "a", "b", "c"], "unrecognized arguments: c; see python -m expt rerun --help\n"),
         (["rerun", "nowhere"], "nowhere: holds no run that could be repeated; name a folder with a result.json\n"),
         (["report", "--sotr", "x"], "unrecognized arguments: --sotr; see python -m expt report --help\n"),
         (["report", "nowhere"], "nowhere: there is no such folder\n"),
+        (["evaluate", "nowhere"], "nowhere: there is no such folder; name that of a run, or of a sweep\n"),
+        (["evaluate", ".", "epochs=2"], "epochs=2: is the run's, and none of it is trained again; leave it out"),
+        (["export", "nowhere", "--format", "onnx"], "nowhere: there is no such folder; give that of one\n"),
+        (["export", ".", "--format", "tflite"], "argument --format: invalid choice: 'tflite'"),
         (["doctor", "gpus=2"], "doctor gpus=2: takes no such word; it takes dataset.root=FOLDER\n"),
     ],
 )

@@ -34,9 +34,8 @@ def test_onnx_computes_what_the_model_does_for_any_batch(
     pytest.importorskip("onnxscript")
     folder = train(*FEW, "model=convnet", "onednn=true", "ema=0.9", "channels_last=true").folder
     file = tmp_path / "digits.onnx"
-    assert (
-        command.main([str(folder), "--format", "onnx", "--which", "last", "--preprocess", "--output", str(file)]) == 0
-    )
+    words = [str(folder), "--format", "onnx", "--which", "last", "--output", str(file)]
+    assert command.main([*words, "--preprocess"]) == 0
     printed = capsys.readouterr().out
     assert "takes        float32 [batch, 1, 8, 8], and gives float32 [batch, 10]" in printed
     assert "checked      64 samples of test, in batches of 1, 3, 64" in printed
