@@ -15,7 +15,7 @@ from expt.command import overrides
 from expt.command.arguments import readable, with_conf_here, with_own_keys
 from expt.command.conf_files import conf_dir, keys
 from expt.command.hydra_errors import COMPOSING, as_config_error
-from expt.config import secrets
+from expt.config import secrets, user_code
 from expt.config.datasets import OWN_DATASET_KEYS, Diabetes, Table, Text
 from expt.config.identity import NOT_IN_RESULT, Content
 from expt.config.parse import parse_evaluation, plain, settings_of, with_value
@@ -89,11 +89,11 @@ def read(words: Sequence[str], config_dir: Path | None = None) -> Asked:
     typed = with_own_keys(readable(words))
     try:
         parsed = overrides.parsed(typed)
+        for word in parsed:
+            _refuse(word)
+        values = {str(word.key_or_group): _value(word) for word in parsed}
     except COMPOSING as error:
         raise as_config_error(error, words, may_sweep=False) from error
-    for word in parsed:
-        _refuse(word)
-    values = {str(word.key_or_group): _value(word) for word in parsed}
     for key, choices in CHOICES.items():
         if values.get(key, choices[0]) not in choices:
             raise ConfigError(f"{key}={values[key]}: not one of {', '.join(choices)}")
@@ -149,7 +149,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
         _refuse_leak(then["dataset"], asked)
     elif not asked.chosen and not asked.dataset:
         warn("the dataset's files are not those of then: what the run was trained on may be among what is measured")
-    _warn_of_own_classes(then["dataset"], dataset)
+    _warn_of_own_classes(record, dataset)
     split = asked.split or _split(config, record, own=own)
     if own and split in ("train", "all"):
         warn(f"split={split}: the run was trained on these samples, or on some of them")
@@ -252,12 +252,17 @@ def _refuse_leak(then: Mapping[str, Any], asked: Asked) -> None:
             )
 
 
-def _warn_of_own_classes(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _warn_of_own_classes(record: Record, now: Mapping[str, Any]) -> None:
     """What a class of one's own does to its samples, nobody knows."""
-    targets = [dataset.get("_target_", dataset.get("target")) for dataset in (then, now)]
+    then, made = record["config"], record.get("content")
+    targets = [dataset.get("_target_", dataset.get("target")) for dataset in (then["dataset"], now)]
     if targets[0] != targets[1]:
         own = next(target for target in targets if target)
         warn(f"dataset: {own} may prepare its samples in a way of its own, which the other dataset does not")
+    names = user_code.targets_recorded(then)
+    beside_the_model = user_code.targets_recorded({**then, "model": {}})  # of that alone expt.load warns
+    if made and made["code"] and beside_the_model and user_code.fingerprint(names) != made["code"]:
+        warn(f"{', '.join(names)}: the source has changed since the run; the numbers may be others")
 
 
 def _split(config: RunConfig, record: Record, *, own: bool) -> Split:

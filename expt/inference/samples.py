@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from expt.config.datasets import Downloaded
 from expt.config.schema import RunConfig
 from expt.config.tasks import Segmentation
 from expt.data import evaluation
@@ -43,7 +44,8 @@ def _real(config: RunConfig, trained_on: Mapping[str, Any], number: int, *, norm
     dataset = config.dataset
     if hasattr(dataset, "download"):
         dataset = dataclasses.replace(dataset, download=False)
-    prepare(dataset, config.task)
+    if isinstance(dataset, Downloaded):
+        prepare(dataset)  # its few files are decoded; a folder is not, for a few images
     mean, std = (dataset.mean, dataset.std) if normalised else (None, None)
     options = LoaderOptions(batch_size=number, device=torch.device("cpu"), mean=mean, std=std, eval_batch_size=number)
     known = trained_on if normalised else {**trained_on, "standardised": {}}

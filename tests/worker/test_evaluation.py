@@ -263,6 +263,35 @@ def test_a_text_and_its_window(train: TrainAlone, tmp_path: Path) -> None:
     assert other["evaluation_of"]["split"] == "all"
 
 
+def test_masks_and_what_in_them_counts_for_nothing(train: TrainAlone, tmp_path: Path) -> None:
+    for part, number in (("train", 6), ("test", 3)):
+        for kind, shape in (("images", (10, 12, 3)), ("masks", (10, 12))):
+            (tmp_path / part / kind).mkdir(parents=True)
+            for index in range(number):
+                values = np.random.default_rng(index).integers(0, 3, shape, np.uint8)
+                values = values * 80 if kind == "images" else np.where(values == 2, 255, values)
+                Image.fromarray(values.astype(np.uint8)).save(tmp_path / part / kind / f"{index}.png")
+    masks = (
+        "dataset=segmentation_folder",
+        f"dataset.root={tmp_path}",
+        "dataset.num_classes=2",
+        "dataset.num_workers=0",
+    )
+    small = (
+        "task=segmentation",
+        "model=unet",
+        "model.widths=[2,2]",
+        "dataset.image_size=[8,8]",
+        "dataset.num_workers=0",
+    )
+    trained = train(*masks, *small, "batch_size=2", "epochs=1", "dataset.val_fraction=0.3", *QUIET)
+    recorded = trained.result["metrics"]
+    found = evaluated(trained.folder)
+    assert {tag: recorded[tag] for tag in found["metrics"]} == found["metrics"]
+    with pytest.raises(ConfigError, match="num_classes 3, and the model takes num_classes 2"):
+        metrics(trained.folder, "dataset.num_classes=3")
+
+
 REFUSED = {
     "optimizer.lr=0.1": "optimizer.lr=0.1: is the run's, and none of it is trained again; leave it out",
     "epochs=3": "epochs=3: is the run's",
