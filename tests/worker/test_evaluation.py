@@ -271,20 +271,10 @@ def test_masks_and_what_in_them_counts_for_nothing(train: TrainAlone, tmp_path: 
                 values = np.random.default_rng(index).integers(0, 3, shape, np.uint8)
                 values = values * 80 if kind == "images" else np.where(values == 2, 255, values)
                 Image.fromarray(values.astype(np.uint8)).save(tmp_path / part / kind / f"{index}.png")
-    masks = (
-        "dataset=segmentation_folder",
-        f"dataset.root={tmp_path}",
-        "dataset.num_classes=2",
-        "dataset.num_workers=0",
-    )
-    small = (
-        "task=segmentation",
-        "model=unet",
-        "model.widths=[2,2]",
-        "dataset.image_size=[8,8]",
-        "dataset.num_workers=0",
-    )
-    trained = train(*masks, *small, "batch_size=2", "epochs=1", "dataset.val_fraction=0.3", *QUIET)
+    masks = ("dataset=segmentation_folder", f"dataset.root={tmp_path}", "dataset.num_classes=2")
+    size = ("dataset.image_size=[8,8]", "dataset.num_workers=0", "dataset.val_fraction=0.3")
+    small = ("task=segmentation", "model=unet", "model.widths=[2,2]", "batch_size=2", "epochs=1")
+    trained = train(*masks, *size, *small, *QUIET)
     recorded = trained.result["metrics"]
     found = evaluated(trained.folder)
     assert {tag: recorded[tag] for tag in found["metrics"]} == found["metrics"]
