@@ -23,9 +23,9 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
+from expt.command.completion import completed
 from expt.command.conf_files import conf_dir
 from expt.command.hydra_words import changed, parsed_once, replaced
-from expt.config.choices import choices_of
 from expt.errors import warn
 
 
@@ -121,7 +121,7 @@ def _composed_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _values_completed() -> Iterator[None]:
-    """Let a shell complete the values of a setting, of which Hydra knows the present one alone."""
+    """Let a shell complete expt's words, and the values of a setting, of which Hydra knows the present one alone."""
     try:
         from hydra.plugins.completion_plugin import CompletionPlugin
 
@@ -132,10 +132,7 @@ def _values_completed() -> Iterator[None]:
         return
 
     def _query(self: CompletionPlugin, config_name: str | None, line: str) -> list[str]:
-        word = "" if line[-1:].isspace() else line.rpartition(" ")[2]
-        key, equals, _ = word.partition("=")
-        values = (f"{key}={value}" for value in choices_of(key)) if equals else ()
-        return sorted({*real(self, config_name, line), *(value for value in values if value.startswith(word))})
+        return completed(line, lambda settings: real(self, config_name, settings))
 
     with replaced(CompletionPlugin, real, _query):
         yield
