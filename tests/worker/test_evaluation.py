@@ -213,7 +213,15 @@ def photos(root: Path, names: dict[str, int]) -> str:
 
 def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_path: Path) -> None:
     trained_on = photos(tmp_path / "one", {"black": 0, "grey": 120, "white": 240})
-    small = ("model=mlp", "model.hidden=[8]", "batch_size=4", "epochs=8", "optimizer.lr=0.1", *QUIET)
+    small = (
+        "model=mlp",
+        "model.hidden=[8]",
+        "batch_size=4",
+        "epochs=8",
+        "optimizer.lr=0.1",
+        "dataset.num_workers=0",
+        *QUIET,
+    )
     size = ("dataset.image_size=[8,8]", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.2,0.3,0.4]")
     folder = train("dataset=image_folder", trained_on, *size, "dataset.val_fraction=0.3", *small).folder
     right = metrics(folder, "split=all")["accuracy/all"]
@@ -241,7 +249,9 @@ def test_another_folder_of_images_is_known_by_its_names(train: TrainAlone, tmp_p
 
 
 def test_classes_without_names_are_taken_by_their_number(train: TrainAlone, capfd: Any) -> None:
-    folder = train(*FEW, "dataset=synthetic", "dataset.train_size=300", "dataset.test_size=40").folder
+    folder = train(
+        *FEW, "dataset=synthetic", "dataset.train_size=300", "dataset.test_size=40", "model.hidden=[4]"
+    ).folder
     words = ("dataset=fashion_mnist", "dataset.root=/usr/share/datasets/fashion-mnist")
     if Path(words[1].partition("=")[2]).is_dir():
         assert evaluated(folder, *words)["evaluation_of"]["samples"] == 10_000
