@@ -176,6 +176,7 @@ def test_another_table_has_the_runs_columns_scales_and_classes(train: TrainAlone
     assert found["metrics"]["loss/all"] == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-6)
     assert found["metrics"]["accuracy/all"] == float((logits.argmax(1) == labels).double().mean())
     assert found["evaluation_of"]["samples"] == n
+    assert metrics(folder, there, "dataset.features=[b,a]") == found["metrics"]
     assert found["evaluation_of"]["class_names"] == ["cat", "dog", "emu"]
     with pytest.raises(ConfigError, match="has the class yak, which the run does not know; it has cat, dog, emu"):
         metrics(folder, table(tmp_path / "yaks.csv", {"a": a, "b": b, "kind": np.where(few, kind, "yak")}))
@@ -320,6 +321,11 @@ def test_what_makes_no_sense_is_told_in_a_line(word: str, digits: Path) -> None:
         metrics(digits, word)
     assert REFUSED[word] in str(raised.value)
     assert len(raised.value.problems) == 1
+
+
+def test_another_kind_of_dataset_has_the_runs_size_and_normalisation(digits: Path) -> None:
+    used = evaluated(digits, "dataset=synthetic", "dataset.test_size=20", "dataset.train_size=20")["config"]["dataset"]
+    assert (used["mean"], used["std"], used["image_size"], used["test_size"]) == ([0.3053], [0.376], [8, 8], 20)
 
 
 def test_every_part_counts_once(digits: Path, capfd: Any) -> None:
