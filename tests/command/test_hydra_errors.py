@@ -13,6 +13,7 @@ from expt.command import command_line
 from expt.command.conf_files import conf_dir
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import register_resolvers
+from expt.command.words import WORDS
 from expt.errors import ConfigError
 from expt.launch import forkserver
 
@@ -28,11 +29,8 @@ MISTAKES = {
         "model=resnet19: not one of convnet, mlp, paddle_convnet, resnet18, timm, torchvision, transformer, unet. "
         "Did you mean 'resnet18'?"
     ),
-    "x": "x: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value.",
-    "reprot": (
-        "reprot: neither a command (report, rerun, cache, warm, doctor) nor of the form key=value. "
-        "Did you mean 'report'?"
-    ),
+    "x": f"x: neither a command ({', '.join(WORDS)}) nor of the form key=value.",
+    "reprot": (f"reprot: neither a command ({', '.join(WORDS)}) nor of the form key=value. Did you mean 'report'?"),
     "seed=1 x": "x: not of the form key=value; quote values with spaces or brackets",
     "model=mlp,convnet": (
         "model=mlp,convnet: several values make a sweep; add -m, as in python -m expt -m model=mlp,convnet"
