@@ -19,6 +19,7 @@ import expt
 # From top to bottom: a package imports from those below it, and from itself.
 PACKAGES = (
     "command",
+    "tracking",
     "launch",
     "worker",
     "inference",

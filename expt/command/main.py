@@ -41,6 +41,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, objective_of, read_result
 from expt.runs.typed import quoted
+from expt.tracking.sending import Sending
 
 
 @machine.not_world_writable()
@@ -73,11 +74,13 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
     except (*COMPOSING, OSError, KeyboardInterrupt) as error:
         raise _in_words(error, arguments, task) from error
     finally:
+        task.sending.close()
         if outcome.sweep_folder is not None:
             from expt.command.conclusion import conclude  # late: a run's start does not wait for tables
             from expt.runs.view import leaderboard
 
             conclude(leaderboard.wide_console(), outcome.sweep_folder, failed_now=outcome.errors)
+        task.sending.wait()
     outcome.raise_if_failed()
     return outcome.completed
 
@@ -103,6 +106,7 @@ class Task:
         """Whether a run or a sweep has its folder."""
         self.outcome = Outcome()
         self.at_end = contextlib.ExitStack()
+        self.sending = Sending()
 
     def __call__(self, composed: DictConfig) -> float | None:
         """One run, in the folder that Hydra has made for it; returns the objective's value."""
@@ -120,6 +124,7 @@ class Task:
             raise
         try:
             request = self._request(config, run_paths, settings, sweep=sweep)
+            self.sending.follow(config, self.outcome.sweep_folder or run_paths.folder)
             resume = functools.partial(renew, run_paths, composed) if config.resume == "auto" else None
             self.how.carry_out(request, resume)
         except ConfigError:

@@ -25,6 +25,7 @@ from expt.runs import paths, provenance
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, Record, read_result, result_of_any, results
+from expt.tracking.sending import Sending
 
 NOT_REPEATED = ("speed/", "memory/", "ranks/")
 """Tags that tell of the machine."""
@@ -79,13 +80,18 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
 
     about: Record = {**about_run(run_paths.folder.name, then["arguments"]), "rerun_of": str(folder)}
     request = RunRequest(config=config, content=content, paths=run_paths, typed_at=typed_at, about=about)
+    sending = Sending()
     try:
+        sending.follow(config, run_paths.folder)
         how.carry_out(request, on_start)
     except ConfigError:
         from expt.command.hydra_folder import leave_no_trace  # late: Hydra
 
         leave_no_trace(run_paths)
         raise
+    finally:
+        sending.close()
+        sending.wait()
     compare(then, read_result(run_paths))
     return run_paths
 

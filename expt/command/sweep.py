@@ -105,8 +105,14 @@ class Multirun:
         if not (is_first_batch and points):
             return composed
         first = next(composed)
+        self._send_along(first)
         refuse_wrong_values(points, first.hydra_config, self._machine)
         return itertools.chain([first], composed)
+
+    def _send_along(self, run: ComposedRun) -> None:
+        """Send the sweep to the dashboards of its first run. Raises ConfigError as expt.tracking.sending does."""
+        if run.job.request is not None and not self._dry_run:
+            self._task.sending.follow(run.job.request.config, self.folder)
 
     def _pool(self, options: Mapping[str, Any]) -> Callable[[Observer], Runner]:
         pool_options = Options(**{key: value for key, value in options.items() if key != "dry_run"})

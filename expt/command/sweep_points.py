@@ -19,7 +19,7 @@ from expt.command.overrides import about_run, folder_names, swept_keys
 from expt.command.point_composer import PointComposer
 from expt.config import user_code
 from expt.config.auto import fill_auto_of_a_sweep
-from expt.config.identity import Content, identity, shown
+from expt.config.identity import OF_TRACKERS, Content, identity, shown
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
@@ -217,8 +217,8 @@ class Grid:
             known = {paths.folder for paths in self._known.values()}
             of_runs = [run for run in results_of_sweep(self.folder) if run[0].folder in known]
             of_runs.reverse()  # of several the first counts
-            self._by_settings = {_hashable(found["config"]): paths for paths, found in of_runs if "config" in found}
-        return self._by_settings.get(_hashable(json.loads(json.dumps(shown(config), default=str))))
+            self._by_settings = {_settings(found["config"]): paths for paths, found in of_runs if "config" in found}
+        return self._by_settings.get(_settings(json.loads(json.dumps(shown(config), default=str))))
 
     def _content_of(self, config: RunConfig) -> Content:
         """Looked at once for all points that have the same data and classes: a folder may hold many images."""
@@ -243,6 +243,10 @@ def _known_as(found: Record) -> str | None:
 
 def _asked(overrides: Sequence[str]) -> str:
     return ASKED + hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:12]
+
+
+def _settings(config: Mapping[str, Any]) -> Hashable:
+    return _hashable({key: value for key, value in config.items() if key not in OF_TRACKERS})
 
 
 def _hashable(content: Any) -> Hashable:

@@ -20,6 +20,7 @@ WORDS = {
     "rerun": Word("expt.command.rerun", "train what a run has trained once more, to the same numbers"),
     "evaluate": Word("expt.command.evaluate", "the metrics of a trained run on its test set, or on other data"),
     "export": Word("expt.command.export", "a trained run's model as a file for other programs: torch_export or ONNX"),
+    "send": Word("expt.command.send", "send runs to MLflow or W&B, or what these have missed"),
     "cache": Word("expt.command.cache", "what decoded datasets take on the disk, and how to remove them"),
     "warm": Word("expt.command.warm", "keep torch imported, so that what is typed next starts without that wait"),
     "doctor": Word("expt.command.doctor", "whether this machine can train: torch, GPUs, memory, datasets, two workers"),

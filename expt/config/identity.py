@@ -37,6 +37,8 @@ AT_FIRST: dict[str, object] = {
 AT_FIRST |= {"gradient_clip_value": None, "ema": None, "early_stop": None}
 AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True, "optimizer.layer_decay": None}
 AT_FIRST |= {"weights": None, "freeze": (), "mixup": None, "cutmix": None, "callbacks": ()}
+OF_TRACKERS = {"send", "mlflow", "wandb"}
+"""Where copies of the numbers go, with all keys below: no part of a run, and no hyperparameter."""
 REPEATED = ("seed", "dataset.fold")
 """What runs that measure the same thing again differ by."""
 
@@ -88,7 +90,7 @@ def _flat_settings(config: RunConfig) -> dict[str, Any]:
     """`flat(_settings(config))`, in half the time: a large sweep asks for each of its points."""
     found: dict[str, Any] = {}
     _flatten_fields(config, "", found)
-    return {key: value for key, value in found.items() if key.partition(".")[0] != "secrets"}
+    return {key: value for key, value in found.items() if key.partition(".")[0] not in {"secrets", *OF_TRACKERS}}
 
 
 def _flatten_fields(holder: Any, prefix: str, found: dict[str, Any]) -> None:
@@ -140,7 +142,7 @@ def _names_of(kind: Any) -> tuple[str, ...]:
 def hyperparameters(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """A configuration's settings, flat, with a group's choice under the group's own name: `model`, `optimizer.lr`."""
     shown: dict[str, bool | int | float | str] = {}
-    for key, found in flat(settings).items():
+    for key, found in flat({key: settings[key] for key in settings if key not in OF_TRACKERS}).items():
         value = list(found) if isinstance(found, tuple) else found  # as in YAML and JSON
         shown[key.removesuffix(".name")] = value if isinstance(value, _SHOWN) else str(value)
     return shown

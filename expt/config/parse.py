@@ -74,6 +74,8 @@ def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     task = node["task"]
     if isinstance(task, Mapping) and isinstance(metrics := task.get("metrics"), Mapping):
         node["task"] = {**task, "metrics": {name: _untarget(metric, TargetMetric) for name, metric in metrics.items()}}
+    if isinstance(send := node.get("send", ()), str | None):
+        node["send"] = [send] if send else []
     if isinstance(callbacks := node.get("callbacks"), list):
         node["callbacks"] = [_untarget(callback, Target) for callback in callbacks]
     return node

@@ -13,13 +13,14 @@ from expt.config.constraints import kind
 from expt.config.datasets import Augment
 from expt.config.groups import GROUPS, ParameterGroup
 from expt.config.schema import DDP, Checkpoint, EarlyStop, Patches, RunConfig, TensorBoard
+from expt.config.trackers import MLflow, Wandb
 from expt.errors import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 PLAIN_GROUPS: dict[str, Any] = {"ddp": DDP, "checkpoint": Checkpoint, "tensorboard": TensorBoard, "patches": Patches}
-PLAIN_GROUPS["early_stop"] = EarlyStop
+PLAIN_GROUPS |= {"early_stop": EarlyStop, "mlflow": MLflow, "wandb": Wandb}
 """Keys that have others below them, and no choices."""
 NOT_SET = {"early_stop": "early_stop={metric: loss/val, patience: 5}"}
 """Such keys that are null at first, so that those below them must be typed together."""

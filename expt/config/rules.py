@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from expt.config.datasets import Diabetes, Table
 from expt.config.groups import SGD, ConvNet, DefaultInit, NamedModel, ResNet18, Transformer
 from expt.config.task_rules import of_samples, of_task, of_tokens
+from expt.config.trackers import of_trackers
 from expt.machine import Machine
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *_batch(config),
         *of_task(config),
         *_schedule(config),
+        *of_trackers(config),
     ]
 
 

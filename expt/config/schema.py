@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 from expt.config.constraints import STRICT, Count, Folder, Fraction, NonNegative, Positive, Target, group
 from expt.config.groups import GROUPS
 from expt.config.tasks import Classification
+from expt.config.trackers import MLflow, TrackerName, Wandb
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -94,6 +95,9 @@ class RunConfig:
     objective: str
     log_every: Count
     tensorboard: TensorBoard
+    send: tuple[TrackerName, ...] = ()
+    mlflow: MLflow = MLflow()
+    wandb: Wandb = Wandb()
     print_every: Count | None
     amp: bool | Literal["bf16", "fp16"]
     compile: bool | Literal["default", "reduce-overhead", "max-autotune"]

@@ -43,25 +43,32 @@ class MetricsWriter:
         self._file.close()
 
 
+_REMEMBERED = 256  # bytes: some three lines
+
+
 class MetricsReader:
     """Reads what has been added to metrics.jsonl since the last call, while a worker writes it."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._path = paths.metrics
         self._offset = 0
+        self._before = b""
+        """The last bytes that were read: others are there now where a run that goes on has written anew."""
 
     def read(self) -> list[Point]:
         """The new points; a line that is still being written is left for the next call."""
         try:
             with self._path.open("rb") as file:
-                if self._offset > os.fstat(file.fileno()).st_size:  # cut back, by a run that goes on
-                    self._offset = 0
+                file.seek(self._offset - len(self._before))
+                if file.read(len(self._before)) != self._before:  # cut back, by a run that goes on
+                    self._offset, self._before = 0, b""
                 file.seek(self._offset)
                 text = file.read()
         except FileNotFoundError:
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
+        self._before = (self._before + whole[-_REMEMBERED:])[-_REMEMBERED:]
         return [point for line in whole.splitlines() if (point := _point(line))]
 
 

@@ -69,6 +69,11 @@ class RunPaths:
         return self.folder / ".lock"
 
     @property
+    def sent(self) -> Path:
+        """The folder of what other dashboards have of the run, a file for each; see expt.tracking.cursor."""
+        return self.folder / ".sent"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of `last` and `best`."""
         return self.folder / "checkpoints"
@@ -136,7 +141,7 @@ class RunPaths:
 
     def holds_refusal_alone(self) -> bool:
         """Whether the folder holds nothing but the record of a run that could not start."""
-        return {*self.folder.iterdir()} <= {self.result, self.lock, *self.event_files()}
+        return {*self.folder.iterdir()} <= {self.result, self.lock, self.sent, *self.event_files()}
 
     def has_trained(self) -> bool:
         """Whether there is a checkpoint, or a number."""
@@ -144,7 +149,8 @@ class RunPaths:
 
     def remove_refused(self) -> None:
         """Remove what a run has left that was refused before it had come to anything; its folder was new."""
-        shutil.rmtree(self.logs(0).parent, ignore_errors=True)
+        for folder in (self.logs(0).parent, self.sent):
+            shutil.rmtree(folder, ignore_errors=True)
         for path in (self.result, self.metrics, *self.event_files()):
             path.unlink(missing_ok=True)
 

@@ -234,7 +234,7 @@ def result_of_any(paths: RunPaths) -> Record:
     """The content of result.json, or that it is damaged, or its run lost; empty where there is none of expt's."""
     try:
         content = read_result(paths)
-        if _is_lost(paths, content):
+        if is_lost(paths, content):
             content["status"] = LOST
         if content.get("status") in (RUNNING, LOST):
             content = {**content, **so_far(paths, content)}
@@ -252,7 +252,7 @@ def _as_written() -> TypeAdapter[Record]:
     return TypeAdapter(Record)
 
 
-def _is_lost(paths: RunPaths, content: Record) -> bool:
+def is_lost(paths: RunPaths, content: Record) -> bool:
     """Whether nobody is at work in a run that says running; of another machine's nobody can say."""
     if content.get("status") != RUNNING or content.get("node") != socket.gethostname() or is_held(paths):
         return False

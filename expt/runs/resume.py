@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from expt.config.identity import NOT_IN_RESULT, Content, flat, shown
+from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, shown
 from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
@@ -181,5 +181,6 @@ def _refuse_other_content(
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    plain = json.loads(json.dumps(settings, default=str))  # a tuple is a list then
+    counted = {key: value for key, value in settings.items() if key not in OF_TRACKERS}
+    plain = json.loads(json.dumps(counted, default=str))  # a tuple is a list then
     return {k: v for k, v in flat(plain).items() if k not in MAY_CHANGE and not k.startswith("ddp.")}

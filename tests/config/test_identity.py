@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expt.config.identity import NOT_IN_RESULT, flat, hyperparameters, identity, shown
+from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, flat, hyperparameters, identity, shown
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.machine import Machine
@@ -86,9 +86,16 @@ def keys() -> list[tuple[RunConfig, str]]:
 
 
 def test_every_key_counts_but_for_those_that_change_no_result() -> None:
-    changed = [(key, identity(one), identity(replaced(one, key.split("."), "changed"))) for one, key in keys()]
+    own = [(one, key) for one, key in keys() if key.partition(".")[0] not in OF_TRACKERS]
+    changed = [(key, identity(one), identity(replaced(one, key.split("."), "changed"))) for one, key in own]
     assert {key for key, before, after in changed if before == after} == NOT_IN_EXPERIMENT == NOT_IN_RESULT
     assert len(changed) > 100
+
+
+def test_where_copies_of_a_run_go_does_not_count() -> None:
+    found = [(one, key) for one, key in keys() if key.partition(".")[0] in OF_TRACKERS]
+    assert {key.partition(".")[0] for _, key in found} == {"send", "mlflow", "wandb"}
+    assert all(identity(replaced(one, key.split("."), "changed")) == identity(one) for one, key in found)
 
 
 def test_a_person_s_own_arguments_count() -> None:

@@ -1,0 +1,117 @@
+"""A command's side of sending: it starts a process for each dashboard, and waits for it no longer than it says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from expt import signals
+from expt.config.schema import RunConfig
+from expt.config.trackers import refuse_unusable
+from expt.errors import WARNING, warn
+from expt.runs.provenance import program
+from expt.runs.view.cells import say
+from expt.tracking.follow import AT, LEFT
+
+PATIENCE_S, INTERRUPTED_S = 10.0, 2.0
+"""What a dashboard gets at a command's end for what is left; after Ctrl-C."""
+TELL_AFTER_S = 1.5
+"""A wait that a person notices."""
+
+
+class Sending:
+    """The dashboards' processes of one command; none of them is ever waited for but in `wait`."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, _Process] = {}
+        self._end = 0.0
+
+    def follow(self, config: RunConfig, folder: Path) -> None:
+        """Let the run or the sweep of `folder` be sent to where `config` says, from now on.
+
+        Raises ConfigError where a package is missing, or the environment names an impossible address.
+        """
+        refuse_unusable(config)
+        for name in config.send:
+            if name not in self._processes:
+                self._processes[name] = _Process(name, folder)
+
+    def close(self) -> None:
+        """Tell them that all runs have ended. To be followed by `wait`."""
+        patience_s = INTERRUPTED_S if signals.asked() else PATIENCE_S
+        self._end = time.monotonic() + patience_s
+        for process in self._processes.values():
+            process.tell_end(patience_s)
+
+    def wait(self) -> None:
+        """Let them end, in the time that `close` has given them, and print what they have to say."""
+        for process in self._processes.values():
+            process.wait(self._end)
+        self._processes = {}
+
+
+class _Process:
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name, self._folder = name, folder
+        self._said: list[str] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "expt.tracking.follow", name, str(folder.absolute())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is the command's to tell
+        )
+        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader.start()
+
+    def _listen(self) -> None:
+        """Pass on warnings as they come; what libraries print is no concern of a person's."""
+        assert self._process.stdout is not None
+        with contextlib.suppress(ValueError):  # closed
+            for line in self._process.stdout:
+                if line.startswith(WARNING):
+                    warn(line.removeprefix(WARNING).rstrip("\n"))
+                else:
+                    self._said.append(line.rstrip("\n"))
+
+    def tell_end(self, patience_s: float) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has died
+            self._process.stdin.write(f"{patience_s}")
+            self._process.stdin.close()
+
+    def wait(self, end: float) -> None:
+        try:
+            self._wait(end)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # and what its client has started
+            self._process.wait()
+        self._reader.join(1.0)
+        for line in self._said:
+            if line.startswith(AT):
+                say(Console(), f"{self._name:<13}{line.removeprefix(AT)}")
+        if self._process.returncode or LEFT in self._said:
+            again = shlex.join([*program().split(), "send", str(self._folder)])
+            warn(f"{self._name}: not all could be sent; the rest, once: {again}")
+
+    def _wait(self, end: float) -> None:
+        left_s = end - time.monotonic()
+        for patience_s in (min(TELL_AFTER_S, left_s), left_s - TELL_AFTER_S + 0.5):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.0, patience_s))
+                return
+            if end - time.monotonic() > 1:
+                left = max(1, round(end - time.monotonic()))
+                say(Console(), f"{self._name:<13}sending what is left, for {left} s at most")
