@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+from expt.errors import warn
 from expt.tracking.sender import Sender, runs_in, settled
 from expt.tracking.tracker import in_a_line
 
@@ -56,7 +57,8 @@ def main(name: str, folder: Path) -> None:
             failures = 0
         else:
             failures = min(failures + 1, 10)
-            _tell_of(sender, name, folder)
+            if failures == 1:
+                _tell_of(sender, name)
     settled(runs_in(folder), 3.0)
     sent = sender.send(runs_in(folder), last=True)
     if sent:
@@ -67,7 +69,8 @@ def main(name: str, folder: Path) -> None:
     for address in sender.addresses:
         print(f"{AT}{address}")
     if not sent:
-        _tell_of(sender, name, folder)
+        if not failures:
+            _tell_of(sender, name)
         print(LEFT)
     sys.stdout.flush()
 
@@ -78,10 +81,10 @@ def _preload(name: str) -> None:
         __import__(name)
 
 
-def _tell_of(sender: Sender, name: str, folder: Path) -> None:
+def _tell_of(sender: Sender, name: str) -> None:
     assert sender.error is not None
     where = f" at {sender.where}" if sender.where else ""
-    sender.say(f"{name}{where}: {in_a_line(sender.error)}; nothing is lost: runs train on, and it is tried again")
+    warn(f"{name}{where}: {in_a_line(sender.error)}; nothing is lost: runs train on, and it is tried again")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ def quick() -> None:
     """Let MLflow's client give up soon: whoever calls tries again later, and asks first what has arrived."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "8")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 
 class MLflowTracker:
