@@ -60,7 +60,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--experiment", metavar="NAME", help="of MLflow (the run's, $MLFLOW_EXPERIMENT_NAME, or expt)")
     parser.add_argument("--project", metavar="NAME", help="of W&B (the run's, or $WANDB_PROJECT, or expt)")
     parser.add_argument("--entity", metavar="NAME", help="of W&B (the run's, or $WANDB_ENTITY)")
-    parser.add_argument("--checkpoints", action="store_true", help="best.pt and last.pt, too")
+    parser.add_argument("--checkpoints", action="store_true", help="the last and the best, too")
     asked = parser.parse_args(list(words))
     if asked.to is not None and asked.to not in TRACKERS:
         raise ConfigError(f"--to {asked.to}: not one of {', '.join(TRACKERS)}.{did_you_mean(asked.to, TRACKERS)}")
@@ -68,7 +68,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _below(folder: Path) -> list[RunPaths]:
-    found = [paths for paths, _ in results_below(folder)]
+    found = [paths for paths, _ in results_below(folder)] if folder.is_dir() else []
     if not found:
         raise ConfigError(f"{folder}: holds no run to send")
     return found

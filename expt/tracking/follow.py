@@ -24,8 +24,8 @@ MAX_WAIT_S = 60.0
 """Between two tries, where the dashboard cannot be reached."""
 END_S = 10.0
 """What it has for the rest where the command was killed, and could not say so."""
-LEFT, AT = "left", "at: "
-"""What it tells at its end: that not all could be sent; where a person sees what was sent."""
+LEFT, AT = "left: ", "at: "
+"""What it tells at its end: why not all could be sent; where a person sees what was sent."""
 
 
 class Command:
@@ -41,7 +41,7 @@ class Command:
         self.has_ended.set()
         time.sleep(patience_s)  # the other thread ends this process, or waits for a server that does not answer
         with contextlib.suppress(OSError):
-            os.write(1, f"{LEFT}\n".encode())
+            os.write(1, f"{LEFT}no answer in {patience_s:g} s\n".encode())
         os._exit(1)
 
 
@@ -58,7 +58,7 @@ def main(name: str, folder: Path) -> None:
         else:
             failures = min(failures + 1, 10)
             if failures == 1:
-                _tell_of(sender, name)
+                warn(f"{name}: {_why(sender)}; nothing is lost: runs train on, and it is tried again")
     settled(runs_in(folder), 3.0)
     sent = sender.send(runs_in(folder), last=True)
     if sent:
@@ -69,9 +69,7 @@ def main(name: str, folder: Path) -> None:
     for address in sender.addresses:
         print(f"{AT}{address}")
     if not sent:
-        if not failures:
-            _tell_of(sender, name)
-        print(LEFT)
+        print(f"{LEFT}{_why(sender)}")
     sys.stdout.flush()
 
 
@@ -81,10 +79,9 @@ def _preload(name: str) -> None:
         __import__(name)
 
 
-def _tell_of(sender: Sender, name: str) -> None:
-    assert sender.error is not None
-    where = f" at {sender.where}" if sender.where else ""
-    warn(f"{name}{where}: {in_a_line(sender.error)}; nothing is lost: runs train on, and it is tried again")
+def _why(sender: Sender) -> str:
+    where = f"{sender.where}: " if sender.where else ""
+    return f"{where}{in_a_line(sender.error)}" if sender.error else where
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from expt.config.trackers import refuse_unusable
 from expt.errors import WARNING, warn
 from expt.runs.provenance import program
 from expt.runs.view.cells import say
+from expt.runs.view.progress import shown_path
 from expt.tracking.follow import AT, LEFT
 
 PATIENCE_S, INTERRUPTED_S = 10.0, 2.0
@@ -78,8 +79,8 @@ class _Process:
     def _listen(self) -> None:
         """Pass on warnings as they come; what libraries print is no concern of a person's."""
         assert self._process.stdout is not None
-        with contextlib.suppress(ValueError):  # closed
-            for line in self._process.stdout:
+        with self._process.stdout as lines:
+            for line in lines:
                 if line.startswith(WARNING):
                     warn(line.removeprefix(WARNING).rstrip("\n"))
                 else:
@@ -102,9 +103,10 @@ class _Process:
         for line in self._said:
             if line.startswith(AT):
                 say(Console(), f"{self._name:<13}{line.removeprefix(AT)}")
-        if self._process.returncode or LEFT in self._said:
-            again = shlex.join([*program().split(), "send", str(self._folder)])
-            warn(f"{self._name}: not all could be sent; the rest, once: {again}")
+        why = next((line.removeprefix(LEFT) for line in self._said if line.startswith(LEFT)), "its process has died")
+        if self._process.returncode or any(line.startswith(LEFT) for line in self._said):
+            again = shlex.join([*program().split(), "send", shown_path(self._folder)])
+            warn(f"{self._name}: not all could be sent ({why}); the rest, once: {again}")
 
     def _wait(self, end: float) -> None:
         left_s = end - time.monotonic()
