@@ -8,14 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from expt.command.words import Parser
-from expt.config.trackers import TRACKERS, TRACKING_URI, uri_problems
+from expt.config.trackers import TRACKERS, TRACKING_URI, is_installed, uri_problems
 from expt.errors import ConfigError, ExptError, did_you_mean
 from expt.runs.paths import RunPaths
 from expt.runs.result import results_below
@@ -82,7 +81,7 @@ def _runs_for(name: str, runs: Sequence[RunPaths], asked: argparse.Namespace) ->
 
 
 def _refuse_unusable(name: str, asked: argparse.Namespace) -> None:
-    if find_spec(name) is None:
+    if not is_installed(name):
         raise ConfigError(f"--to {name}: needs the package {name}; pip install 'expt[{name}]'")
     key, uri = "--tracking-uri", asked.tracking_uri
     if name == "mlflow" and uri is None:

@@ -23,7 +23,7 @@ def choices_of(key: str) -> tuple[str, ...]:
 
 
 def _alternatives(hint: Any) -> Iterator[Any]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, tuple):  # of a list, one may be typed alone
         for one in typing.get_args(hint):
             yield from _alternatives(one)
     else:

@@ -91,10 +91,16 @@ def without_password(uri: str) -> str:
     return re.sub(r"(://)[^/@]*@|\?.*", lambda found: found[1] or "", uri)
 
 
+def is_installed(name: str) -> bool:
+    """Whether the package of that name is; a folder `wandb`, which W&B leaves behind, is none."""
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None
+
+
 def refuse_unusable(config: RunConfig) -> None:
     """Raise ConfigError where a dashboard's package is missing, or what the environment says of it is wrong."""
     for name in config.send:
-        if find_spec(name) is None:
+        if not is_installed(name):
             raise ConfigError(f"send={name}: needs the package {name}; pip install 'expt[{name}]'")
         uri = os.environ.get(TRACKING_URI) if name == "mlflow" and config.mlflow.tracking_uri is None else None
         if uri and (problems := uri_problems(TRACKING_URI, uri)):

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from expt.config.trackers import Wandb
 from expt.runs.metrics_file import Point
@@ -22,7 +25,7 @@ from expt.tracking.snapshot import EPOCH, Marks, Snapshot, marked
 from expt.tracking.tracker import Refused, Times
 
 STEP = "step"
-INIT_S, FINISH_S, SYNC_S = 10, 30, 600
+CONNECT_S, INIT_S, FINISH_S, SYNC_S = 5, 10, 30, 120
 _EXIT_CODES = {COMPLETED: 0, FAILED: 1}
 KILLED = 255
 """W&B's exit code for what was interrupted."""
@@ -44,7 +47,12 @@ class WandbTracker:
         self._kept_offline: Path | None = None
 
     def check(self) -> None:
-        """It is known when a run begins there."""
+        """A connection alone: W&B's own client would try for minutes. Through a proxy only W&B's client can tell."""
+        parts = urlsplit(self.where)
+        if self._mode != "online" or parts.hostname is None or getproxies().get(parts.scheme):
+            return
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname, port), CONNECT_S).close()
 
     def open(self, run: Snapshot, cursor: Cursor) -> WandbCopy:
         """Upload what an earlier process could not, and go on with W&B's run of that key, or begin it."""
@@ -55,6 +63,7 @@ class WandbTracker:
         state.setdefault("parts", {})
         digest = run.digest(checkpoints=self._settings.checkpoints)
         if self._mode == "online":
+            self.check()
             self._sync(cursor)
         if run.has_ended and state.get("ended") == digest:
             self._url = state.get("url") or self._url

@@ -22,7 +22,7 @@ from tests.tracking.folders import measure, record
     ],
 )
 def test_what_cannot_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], line: str) -> None:
-    monkeypatch.setattr(send, "find_spec", lambda name: object())
+    monkeypatch.setattr(send, "is_installed", lambda name: True)
     monkeypatch.chdir(tmp_path)
     record(tmp_path / "run")
     record(tmp_path / "other", config={"model": {"name": "mlp"}})
@@ -32,7 +32,7 @@ def test_what_cannot_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wo
 
 
 def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send, "find_spec", lambda name: None)
+    monkeypatch.setattr(send, "is_installed", lambda name: False)
     record(tmp_path / "run")
     with pytest.raises(ConfigError, match="needs the package mlflow; pip install"):
         send.main([str(tmp_path)])
@@ -46,7 +46,7 @@ def test_a_dashboard_that_is_not_reached_is_an_error_after_a_few_tries(
         raise ConnectionRefusedError(111, "Connection refused")
 
     tries: list[int] = []
-    monkeypatch.setattr(send, "find_spec", lambda name: object())
+    monkeypatch.setattr(send, "is_installed", lambda name: True)
     monkeypatch.setattr(send, "PAUSE_S", 0.0)
     monkeypatch.setattr("expt.tracking.sender._tracker", gone)
     measure(record(tmp_path / "run", status="completed"), 1)

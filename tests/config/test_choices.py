@@ -14,6 +14,7 @@ from expt.config.choices import choices_of
         ("ddp.comm_hook", {"bf16", "fp16", "powersgd", "null"}),
         ("optimizer.nesterov", {"true", "false"}),
         ("tensorboard.graph", {"true", "false", "auto"}),
+        ("send", {"mlflow", "wandb"}),
         ("epochs", set()),
         ("model", set()),
         ("model.nowhere", set()),

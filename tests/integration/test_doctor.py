@@ -95,7 +95,7 @@ def read_until(terminal: int, there: Callable[[str], bool]) -> str:
     return text
 
 
-def test_the_tab_key_completes_keys_and_values_in_bash(tmp_path: Path) -> None:
+def test_the_tab_key_completes_keys_values_and_commands_in_bash(tmp_path: Path) -> None:
     script = Path(sys.executable).with_name("expt")
     if not script.exists() or not shutil.which("bash"):
         pytest.skip("needs bash, and expt installed")
@@ -113,6 +113,8 @@ def test_the_tab_key_completes_keys_and_values_in_bash(tmp_path: Path) -> None:
             assert {"model=mlp", "model=convnet", "model=resnet18"} <= set(text.split())
             os.write(driver, b"mlp batch_norm=\t\t")
             read_until(driver, lambda text: {"batch_norm=groups", "batch_norm=sync"} <= set(text.split()))
+            os.write(driver, b"\x15expt re\t\t")
+            read_until(driver, lambda text: {"report", "rerun", "resume="} <= set(text.split()))
         finally:
             bash.kill()
             os.close(driver)

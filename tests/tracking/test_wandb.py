@@ -31,6 +31,7 @@ def records(path: Path) -> Iterator[Any]:
     """The records of a .wandb file, in LevelDB's log format."""
     from wandb.proto import wandb_internal_pb2
 
+    kinds: Any = wandb_internal_pb2
     data, at, part = path.read_bytes(), HEADER, b""
     while at + HEADER <= len(data):
         if (left := BLOCK - at % BLOCK) < HEADER:
@@ -40,7 +41,7 @@ def records(path: Path) -> Iterator[Any]:
         part += data[at + HEADER : at + HEADER + size]
         at += HEADER + size
         if kind in (WHOLE, LAST):
-            yield wandb_internal_pb2.Record.FromString(part)
+            yield kinds.Record.FromString(part)
             part = b""
 
 
