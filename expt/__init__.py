@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from expt.api import Result, Runs, evaluate, list_runs, rerun, run, sweep
+    from expt.api import Predictions, Result, Runs, evaluate, list_runs, predict, rerun, run, sweep
     from expt.errors import SweepFailed
     from expt.inference.load import TrainedModel, load
     from expt.tasks.phases import PhasedTask
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Callback",
     "PhasedTask",
+    "Predictions",
     "Result",
     "Runs",
     "SweepFailed",
@@ -26,6 +27,7 @@ __all__ = [
     "evaluate",
     "list_runs",
     "load",
+    "predict",
     "rerun",
     "run",
     "sweep",
@@ -35,7 +37,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> object:
     # Late, so that `python -m expt --help` does not import Hydra.
-    if name in ("Result", "Runs", "evaluate", "list_runs", "rerun", "run", "sweep"):
+    if name in ("Predictions", "Result", "Runs", "evaluate", "list_runs", "predict", "rerun", "run", "sweep"):
         from expt import api
 
         return getattr(api, name)

@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from expt.command import terminal
 from expt.command.evaluate import evaluate as evaluate_as
 from expt.command.main import command
 from expt.command.rerun import rerun as rerun_of
 from expt.config.tasks import metrics_of
-from expt.errors import ConfigError
+from expt.errors import ConfigError, warn
 from expt.launch import forkserver
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record, read_result
@@ -59,6 +59,21 @@ class Result:
         return objective["value"] if objective else None
 
 
+class Predictions(list[dict[str, Any]]):
+    """Of each sample, in order: where it is from, and what the run's model says of it; keys as in a .jsonl."""
+
+    skipped: Sequence[str] = ()
+    """What could not be read, a line each; it is left out of the list."""
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each sample, with the columns of a .csv. Raises ImportError without pandas."""
+        from pandas import DataFrame
+
+        from expt.inference.writing import flat
+
+        return DataFrame([flat(record) for record in self])
+
+
 class Runs(list[Result]):
     """Runs as `expt report` lists them, the newest first."""
 
@@ -75,6 +90,46 @@ class Runs(list[Result]):
 def list_runs(folder: str | Path = "outputs") -> Runs:
     """Every run below `folder`, of any status. Raises ConfigError where there is no such folder."""
     return Runs(Result(found.folder.absolute(), found.result) for found in in_order(runs_below(Path(folder))))
+
+
+def predict(
+    run: str | Path,
+    paths: str | Path | Sequence[str | Path] = (),
+    *,
+    split: Literal["train", "val", "test"] | None = None,
+    which: Literal["best", "last"] = "best",
+    batch_size: int | None = None,
+    device: str = "auto",
+    amp: bool | Literal["recorded", "bf16", "fp16"] = "recorded",
+    top: int | None = None,
+) -> Predictions:
+    """Do what `python -m expt predict RUN PATHS` does, and return it: `predict("RUN", "photos")[0]["class"]`.
+
+    Warns of each file that can't be read. Raises ConfigError for what the run's model can't be asked about.
+    """
+    from expt.inference.plan import Asked, plan
+
+    given = (paths,) if isinstance(paths, str | Path) else paths
+    chosen = plan(
+        Asked(
+            run=Path(run),
+            paths=tuple(map(Path, given)),
+            split=split,
+            which=which,
+            batch_size=batch_size,
+            device=device,
+            amp=amp,
+            top=top,
+        )
+    )
+    from expt.inference.predict import Predictor  # late: torch
+
+    predictor = Predictor(chosen)
+    found = Predictions(record for answers in predictor for record in predictor.form.records(answers))
+    found.skipped = predictor.skipped
+    for line in found.skipped:
+        warn(line)
+    return found
 
 
 def run(*arguments: str) -> Result:

@@ -178,7 +178,9 @@ def is_torch(name: str) -> bool:
     return name.partition(".")[0] in ("torch", "torchvision", "tensorboard")
 
 
-@pytest.mark.parametrize("door", ["__main__", "api", "command.main", "command.sweep", "launch.one_run", "launch.pool"])
+@pytest.mark.parametrize(
+    "door", ["__main__", "api", "command.main", "command.sweep", "command.predict", "launch.one_run", "launch.pool"]
+)
 def test_the_driver_imports_no_torch(door: str) -> None:
     """What it imports before a run's workers are started: the forkserver's import of torch runs beside it.
 

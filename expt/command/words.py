@@ -21,6 +21,9 @@ WORDS = {
     "evaluate": Word("expt.command.evaluate", "the metrics of a trained run on its test set, or on other data"),
     "export": Word("expt.command.export", "a trained run's model as a file for other programs: torch_export or ONNX"),
     "send": Word("expt.command.send", "send runs to MLflow or W&B, or what these have missed"),
+    "predict": Word(
+        "expt.command.predict", "what a run's model says of files, of folders, or of a part of its dataset"
+    ),
     "cache": Word("expt.command.cache", "what decoded datasets take on the disk, and how to remove them"),
     "warm": Word("expt.command.warm", "keep torch imported, so that what is typed next starts without that wait"),
     "doctor": Word("expt.command.doctor", "whether this machine can train: torch, GPUs, memory, datasets, two workers"),

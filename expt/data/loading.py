@@ -140,6 +140,11 @@ class ShardedLoader(ABC):
         """Samples in the split, over all workers."""
         return len(self._indices)
 
+    @property
+    def samples(self) -> Tensor:
+        """Which samples of the dataset's part these are, int64 [N], in the order of an evaluation."""
+        return self._indices
+
     def __len__(self) -> int:
         return indexing.num_batches(self.size, self._options.batch_size, self._options.drop_last)
 

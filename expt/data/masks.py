@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from expt.config.datasets import SegmentationFolder
+from expt.config.tasks import Segmentation
 from expt.data import samples
 from expt.data.loading import Finish, Loader, LoaderOptions
 from expt.data.mask_files import Pair, decode
@@ -35,6 +37,15 @@ class MaskValues:
     def expected(self) -> str:
         """In words."""
         return f"expected 0 to {self.num_classes - 1}, or {self.ignore_index} (task.ignore_index)"
+
+
+def mask_values(dataset: Any, task: Any) -> MaskValues | None:
+    """What masks may hold, where the configured task's targets are masks."""
+    if not isinstance(task, Segmentation):
+        return None
+    number = dataset.num_classes if isinstance(dataset, SegmentationFolder) else task.num_classes
+    assert number is not None  # expt.config.rules
+    return MaskValues(num_classes=number, ignore_index=task.ignore_index)
 
 
 class MaskFolder(Dataset[tuple[Tensor, Tensor]]):

@@ -34,17 +34,23 @@ def _csv(path: Path) -> Mapping[str, Column]:
         rows = [row for row in csv.reader(file, skipinitialspace=True) if row]
     if not rows:
         raise DataError(f"{path}: is empty; its first line names the columns")
-    names = [name.strip() for name in rows.pop(0)]
+    names = csv_names(path, rows.pop(0))
+    for number, row in enumerate(rows):
+        if len(row) != len(names):
+            raise DataError(f"{path}: row {number + 1} has {len(row)} cells for {len(names)} columns; mend it")
+    return dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
+
+
+def csv_names(path: Path, first: Sequence[str]) -> list[str]:
+    """The names of a .csv's columns, which its first line holds. Raises DataError where they are none."""
+    names = [name.strip() for name in first]
     if len(names) == 1 and any(other in names[0] for other in ";\t"):
         raise DataError(f"{path}: its columns are not separated by commas; write it with commas")
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{path}: two columns are called {twice[0]!r}; rename one")
     if all(map(_is_number, names)):
         raise DataError(f"{path}: its first line is one of numbers ({', '.join(names)[:40]}); name the columns there")
-    for number, row in enumerate(rows):
-        if len(row) != len(names):
-            raise DataError(f"{path}: row {number + 1} has {len(row)} cells for {len(names)} columns; mend it")
-    return dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
+    return names
 
 
 def _is_number(text: str) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +24,30 @@ from expt.runs import checkpoint
 from expt.runs.result import Record
 from expt.runs.weights_file import found
 from expt.training.patches import onednn_linear
+from expt.training.precision import Precision
 
 NOT_SHAPES = {"train_size", "val_size", "test_size", "standardised", "class_names", "class_counts"}
 NOT_SHAPES |= {"feature_names", "target_names"}
 """Keys of a record's `data` that tell a model nothing."""
+Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16"]
+"""As the key `amp`; `recorded` is what that was for the run."""
 
 
 class TrainedModel(nn.Module):
-    """A run's model as its evaluations have it, without autocast; what it is called with goes to `model`."""
+    """A run's model as its evaluations have it; what it is called with goes to `model`."""
 
-    def __init__(self, model: nn.Module, record: Record, config: Mapping[str, Any], preprocess: Preprocess) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        record: Record,
+        config: Mapping[str, Any],
+        preprocess: Preprocess,
+        autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
         super().__init__()
         self.model = model
+        self.autocast = autocast
+        """The context in which the forward pass is computed; see `amp` of `load`."""
         self.class_names: tuple[str, ...] = tuple(record["data"].get("class_names", ()))
         """Empty where there are no classes, or the run is of a version that did not record them."""
         self.preprocess = preprocess
@@ -44,20 +56,27 @@ class TrainedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model gives."""
-        return self.model(*args, **kwargs)
+        with self.autocast():
+            return self.model(*args, **kwargs)
 
 
 def load(
-    run: str | Path, which: Literal["best", "last"] = "best", *, device: str | torch.device = "cpu"
+    run: str | Path,
+    which: Literal["best", "last"] = "best",
+    *,
+    device: str | torch.device = "cpu",
+    amp: Amp = False,
 ) -> TrainedModel:
     """The model of the run in the folder `run`, in eval mode, with the weights of its best or last checkpoint.
 
     Of a run with `ema` they are the average's. Its dataset is not read. A class of one's own must be importable as it
-    was for the run, from the current folder too. Raises ConfigError for a folder without that checkpoint, and
-    CheckpointError for a damaged one.
+    was for the run, from the current folder too. It computes in float32, to be put under an autocast of one's own;
+    with `amp="recorded"` as the run did, whose evaluations had mixed precision where it was trained so, and with true,
+    bf16 or fp16 so in any case. torch.compile is not applied. Raises ConfigError for a folder without that
+    checkpoint, and CheckpointError for a damaged one.
     """
     record, state = saved(run, which)
-    return rebuilt(record, state, torch.device(device))
+    return rebuilt(record, state, torch.device(device), amp=amp)
 
 
 def saved(run: str | Path, which: str = "best") -> tuple[Record, dict[str, Any]]:
@@ -69,7 +88,9 @@ def saved(run: str | Path, which: str = "best") -> tuple[Record, dict[str, Any]]
     return record, state
 
 
-def rebuilt(record: Record, state: Mapping[str, Any], device: torch.device, *, plain: bool = False) -> TrainedModel:
+def rebuilt(
+    record: Record, state: Mapping[str, Any], device: torch.device, *, amp: Amp = False, plain: bool = False
+) -> TrainedModel:
     """The model of a checkpoint's `state`; `plain` has torch's own layers alone, in its own memory format."""
     with importable_from_here():
         config = recorded(state["config"])
@@ -79,7 +100,9 @@ def rebuilt(record: Record, state: Mapping[str, Any], device: torch.device, *, p
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
     if config.onednn and device.type == "cpu" and not plain:
         onednn_linear.use_for_linear(model)
-    return TrainedModel(model, record, state["config"], Preprocess(config.dataset, record["data"], device)).eval()
+    precision = Precision(config.amp if amp == "recorded" else amp, device)
+    preprocess = Preprocess(config.dataset, record["data"], device)
+    return TrainedModel(model, record, state["config"], preprocess, precision.autocast).eval()
 
 
 def _built(config: RunConfig, record: Record) -> nn.Module:

@@ -36,7 +36,8 @@ class Preprocess:
         self._is_table = isinstance(dataset, TableConfig)
         self._resized = stretched if isinstance(dataset, SegmentationFolder) else fitted
         as_they_are = isinstance(dataset, TargetDataset) and dataset.num_classes is None
-        self.standardised: dict[str, tuple[float, float]] = dict(data.get("standardised", {}))
+        scaled = isinstance(dataset, TableConfig) and dataset.standardise
+        self.standardised: dict[str, tuple[float, float]] = dict(data.get("standardised", {})) if scaled else {}
         """Of a table's columns the mean and the deviation: first of the features, in their order."""
         self._normalise: Normalise | None = None
         if "channels" in data and not self._is_table and not as_they_are:
@@ -54,14 +55,15 @@ class Preprocess:
             return self._rows(samples)
         if self._normalise is None:
             return _tensor(samples).to(self._device)
-        images = _tensor(samples) if isinstance(samples, Tensor | np.ndarray) else self._picture(samples)
+        images = _tensor(samples) if isinstance(samples, Tensor | np.ndarray) else self.picture(samples)[None]
         images = images.unsqueeze(0) if images.dim() == 3 else images
         if images.dim() != 4 or images.shape[1] != self._data["channels"]:
             channels = self._data["channels"]
             raise ConfigError(f"an image of shape {list(images.shape)}: give [{channels}, height, width], or many")
         return self._normalise(images.to(self._device, copy=True))
 
-    def _picture(self, given: Any) -> Tensor:
+    def picture(self, given: Any) -> Tensor:
+        """A picture's path, or a picture of Pillow's, as uint8 [C, H, W] of the model's size, not yet normalised."""
         mode = {1: "L", 3: "RGB"}.get(self._data["channels"])
         if mode is None:
             raise ConfigError(f"a picture: the model takes {self._data['channels']} channels; give a tensor")
@@ -76,9 +78,8 @@ class Preprocess:
         num_features = self._data["image_size"][1]
         if rows.dim() != 2 or rows.shape[1] != num_features:
             raise ConfigError(f"rows of shape {list(rows.shape)}: the model takes {num_features} features; give [N, F]")
-        if scales := list(self.standardised.values())[
-            :num_features
-        ]:  # targets, where they are standardised, come after them
+        # Targets, where they are standardised, come after them.
+        if scales := list(self.standardised.values())[:num_features]:
             mean, std = torch.tensor(scales, dtype=torch.float64).T
             rows = (rows - mean) / std
         return rows.float().view(-1, 1, 1, num_features).to(self._device)

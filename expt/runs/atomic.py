@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 
 def write_atomically(path: Path, text: str, *, may_exist: bool = True) -> None:
@@ -11,10 +14,20 @@ def write_atomically(path: Path, text: str, *, may_exist: bool = True) -> None:
 
     Raises FileExistsError where there is an old one, and none `may_exist`.
     """
+    with written(path, may_exist=may_exist) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def written(path: Path, *, may_exist: bool = True) -> Iterator[IO[bytes]]:
+    """A file to write into, which takes the name `path` where the block ends well, and is gone where it does not.
+
+    Raises FileExistsError then where there is an old one, and none `may_exist`.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with beside.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         if may_exist:

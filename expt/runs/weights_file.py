@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from expt.errors import ConfigError
+from expt.runs import provenance
 from expt.runs.paths import RunPaths
-from expt.runs.result import Begun, Record, read_result
+from expt.runs.result import Begun, Record, read_result, results_below
 
 
-def found(run: str | Path, which: str) -> tuple[Record, Path]:
-    """The record of a run that has begun to train, and its best or last checkpoint. Raises ConfigError for neither."""
+def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
+    """What result.json of the run in the folder `run` says, and the file of its best or last checkpoint.
+
+    Raises ConfigError for a folder that is that of no run which has begun to train, or without that checkpoint.
+    """
     paths = RunPaths(Path(run))
     record = read_result(paths)
     if "data" not in record:
-        what = "is no folder of a run that has begun to train" if paths.folder.exists() else "there is no such folder"
-        raise ConfigError(f"{run}: {what}; give that of one")
-    if which not in ("best", "last"):
+        raise ConfigError(_no_run(Path(run)))
+    file = {"best": paths.best, "last": paths.last}.get(which)
+    if file is None:
         raise ConfigError(f"which={which}: use best or last")
-    file = paths.checkpoint(which)
     if not file.is_file():
-        there = [name for name in ("best", "last") if paths.checkpoint(name).is_file()]
+        there = [name for name, path in (("best", paths.best), ("last", paths.last)) if path.is_file()]
         mend = f"use which={there[0]}" if there else "it has no checkpoint"
         raise ConfigError(f"{file}: there is no such file; {mend}")
     return record, file
+
+
+def _no_run(folder: Path) -> str:
+    if not folder.exists():
+        return f"{folder}: there is no such folder, and so it is no folder of a run that has begun to train"
+    below = [paths.folder for paths, record in results_below(folder) if "data" in record] if folder.is_dir() else []
+    if below and below != [folder]:
+        example = shlex.join([*provenance.program().split(), "report", str(folder)])
+        return f"{folder}: holds {len(below)} runs; name one of them, as {below[0]} ({example} lists them)"
+    return f"{folder}: is no folder of a run that has begun to train; give that of one"
 
 
 def weights_file(given: str) -> Path:

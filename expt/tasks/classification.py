@@ -51,9 +51,13 @@ class Classification(Task):
             return {"accuracy": (labels.gather(1, highest[:, None]).sum(), len(outputs))}
         return {"accuracy": ((highest == labels).sum(), len(outputs))}
 
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Probabilities [B, num_classes]."""
+        return outputs.float().softmax(1)
+
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Probabilities [B, num_classes] and labels."""
-        return outputs.float().softmax(1), batch.targets
+        return self.predict(outputs), batch.targets
 
     def _weights_on(self, device: torch.device) -> Tensor | None:
         if self.class_weights is not None and self.class_weights.device != device:

@@ -27,6 +27,7 @@ class Multilabel(Task):
     weight_is_samples = True
 
     def __init__(self, threshold: float = 0.5) -> None:
+        self.threshold = threshold
         self._logit = math.log(threshold / (1 - threshold))
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
@@ -46,6 +47,10 @@ class Multilabel(Task):
             "given": (given.sum(), 1),
             "other": (((targets != 0) & (targets != 1)).sum(), 1),
         }
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Probabilities [B, labels]."""
+        return outputs.float().sigmoid()
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Probabilities and int64 targets, both [B, labels]."""

@@ -49,6 +49,10 @@ class Regression(Task):
             "squared_target": (targets.square().sum(), count),
         }
 
+    def predict(self, outputs: Tensor) -> Tensor:
+        """In float32."""
+        return outputs.float()
+
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Both of the targets' shape."""
         return aligned(outputs, batch.targets)

@@ -67,6 +67,10 @@ class Segmentation(Task):
             "dice": _mean([2 * hits / (union + hits) for hits, union in occurring]),
         }
 
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Masks, int64 [B, H, W]: of each pixel the likeliest class."""
+        return outputs.argmax(1)
+
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Any, Any]:
         """Probabilities [B, num_classes, H, W] and masks."""
         return outputs.float().softmax(1), batch.targets.long()

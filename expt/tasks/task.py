@@ -69,6 +69,13 @@ class Task(ABC):
         """The sums of the other metrics, without gradients; each of as many values as `sums` says."""
         return {}
 
+    def predict(self, outputs: Any) -> Any:
+        """What a person is told of samples by a model's outputs, as `expt predict` does: the outputs, if nothing else.
+
+        A tensor [B, ...], or containers of such.
+        """
+        return outputs
+
     def predictions(self, outputs: Any, batch: Batch) -> tuple[Any, Any]:
         """What a torchmetrics.Metric of `task.metrics` gets: predictions and targets."""
         return outputs, batch.targets

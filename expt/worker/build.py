@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from expt.config import constraints, datasets
-from expt.config.datasets import SegmentationFolder
 from expt.config.identity import hyperparameters, shown
 from expt.config.schema import RunConfig
-from expt.config.tasks import Classification, Segmentation, in_evaluations_alone, metrics_of
+from expt.config.tasks import Classification, in_evaluations_alone, metrics_of
 from expt.data import build as data_build
+from expt.data import masks
 from expt.data.build import Data, DataInfo
 from expt.data.files import refuse_missing
 from expt.data.loading import Batch, Shard
@@ -87,12 +87,7 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
 
 def mask_values(config: RunConfig) -> MaskValues | None:
     """What masks may hold, where the targets are masks."""
-    task, dataset = config.task, config.dataset
-    if not isinstance(task, Segmentation):
-        return None
-    number = dataset.num_classes if isinstance(dataset, SegmentationFolder) else task.num_classes
-    assert number is not None  # expt.config.rules
-    return MaskValues(num_classes=number, ignore_index=task.ignore_index)
+    return masks.mask_values(config.dataset, config.task)
 
 
 def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:

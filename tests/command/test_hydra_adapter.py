@@ -194,3 +194,13 @@ def test_a_callback_that_raises_is_told_in_a_line_each_time(capsys: pytest.Captu
     with pytest.warns(UserWarning, match="of another's"):
         warned()
     assert capsys.readouterr().err == 2 * "warning: Callback Bad.on_run_start raised ValueError: no licence\n"
+
+
+@pytest.mark.parametrize(("typed", "completed"), [("pred", "predict"), ("predict mod", ""), ("m", "model=")])
+def test_words_are_completed_and_what_follows_one_is_left_to_the_shell(
+    typed: str, completed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMP_LINE", f"expt {typed}")
+    hydra_adapter.call(lambda _: None, ["-sc", "query=bash"])
+    words = capsys.readouterr().out.split()
+    assert completed in words if completed else not words

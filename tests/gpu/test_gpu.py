@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import expt
 from expt.config import groups
 from expt.machine import visible_gpus
 from expt.training.optim import build_optimizer
@@ -52,6 +53,16 @@ def test_each_half_precision(trained: Trained, amp: str) -> None:
     assert done.result["status"] == "completed"
     losses = [loss for _, loss in done.curve("loss/val")]
     assert losses[-1] < losses[0]
+
+
+def test_predictions_are_those_of_the_runs_evaluation(trained: Trained) -> None:
+    run = trained("gpus=1", "amp=true", "epochs=1")
+    found = expt.predict(run.folder, split="test")
+    right = sum(record["class"] == record["target"] for record in found) / len(found)
+    assert right == pytest.approx(run.result["metrics"]["accuracy/test"], abs=1e-9)
+    on_the_cpu = expt.predict(run.folder, split="test", device="cpu", amp=False)
+    chances = [[record["probability"] for record in each] for each in (found, on_the_cpu)]
+    assert chances[0] == pytest.approx(chances[1], abs=0.05)
 
 
 def test_channels_last(trained: Trained) -> None:

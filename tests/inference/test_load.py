@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 import expt
 from expt.config.datasets import TargetDataset
@@ -24,16 +24,37 @@ from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
 FEW = ("epochs=1", "max_steps=2", "batch_size=16", "tensorboard.images=false", "tensorboard.graph=false")
-IMAGES = ("dataset=synthetic", "dataset.train_limit=64", "dataset.image_size=[16,16]", "dataset.channels=3")
+SMALL = ("dataset=synthetic", "dataset.train_size=64", "dataset.test_size=20")
+IMAGES = (*SMALL, "dataset.image_size=[16,16]", "dataset.channels=3")
 
 SHIPPED = {
     "mlp": ("dataset=digits", "model.dropout=0.3"),
-    "convnet": ("dataset=synthetic", "dataset.train_limit=64", "channels_last=true"),
+    "convnet": (*SMALL, "channels_last=true"),
     "resnet18": IMAGES,
     "a moving average": ("dataset=digits", "ema=0.5"),
     "a table": ("experiment=diabetes", "dataset.standardise_targets=true"),
+    "mixed precision": ("dataset=digits", "amp=bf16"),
+    "paddle_convnet": SMALL,
     "torchvision": (*IMAGES, "model=torchvision", "model.arch=mobilenet_v3_small"),
-}
+    "timm": (*IMAGES, "model=timm", "model.arch=test_resnet"),
+    "transformer": ("experiment=char_lm", "model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16"),
+    "unet": ("task=segmentation", "model=unet", "model.widths=[2,2]", "dataset=segmentation_folder",
+             "dataset.num_classes=2", "dataset.image_size=[16,8]", "dataset.num_workers=0"),
+}  # fmt: skip
+
+
+BOOK = "to be or not to be, that is the question. " * 60
+
+
+def masks_in(folder: Path) -> Path:
+    """Pictures and their masks, two to train on and one of each other part."""
+    for part in ("train/a", "train/b", "val/a", "test/a"):
+        for kind, shape in (("images", (10, 30, 3)), ("masks", (10, 30))):
+            path = (folder / part).parent / kind / f"{part[-1]}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(len(part)).integers(0, 2, shape, np.uint8)
+            Image.fromarray(pixels * (255 if kind == "images" else 1)).save(path)
+    return folder
 
 
 @pytest.fixture
@@ -50,27 +71,57 @@ def train(train_alone: TrainAlone) -> TrainAlone:
 
 
 def words(name: str) -> tuple[str, ...]:
-    given = SHIPPED[name]
-    return (*FEW, *given, f"model={name}") if name in ("mlp", "convnet", "resnet18") else (*FEW, *given)
+    model = (f"model={name}",) if name in ("mlp", "convnet", "paddle_convnet", "resnet18") else ()
+    return (*FEW, *model, *SHIPPED[name])
+
+
+def files_for(name: str, folder: Path) -> tuple[str, ...]:
+    """Its data, where that lies in files, and the words that say where."""
+    if name == "transformer":
+        (folder / "book.txt").write_text(BOOK)
+        return (f"dataset.root={folder / 'book.txt'}",)
+    return (f"dataset.root={masks_in(folder)}", "batch_size=2") if name == "unet" else ()
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_it_gives_what_the_worker_computed(name: str, train: TrainAlone) -> None:
-    trained = train(*words(name))
-    learner, batch = trained.run.learner, next(iter(trained.run.data.train.epoch(0)))
-    module: Any = learner.ema or learner.module
+def test_it_gives_what_the_worker_computed(name: str, train_alone: TrainAlone, tmp_path: Path) -> None:
+    """In its evaluations, to the bit."""
+    if name == "timm":
+        pytest.importorskip("timm")
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def note(module: nn.Module, given: tuple[Tensor, ...], outputs: Tensor) -> None:
+        if not module.training:
+            seen.append((given[0].clone(), outputs.clone()))
+
+    def begin(run: Run) -> None:
+        update_result(run.paths, status="running")
+        run.learner.evaluated.register_forward_hook(note)
+
+    trained = train_alone(*words(name), *files_for(name, tmp_path), before=begin)
     before = torch.random.get_rng_state()
-    loaded = expt.load(trained.folder, "last")
+    loaded = expt.load(trained.folder, "last", amp="recorded")
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not any(layer.training for layer in loaded.modules())
+    assert len(seen) >= 2
     with torch.no_grad():
-        assert torch.equal(loaded(batch.inputs), module.eval()(batch.inputs))
+        for inputs, outputs in seen:
+            assert torch.equal(loaded(inputs), outputs)
     assert loaded.class_names == trained.run.data.info.class_names
     assert loaded.config["epochs"] == 1
 
 
+def test_it_computes_in_float32_if_nothing_else_is_said(train: TrainAlone) -> None:
+    trained = train(*words("mixed precision"))
+    loaded, images = expt.load(trained.folder), torch.rand(5, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(loaded(images), trained.run.learner.module.eval()(images))
+        assert loaded(images).dtype == torch.float32
+        assert expt.load(trained.folder, amp=True)(images).dtype == torch.bfloat16
+
+
 def test_a_text_goes_in_as_its_bytes(train: TrainAlone, tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("to be or not to be, that is the question. " * 60)
+    (tmp_path / "book.txt").write_text(BOOK)
     small = ("model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16")
     trained = train("experiment=char_lm", f"dataset.root={tmp_path / 'book.txt'}", *small, *FEW[:3])
     loaded = expt.load(trained.folder, "last")
@@ -105,14 +156,7 @@ def test_pictures_rows_and_arrays_become_what_the_loaders_gave(train: TrainAlone
 
 
 def test_pictures_of_a_segmentation_folder_are_stretched_as_they_were(train: TrainAlone, tmp_path: Path) -> None:
-    for part in ("train", "val"):
-        for kind, shape in (("images", (10, 30, 3)), ("masks", (10, 30))):
-            (tmp_path / part / kind).mkdir(parents=True)
-            pixels = np.random.default_rng(0).integers(0, 2, shape, np.uint8)
-            Image.fromarray(pixels * (255 if kind == "images" else 1)).save(tmp_path / part / kind / "a.png")
-    masks = ("dataset=segmentation_folder", f"dataset.root={tmp_path}", "dataset.num_classes=2")
-    small = ("task=segmentation", "model=unet", "model.widths=[2,2]", "dataset.image_size=[16,8]", "batch_size=1")
-    trained = train(*FEW, *masks, *small, "dataset.num_workers=0")
+    trained = train(*words("unet"), *files_for("unet", tmp_path))
     assert trained.run.data.val is not None
     expected = next(trained.run.data.val.evaluation()).inputs
     picture = tmp_path / "val" / "images" / "a.png"

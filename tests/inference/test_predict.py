@@ -1,0 +1,261 @@
+"""What a run's model says of files and of parts of its dataset, against plain torch on the same weights."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+import expt
+from expt.errors import ConfigError, DataError
+from expt.runs.paths import RunPaths
+from expt.runs.result import update_result
+from tests import every_task
+from tests.conftest import Configured
+from tests.inference.conftest import CLASSES, MEAN, SHORT, STD, Made, Make, mlp
+from tests.inference.test_load import BOOK, FEW
+
+
+def image(path: Path) -> Tensor:
+    """As the model takes it, by hand."""
+    pixels = (np.asarray(Image.open(path)) / 255 - MEAN) / STD
+    return torch.tensor(pixels.transpose(2, 0, 1).copy(), dtype=torch.float32).flatten()
+
+
+def test_probabilities_are_those_of_plain_torch(photos: Made) -> None:
+    files = sorted((photos.data / "test").glob("*/*.png"))
+    expected = mlp(photos.weights, torch.stack([image(file) for file in files])).softmax(1)
+    found = expt.predict(photos.folder, photos.data / "test", batch_size=4)
+    assert [record["path"] for record in found] == [*map(str, files)]
+    for record, chances in zip(found, expected.tolist(), strict=True):
+        assert record["probabilities"] == pytest.approx(dict(zip(CLASSES, chances, strict=True)), abs=1e-6)
+        best = max(range(2), key=chances.__getitem__)
+        assert (record["class"], record["probability"]) == (CLASSES[best], pytest.approx(chances[best], abs=1e-6))
+    again = expt.predict(photos.folder, [files[5], photos.data / "test" / "cat", files[0]], top=1)
+    assert [record["path"] for record in again] == [str(files[place]) for place in (5, 3, 4, 5, 0)]
+    assert again[0]["top"] == [{"class": again[0]["class"], "probability": again[0]["probability"]}]
+    assert not {"probabilities"} & again[0].keys()
+
+
+def test_a_split_has_its_truth_and_gives_the_runs_own_accuracy(photos: Made) -> None:
+    metrics = RunPaths(photos.folder)
+    tested = json.loads(metrics.result.read_text())["metrics"]
+    for size in (None, 1, 4):
+        found = expt.predict(photos.folder, split="test", batch_size=size)
+        right = [record["class"] == record["target"] for record in found]
+        assert sum(right) / len(right) == tested["accuracy/test"]
+        loss = sum(-math.log(record["probabilities"][record["target"]]) for record in found) / len(found)
+        assert loss == pytest.approx(tested["loss/test"], abs=1e-6)
+        assert all(Path(record["path"]).parent.name == record["target"] for record in found)
+    held_out = expt.predict(photos.folder, split="val")
+    assert all("/train/" in record["path"] for record in held_out)
+    table = pytest.importorskip("pandas").DataFrame
+    assert isinstance(found.to_pandas(), table)
+    assert {"path", "class", "target", "p_cat"} <= {*found.to_pandas().columns}
+
+
+def test_arrays_of_images_in_any_of_the_usual_layouts(photos: Made, tmp_path: Path) -> None:
+    files = sorted((photos.data / "test").glob("*/*.png"))
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
+    expected = [record["probability"] for record in expt.predict(photos.folder, files)]
+    np.save(tmp_path / "last.npy", pixels)
+    np.savez(tmp_path / "first.npz", images=pixels.transpose(0, 3, 1, 2), labels=np.arange(6))
+    np.save(tmp_path / "floats.npy", pixels / 255)
+    for name in ("last.npy", "first.npz", "floats.npy"):
+        found = expt.predict(photos.folder, tmp_path / name, batch_size=4)
+        assert [record["probability"] for record in found] == pytest.approx(expected, abs=1e-6)
+        assert [record["index"] for record in found] == [*range(6)]
+    np.save(tmp_path / "one.npy", pixels[0])
+    assert expt.predict(photos.folder, tmp_path / "one.npy")[0]["probability"] == pytest.approx(expected[0], abs=1e-6)
+    for name, wrong, told in (
+        ("ints", pixels.astype(int), "holds int64; an image is uint8"),
+        ("wide", pixels[:, :, :9], r"the run was trained on \[images, 3, 12, 16\]"),
+        ("to_255", pixels.astype(np.float32), "holds floats from 0 to 255, expected 0 to 1"),
+    ):
+        np.save(tmp_path / f"{name}.npy", wrong)
+        with pytest.raises(ConfigError, match=told):
+            expt.predict(photos.folder, tmp_path / f"{name}.npy")
+
+
+def patients_by_hand(made: Made) -> list[float]:
+    """By the recorded means and deviations, and torch."""
+    scales = json.loads(RunPaths(made.folder).result.read_text())["data"]["standardised"]
+    rows = list(csv.DictReader(made.data.read_text().splitlines()))
+    names = [name for name in rows[0] if name != "progression"]
+    scaled = [scales.get(name, (0.0, 1.0)) for name in names]
+    inputs = [
+        [(float(row[name]) - mean) / std for name, (mean, std) in zip(names, scaled, strict=True)] for row in rows
+    ]
+    outputs = mlp(made.weights, torch.tensor(inputs, dtype=torch.float64).float())[:, 0].tolist()
+    mean, deviation = scales["progression"]
+    return [output * deviation + mean for output in outputs]
+
+
+def test_a_tables_values_are_in_the_targets_own_units(patients: Made, tmp_path: Path) -> None:
+    expected = patients_by_hand(patients)
+    found = expt.predict(patients.folder, patients.data, batch_size=100)
+    assert [record["progression"] for record in found] == pytest.approx(expected, rel=1e-5)
+    assert [record["row"] for record in found] == [*range(1, 443)]
+    trained = expt.predict(patients.folder, split="train")
+    assert [record["progression"] for record in trained] == [
+        pytest.approx(expected[record["row"] - 1], rel=1e-5) for record in trained
+    ]
+    assert len({record["row"] for record in trained}) == 319  # more than an evaluation takes at a time
+    tested = expt.predict(patients.folder, split="test")
+    assert all(record["progression"] == pytest.approx(expected[record["row"] - 1], rel=1e-5) for record in tested)
+    assert {record["target"]["progression"] for record in tested} <= set(range(25, 347))
+
+
+def test_targets_alone_may_be_standardised(make: Make, configured: Configured) -> None:
+    words = ("experiment=diabetes", "dataset.standardise=false", "dataset.standardise_targets=true", "model.hidden=[2]")
+    data = Path(expt.__file__).parent / "data" / "diabetes.csv"
+    made = make("targets_alone", configured(*SHORT, *words, "optimizer.lr=1e-5"), data)
+    found = expt.predict(made.folder, data)
+    assert [record["progression"] for record in found] == pytest.approx(patients_by_hand(made), rel=1e-5)
+
+
+def test_columns_are_found_by_name_in_every_kind_of_table(
+    patients: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, *lines = (line.split(",") for line in patients.data.read_text().splitlines()[:7])
+    expected = patients_by_hand(patients)[:6]
+    turned = [",".join(["note", *header[-2::-1]]), *(",".join(["x", *line[-2::-1]]) for line in lines)]
+    (tmp_path / "turned.csv").write_text("\n".join(turned))
+    numbers = np.array(lines, float)
+    np.savez(tmp_path / "columns.npz", **dict(zip(header, numbers.T, strict=True)))
+    np.save(tmp_path / "features.npy", numbers[:, :-1])
+    names = ["turned.csv", "columns.npz", "features.npy"]
+    arrow = pytest.importorskip("pyarrow")
+    importlib_parquet = pytest.importorskip("pyarrow.parquet")
+    table = arrow.table(dict(zip(header, numbers.T, strict=True)))
+    importlib_parquet.write_table(table, tmp_path / "t.parquet", row_group_size=3)
+    for name in (*names, "t.parquet"):
+        found = expt.predict(patients.folder, tmp_path / name, batch_size=4)
+        assert [record["progression"] for record in found] == pytest.approx(expected, rel=1e-5), name
+        assert [record["row"] for record in found] == [1, 2, 3, 4, 5, 6], name
+    turned[2], turned[4] = turned[2].replace(lines[1][2], ""), turned[4] + ",1"
+    (tmp_path / "turned.csv").write_text("\n".join(turned))
+    found = expt.predict(patients.folder, tmp_path / "turned.csv", batch_size=4)
+    assert [record["row"] for record in found] == [1, 3, 5, 6]
+    assert [line.partition("row ")[2] for line in found.skipped] == [
+        "2: column bmi is empty",
+        "4: has 12 cells for 11 columns",
+    ]
+    assert capsys.readouterr().err.count("warning: ") == 2
+    (tmp_path / "turned.csv").write_text("\n".join(turned).replace("bmi", "BMI"))
+    with pytest.raises(ConfigError, match=r"turned\.csv: has no column bmi.*Did you mean 'BMI'\?"):
+        expt.predict(patients.folder, tmp_path / "turned.csv")
+
+
+def test_it_is_as_precise_as_the_run_was_or_as_is_asked(make: Make, configured: Configured, tmp_path: Path) -> None:
+    made, images = make("half", configured(*SHORT, "amp=bf16"), tmp_path), np.random.default_rng(0).random((9, 1, 8, 8))
+    np.save(tmp_path / "images.npy", images)
+    for amp in ("recorded", False):
+        loaded = expt.load(made.folder, amp=amp)
+        with torch.no_grad():
+            expected = loaded(loaded.preprocess(images)).float().softmax(1)
+        found = expt.predict(made.folder, tmp_path / "images.npy", amp=amp)
+        assert [[*record["probabilities"].values()] for record in found] == [
+            pytest.approx(each, abs=1e-7) for each in expected.tolist()
+        ]
+    assert expt.predict(made.folder, tmp_path / "images.npy") != found
+
+
+def test_labels_and_their_probabilities(make: Make, configured: Configured, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).random((40, 4)).round(3)
+    labels = (values[:, :2] > 0.5).astype(int)
+    rows = [",".join(map(str, [*row, *label])) for row, label in zip(values, labels, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,c,d,red,green", *rows]))
+    table = ("dataset=table", f"dataset.path={tmp_path / 't.csv'}", "dataset.targets=[red,green]")
+    plain = ("dataset.standardise=false", "task=multilabel", "task.threshold=0.4", "model.hidden=[3]")
+    made = make("labels", configured(*SHORT, *table, *plain), tmp_path)
+    expected = mlp(made.weights, torch.tensor(values, dtype=torch.float32)).sigmoid().tolist()
+    for record, chances in zip(expt.predict(made.folder, tmp_path / "t.csv"), expected, strict=True):
+        assert record["probabilities"] == pytest.approx({"red": chances[0], "green": chances[1]}, abs=1e-6)
+        assert record["labels"] == [name for name, chance in record["probabilities"].items() if chance >= 0.4]
+
+
+def test_how_likely_a_text_is(make: Make, configured: Configured, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text(BOOK)
+    small = ("model.layers=1", "model.width=16", "model.heads=2", "dataset.context=16")
+    made = make(
+        "text", configured("experiment=char_lm", f"dataset.root={tmp_path / 'book.txt'}", *small, *SHORT), tmp_path
+    )
+    lines = ["to be or not to be, that is the question.", "", "x", "äöü"]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    found = expt.predict(made.folder, tmp_path / "lines.txt", batch_size=2)
+    assert [(record["line"], record["tokens"]) for record in found] == [(1, 40), (3, 0), (4, 5)]
+    loaded, tokens = expt.load(made.folder), torch.tensor(list(lines[0].encode()))
+    total = 0.0
+    for start in range(0, 40, 16):
+        window = tokens[start : start + 17]
+        with torch.no_grad():
+            total += functional.cross_entropy(loaded(window[None, :-1])[0], window[1:], reduction="sum").item()
+    assert found[0]["loss"] == pytest.approx(total / 40, rel=1e-5)
+    assert found[0]["perplexity"] == pytest.approx(math.exp(total / 40), rel=1e-5)
+    assert math.isnan(found[1]["loss"])
+    windows = expt.predict(made.folder, split="test")
+    whole = sum(record["loss"] * record["tokens"] for record in windows) / sum(record["tokens"] for record in windows)
+    tested = json.loads(RunPaths(made.folder).result.read_text())["metrics"]["loss/test"]
+    assert whole == pytest.approx(tested, rel=1e-5)
+
+
+def test_pictures_for_a_dataset_of_ones_own_are_taken_with_a_warning(
+    make: Make, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = every_task.config_of("classification", configured)
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, metrics={}))
+    made, pixels = make("pictures", config, tmp_path), np.arange(16, dtype=np.uint8).reshape(4, 4)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    (found,) = expt.predict(made.folder, tmp_path / "a.png")
+    expected = mlp(made.weights, torch.from_numpy(pixels / 255).float().flatten()).softmax(0).tolist()
+    assert [*found["probabilities"].values()] == pytest.approx(expected, abs=1e-6)
+    assert "Images: what this class does to a picture is not known here" in capsys.readouterr().err
+
+
+def test_a_task_and_samples_of_ones_own(make: Make, configured: Configured, tmp_path: Path) -> None:
+    made = make("own", every_task.config_of("own", configured), tmp_path)
+    found = expt.predict(made.folder, split="test")
+    samples = [each for each, _ in every_task.Weighted(train=False).samples]
+    with torch.no_grad():
+        expected = functional.linear(torch.stack([each["row"] for each in samples]), *made.weights.values())[:, 0]
+    assert [record["output"] for record in found] == pytest.approx(expected.tolist(), abs=1e-6)
+    assert [record["index"] for record in found] == [*range(every_task.TESTED_ON)]
+    config = every_task.config_of("multilabel", configured)
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, metrics={}))  # torchmetrics takes 4 s
+    images = make("labelled", config, tmp_path)
+    rows = np.stack([row.numpy() for row, _ in every_task.Labels(train=False).samples])
+    np.save(tmp_path / "rows.npy", rows)
+    np.save(tmp_path / "wide.npy", rows[:, :5])
+    chances = mlp(images.weights, torch.from_numpy(rows)).sigmoid()
+    found = expt.predict(images.folder, tmp_path / "rows.npy")
+    assert [[*record["probabilities"].values()] for record in found] == [
+        pytest.approx(each, abs=1e-6) for each in chances.tolist()
+    ]
+    with pytest.raises(ConfigError, match=r"wide\.npy: its samples are \[5\]"):
+        expt.predict(images.folder, tmp_path / "wide.npy")
+
+
+def test_changed_data_are_told(
+    make: Make, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{number},{number % 7},{number % 2}" for number in range(30)]
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["a,b,y", *rows]))
+    words = ("dataset=table", f"dataset.path={table}", "dataset.targets=y", "model.hidden=[3]", "batch_size=8")
+    made = make("changed", configured(*FEW[:2], *words), tmp_path)
+    update_result(RunPaths(made.folder), content={"data": "another", "code": None})
+    assert len(expt.predict(made.folder, split="test")) == 6
+    assert "the dataset's files are other than those of the run" in capsys.readouterr().err
+    table.unlink()
+    with pytest.raises(DataError, match="there is no such file"):
+        expt.predict(made.folder, split="test")
