@@ -38,7 +38,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     console.print(_table([(f"python -m expt {name}", word.meaning) for name, word in WORDS.items()]))
     console.print("\n[bold]Groups[/]  (choose: model=resnet18; set a key of the choice: model.stem=imagenet)")
     console.print(_table((group, ", ".join(sorted(options))) for group, options in names.items()))
-    for title, rows in _sections(conf_dir() / "config.yaml"):
+    for title, rows in sections(conf_dir() / "config.yaml"):
         console.print(f"\n[bold]{title}[/]")
         console.print(_table(rows))
     for group, name in _chosen(arguments).items():
@@ -47,7 +47,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
                 lines = path.read_text(encoding="utf-8").splitlines()
                 about = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# ") and line[2] != "@")
                 console.print(f"\n[bold]{group}={name}[/]  {escape(about)}", highlight=False)
-                console.print(_table(_keys(lines, f"{group}.")))
+                console.print(_table(keys_with_meaning(lines, f"{group}.")))
     console.print("\n[bold]More[/]")
     more = [
         ("--help model=convnet", "the keys of another choice"),
@@ -112,19 +112,19 @@ def _chosen(arguments: Sequence[str]) -> Mapping[str, str]:
     return {group: name for group, name in chosen.items() if name and not group.startswith("override ")}
 
 
-def _sections(path: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def sections(path: Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """config.yaml as it is written: a comment line opens a section."""
     title, lines = "", list[str]()
     for line in path.read_text(encoding="utf-8").partition("\nhydra:")[0].splitlines():
         if line.startswith("# "):
             if title:
-                yield title, _keys(lines)
+                yield title, keys_with_meaning(lines)
             title, lines = line.removeprefix("# "), []
         lines.append(line)
-    yield title, _keys(lines)
+    yield title, keys_with_meaning(lines)
 
 
-def _keys(lines: Iterable[str], group: str = "") -> list[tuple[str, str]]:
+def keys_with_meaning(lines: Iterable[str], group: str = "") -> list[tuple[str, str]]:
     """Of lines such as `key: value  # meaning`, or `key:` above indented ones: `key=value` and its meaning."""
     prefix, found = "", list[tuple[str, str]]()
     for line in lines:

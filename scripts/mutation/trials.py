@@ -20,7 +20,7 @@ from scripts.mutation.belonging import tests_of
 from scripts.mutation.changes import ROOT, Change
 
 COPIED = ("expt", "hydra_plugins", "conf", "tests", "scripts", "pyproject.toml", "README.md", "CONTRIBUTING.md",
-          "CHANGELOG.md", "CLUSTER.md", "BENCHMARKS.md")  # fmt: skip
+          "CHANGELOG.md", "docs", "BENCHMARKS.md")  # fmt: skip
 SURVIVED, NOTICED, TIMED_OUT = "survived", "noticed", "timed out"
 FOREIGN = 99
 """The exit code where another tree's expt was tested; pytest has none above 5."""

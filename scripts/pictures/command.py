@@ -19,7 +19,8 @@ from PIL import Image
 from scripts.pictures.browser import Browser, chromium, missing, tensorboard, wait_for
 
 FOLDER = Path(__file__).parent
-README = FOLDER.parents[1] / "README.md"
+ROOT = FOLDER.parents[1]
+SWEEPS = ROOT / "docs" / "sweeps.md"
 MAX_BYTES = 150_000
 SINGLE = (
     "model=convnet dataset=fashion_mnist dataset.train_limit=20000 dataset.augment.flip=true scheduler=cosine epochs=6"
@@ -38,7 +39,7 @@ UNDER_WAY = re.compile(r"^\[[4-9]/12\] .*\n(?s:.*)^running .*\n(?:\S.* 0\.\d{4} 
 
 
 def main() -> None:
-    """Run, look, and write the pictures beside this file and the screens into README.md."""
+    """Run, look, and write the pictures beside this file and the screens into docs/sweeps.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", help="folder of the real Fashion-MNIST (default: where Debian's package puts it)")
     parser.add_argument("--keep", type=Path, help="folder for the runs, kept; those that it holds are not run again")
@@ -61,7 +62,7 @@ def runs(work: Path, more: list[str]) -> None:
     for columns in WIDTHS:
         if not (work / f"{columns}").exists():
             (work / f"{columns}").mkdir()
-            put_into_readme(columns, live_table(work / f"{columns}", columns, more))
+            put_into_page(columns, live_table(work / f"{columns}", columns, more))
 
 
 def _run(words: list[str], cwd: Path) -> None:
@@ -69,7 +70,7 @@ def _run(words: list[str], cwd: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(README.parent)}
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def live_table(work: Path, columns: int, more: list[str]) -> str:
@@ -77,7 +78,7 @@ def live_table(work: Path, columns: int, more: list[str]) -> str:
     tmux, words = ["tmux", "-L", f"expt-screenshots-{os.getpid()}"], [*SWEEP.split(), *more]
     command = [sys.executable, "-m", "expt", *words]
     size = ["-x", str(columns), "-y", "40"]
-    start = [*tmux, "-f", "/dev/null", "new-session", "-d", *size, "-c", str(work), "-e", f"PYTHONPATH={README.parent}"]
+    start = [*tmux, "-f", "/dev/null", "new-session", "-d", *size, "-c", str(work), "-e", f"PYTHONPATH={ROOT}"]
     # An exit status, so that the end can be told from a failure; then the pane goes, and with it the server.
     subprocess.run([*start, f"{shlex.join(command)}; echo $? > status"], check=True)
 
@@ -92,14 +93,14 @@ def live_table(work: Path, columns: int, more: list[str]) -> str:
     return "\n".join(line.rstrip() for line in found.rstrip().splitlines())
 
 
-def put_into_readme(columns: int, screen: str) -> None:
+def put_into_page(columns: int, screen: str) -> None:
     """Replace the block of text that follows the comment for that many columns."""
-    text = README.read_text(encoding="utf-8")
+    text = SWEEPS.read_text(encoding="utf-8")
     block = re.compile(rf"(<!-- scripts/screenshots: {columns} columns -->\n+```text\n)(?s:.*?)(```)", re.S)
     replaced, times = block.subn(lambda match: f"{match[1]}{screen}\n{match[2]}", text)
     if times != 1:
-        sys.exit(f"error: README.md has {times} places for the screen of {columns} columns")
-    README.write_text(replaced, encoding="utf-8")
+        sys.exit(f"error: docs/sweeps.md has {times} places for the screen of {columns} columns")
+    SWEEPS.write_text(replaced, encoding="utf-8")
 
 
 def pictures(work: Path) -> Iterator[tuple[str, bytes]]:
