@@ -29,7 +29,7 @@ def main() -> None:
             if chosen.clone or chosen.install:
                 root = Path(scratch) / "expt"
                 subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(root)], check=True)
-            env = environment(root)
+            env = environment(Path(scratch), root)
             if chosen.install:
                 folder = root  # the page begins in a clone
                 del env["PYTHONPATH"]

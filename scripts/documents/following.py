@@ -75,10 +75,11 @@ def _answers(printed: str, found: Sequence[File | Command]) -> Iterable[Answer]:
         yield Answer(command, tuple(line.rstrip() for line in text.rstrip("\n").splitlines()), code)
 
 
-def environment(root: Path = ROOT) -> dict[str, str]:
-    """That of a terminal in which `python` finds expt in `root`."""
+def environment(home: Path, root: Path = ROOT) -> dict[str, str]:
+    """That of a terminal of a person new to the machine, in which `python` finds expt in `root`."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(root), "COLUMNS": "100", "CUDA_VISIBLE_DEVICES": ""}
+    own = {"HOME": str(home), "PATH": path, "PYTHONPATH": str(root), "COLUMNS": "100", "CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, **own}
 
 
 def printed_here() -> bool:

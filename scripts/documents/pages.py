@@ -42,10 +42,9 @@ def steps(text: str) -> Iterator[File | Command]:
     for block in FENCE.finditer(text):
         kind, content = block.groups()
         mark = MARK.search(text, 0, block.start())
-        why = (
-            mark[2] if mark and (mark[1] == "not run" or (mark[1] == "needs" and not Path(mark[2]).exists())) else None
-        )
-        installs = bool(mark and mark[1] == "install")
+        said, about = mark.groups() if mark else ("", "")
+        why = about if said == "not run" or (said == "needs" and not Path(about).exists()) else None
+        installs = said == "install"
         if kind in ("python", "yaml") and (named := NAMED.match(content)):
             yield File(named[1], content)
         elif kind == "bash":
