@@ -105,5 +105,7 @@ def with_answers(text: str, answers: Sequence[Answer]) -> str:
 def _shortened(shown: Sequence[str], printed: Sequence[str]) -> Sequence[str]:
     if "..." not in shown:
         return printed
+    if shown.count("...") > 1:
+        return shown
     before, after = shown.index("..."), list(reversed(shown)).index("...")
     return [*printed[:before], "...", *(printed[len(printed) - after :])]
