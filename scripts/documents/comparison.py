@@ -15,6 +15,7 @@ MEASURED = (
     (r"\btfevents\.[\w.-]+", "tfevents"),
     (r"[─━═-]{3,}", "---"),
     (r"\brank \d+ of", "rank R of"),  # all of them fail alike
+    (r"/logs/\d+/\d+/", "/logs/A/R/"),
     (r"\b[0-9a-f]{12}\b", "HASH"),
     (r" in all$", ""),  # of a sweep's first runs
 )
