@@ -32,6 +32,7 @@ def main() -> None:
             env = environment(Path(scratch), root)
             if chosen.install:
                 folder = root  # the page begins in a clone
+                env["HOME"] = str(Path.home())  # where pip is told of its mirrors
                 del env["PYTHONPATH"]
             text = page.read_text(encoding="utf-8")
             answers = follow(text, folder, env, install=chosen.install)

@@ -41,8 +41,8 @@ def follow(
 ) -> list[Answer]:
     """Do in `folder` what a page says, one shell for all of it; `install` also what installs packages."""
     found = [step for step in steps(text) if isinstance(step, File) or _runs(step, install)]
-    if "scripts/" in text:  # of the checkout
-        (folder / "scripts").symlink_to(ROOT / "scripts")
+    if "scripts/" in text and not (folder / "scripts").exists():  # of the checkout
+        (folder / "scripts").symlink_to(Path(env.get("PYTHONPATH", ROOT)) / "scripts")
     script = "\n".join(_as_shell(step, index) for index, step in enumerate(found))
     words = ["bash", "--norc", "-c", script]
     with subprocess.Popen(words, cwd=folder, env=dict(env), text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -14,7 +14,6 @@ from scripts.documents.settings import markdown
 CONTENTS = ROOT / "docs" / "README.md"
 SETTINGS = re.compile(r"<!-- settings: (.+?) -->")
 REFERENCE = "<!-- reference -->"
-MEMBERS = ("Callback", "PhasedTask", "Result", "Runs", "Task", "TrainedModel", "View")
 
 
 def setup(app: Any) -> dict[str, bool]:
@@ -51,8 +50,7 @@ def reference() -> str:
     lines = ["```{eval-rst}"]
     for name in sorted(set(expt.__all__) - {"__version__"}, key=lambda name: (name[0].isupper(), name)):
         if name[0].isupper():
-            members = ["   :members:"] if name in MEMBERS else []
-            lines += [f".. autoclass:: expt.{name}", *members, ""]
+            lines += [f".. autoclass:: expt.{name}", "   :members:", ""]
         else:
             lines += [f".. autofunction:: expt.{name}", ""]
     return "\n".join([*lines, "```"])
