@@ -25,8 +25,8 @@ from tests.conftest import run
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = (ROOT / "README.md", *PAGES)
-NO_SETTINGS = {"KEY", "device", "weights_only", "MASTER_PORT", "early_stop.metric"}
-"""What else stands before an equals sign."""
+NO_SETTINGS = {"KEY", "device", "weights_only", "MASTER_PORT", "early_stop.metric", "split"}
+"""What else stands before an equals sign; `split` is of expt evaluate."""
 PROGRAMS = ("python", "expt", "pip", "torchrun", "tensorboard", "pytest")
 PRINTED = re.compile(r"(?:python -m expt|tensorboard --logdir) .*$", re.MULTILINE)
 
