@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from expt.api import Predictions, Result, Runs, evaluate, list_runs, predict, rerun, run, sweep
-    from expt.errors import SweepFailed
+    from expt.api import evaluate, list_runs, predict, rerun, run, sweep
+    from expt.errors import ConfigError, RunFailed, SweepFailed
     from expt.inference.load import TrainedModel, load
+    from expt.python.predictions import Predictions
+    from expt.python.result import History, Metrics, Result, Runs
+    from expt.python.sweep_result import FailedResult, SweepResult
     from expt.tasks.phases import PhasedTask
     from expt.tasks.task import Task
     from expt.training.callback import Callback, View
@@ -15,11 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Callback",
+    "ConfigError",
+    "FailedResult",
+    "History",
+    "Metrics",
     "PhasedTask",
     "Predictions",
     "Result",
+    "RunFailed",
     "Runs",
     "SweepFailed",
+    "SweepResult",
     "Task",
     "TrainedModel",
     "View",
@@ -35,30 +45,37 @@ __all__ = [
 __version__ = "0.1.0"
 
 
+_FROM = {
+    "api": (
+        "FailedResult",
+        "History",
+        "Metrics",
+        "Predictions",
+        "Result",
+        "Runs",
+        "SweepResult",
+        "evaluate",
+        "list_runs",
+        "predict",
+        "rerun",
+        "run",
+        "sweep",
+    ),
+    "errors": ("ConfigError", "RunFailed", "SweepFailed"),
+    "inference.load": ("TrainedModel", "load"),  # imports torch, as the next do
+    "training.callback": ("Callback", "View"),
+    "tasks.phases": ("PhasedTask",),
+    "tasks.task": ("Task",),
+}
+
+
 def __getattr__(name: str) -> object:
     # Late, so that `python -m expt --help` does not import Hydra.
-    if name in ("Predictions", "Result", "Runs", "evaluate", "list_runs", "predict", "rerun", "run", "sweep"):
-        from expt import api
-
-        return getattr(api, name)
-    if name == "SweepFailed":
-        from expt.errors import SweepFailed
-
-        return SweepFailed
-    if name in ("TrainedModel", "load"):  # imports torch
-        from expt.inference import load
-
-        return getattr(load, name)
-    if name in ("Callback", "View"):  # as well
-        from expt.training import callback
-
-        return getattr(callback, name)
-    if name == "PhasedTask":
-        from expt.tasks.phases import PhasedTask
-
-        return PhasedTask
-    if name == "Task":
-        from expt.tasks.task import Task
-
-        return Task
+    for module, names in _FROM.items():
+        if name in names:
+            return getattr(importlib.import_module(f"expt.{module}"), name)
     raise AttributeError(f"module 'expt' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,8 +19,9 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TextIO
 
 
@@ -55,11 +56,20 @@ class RunFailed(ExptError):
 
 
 class SweepFailed(RunFailed):
-    """Runs of a sweep have failed; `completed` are the folders of those that have not."""
+    """Runs of a sweep have failed; `completed` are the folders of those that have not, `failed` has why of the others.
 
-    def __init__(self, text: str, completed: Sequence[Path] = ()) -> None:
+    Both are in the order of the grid, as `runs` is for all of them.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        completed: Sequence[Path] = (),
+        failed: Mapping[Path, str] = MappingProxyType({}),
+        runs: Sequence[Path] = (),
+    ) -> None:
         super().__init__(text)
-        self.completed = completed
+        self.completed, self.failed, self.runs = completed, failed, runs
 
 
 class TimedOut(RunFailed):

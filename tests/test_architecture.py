@@ -18,6 +18,7 @@ import expt
 
 # From top to bottom: a package imports from those below it, and from itself.
 PACKAGES = (
+    "python",
     "command",
     "tracking",
     "launch",

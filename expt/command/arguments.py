@@ -14,7 +14,9 @@ from omegaconf import OmegaConf
 from expt.command.conf_files import conf_dir, groups, keys
 from expt.command.conf_files import options as options_of
 from expt.command.overrides import is_readable
+from expt.command.own_class import is_class
 from expt.command.words import WORDS
+from expt.config import main_code
 from expt.config.datasets import OWN_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.paths import RunPaths, is_sweep
@@ -28,6 +30,10 @@ FOLDERS = {"hydra.run.dir", "hydra.sweep.dir"}
 """Keys whose value is one text, commas and all."""
 
 
+class Exact(str):
+    """A word that is in Hydra's grammar already, and is not to be read in any other way."""
+
+
 def readable(arguments: Sequence[str]) -> list[str]:
     """The words as Hydra's grammar takes them: `~` is the home, and what it has no reading for is a text, as it stands.
 
@@ -35,7 +41,7 @@ def readable(arguments: Sequence[str]) -> list[str]:
     """
     options, settings = apart(arguments)
     options = [re.sub(r"(?<==)~(?=/|$)", os.path.expanduser("~"), word) for word in options]
-    return [*options, *map(_readable, settings)]
+    return [*options, *(word if isinstance(word, Exact) else _readable(word) for word in settings)]
 
 
 def _readable(word: str) -> str:
@@ -133,6 +139,7 @@ def with_earlier(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     if "hydra.run.dir" not in given and not {"-m", "--multirun"} & {*arguments}:
         raise ConfigError("resume=auto: goes on in the folder of a run; name it, as in hydra.run.dir=FOLDER")
+    main_code.find_kept(run_paths.code)
     words = [*_searched(run_paths, arguments), *_earlier(run_paths, given), *arguments]
     if not run_paths.result.exists():  # killed before it began, or new
         return words
@@ -178,6 +185,8 @@ def refuse_unnamed(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{word}: not of the form key=value; quote values with spaces or brackets")
         if not equals and word in WORDS:
             raise ConfigError(f"{word}: a command stands alone or first, as in python -m expt {word}")
+        if is_class(word):
+            continue
         if group in groups() and re.fullmatch(r"null|true|false|[-+.\d]+|\{.*\}", value, re.IGNORECASE):
             raise ConfigError(f"{word}: not one of {', '.join(path.stem for path in options_of(group))}.")
 

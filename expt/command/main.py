@@ -32,6 +32,7 @@ from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.hydra_folder import leave_no_trace, renew
 from expt.command.outcome import Outcome
 from expt.command.overrides import about_run
+from expt.command.own_class import folded, spelled_out
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
@@ -70,7 +71,7 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
         warn_of_repeated(arguments)
         words = _in_earlier_folder(task.how, with_earlier(with_latest(words)))
         with task.at_end:
-            hydra_adapter.call(task, options_first(with_conf_here(with_own_keys(words))))
+            hydra_adapter.call(task, options_first(with_conf_here(spelled_out(with_own_keys(words)))))
     except (*COMPOSING, OSError, KeyboardInterrupt) as error:
         raise _in_words(error, arguments, task) from error
     finally:
@@ -150,7 +151,7 @@ class Task:
             content=content_of(config),
             paths=run_paths,
             typed_at=None if sweep else self._typed_at,
-            about=about_run(run_paths.folder.name, list(hydra_config.overrides.task)),
+            about=about_run(run_paths.folder.name, folded(hydra_config.overrides.task)),
             # The forkserver may be older than these variables.
             env={str(key): str(value) for key, value in hydra_config.job.env_set.items()},
         )

@@ -20,6 +20,8 @@ class Outcome:
     """Interrupted, or never started."""
     errors: dict[Path, ExptError] = field(default_factory=dict)
     """Of each run of a sweep that has failed, by its folder."""
+    in_order: list[RunPaths] = field(default_factory=list)
+    """The completed and the failed, as the grid has them."""
     num_unseen: int = 0
     """Points of a sweep whose turn to be composed never came."""
     sweep_folder: Path | None = None
@@ -29,6 +31,8 @@ class Outcome:
         """Take in a run of this status, which `error` has ended."""
         if status == FAILED and error is not None:
             self.errors[run_paths.folder] = error
+        if status in (COMPLETED, FAILED):
+            self.in_order.append(run_paths)
         {COMPLETED: self.completed, FAILED: self.failed}.get(status, self.unfinished).append(run_paths)
 
     def raise_if_failed(self) -> None:
@@ -38,6 +42,8 @@ class Outcome:
         left = len(self.unfinished) + self.num_unseen
         rest = f", {left} were stopped or not started" if left else ""
         total = len(self.failed) + len(self.completed) + left
-        raise SweepFailed(
-            f"{len(self.failed)} of {total} runs failed{rest}", [paths.folder.absolute() for paths in self.completed]
+        why = {paths.folder.absolute(): str(self.errors.get(paths.folder, "it failed")) for paths in self.failed}
+        completed, runs = (
+            [paths.folder.absolute() for paths in several] for several in (self.completed, self.in_order)
         )
+        raise SweepFailed(f"{len(self.failed)} of {total} runs failed{rest}", completed, why, runs)

@@ -84,7 +84,9 @@ def run_name(settings: Mapping[str, str]) -> str:
 
 def _split(override: str) -> tuple[str, str]:
     key, _, value = override.lstrip("+~").partition("=")
-    return key, value.strip("'\"")
+    # Of an own class the last part of its name, and its arguments.
+    own = re.fullmatch(r"\{\s*_target_:\s*([\w.]*?)(\w+)\s*(?:,(.*))?\}", value, re.DOTALL)
+    return key, (f"{own[2]}({own[3]})" if own[3] else own[2]) if own else value.strip("'\"")
 
 
 def _short_keys(keys: Sequence[str]) -> dict[str, str]:

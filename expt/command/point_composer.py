@@ -16,6 +16,7 @@ from omegaconf import AnyNode, DictConfig, ListConfig, Node, OmegaConf
 from expt.command.hydra_adapter import set_values
 from expt.command.hydra_words import changed
 from expt.command.overrides import parsed
+from expt.command.own_class import spelled_out
 from expt.config.parse import plain, with_value
 
 
@@ -42,19 +43,19 @@ class PointComposer:
     def compose(self, master: DictConfig, point: Sequence[str]) -> DictConfig:
         """The whole configuration of one point. Raises what Hydra raises where there is none."""
         with contextlib.suppress(Exception):  # a mistake, for which Hydra has many classes; below it tells it itself
-            words = parsed(point)
+            words = parsed(spelled_out(point))
             chosen, values = self._chosen_by(master, words)
             if chosen is not None:
                 composed = chosen.composed()
                 if set_values(composed, values, words):
                     OmegaConf.copy_cache(from_config=master, to_config=composed)
                     return composed
-        return self._loader.load_sweep_config(master, list(point))
+        return self._loader.load_sweep_config(master, spelled_out(point))
 
     def settings(self, master: DictConfig, point: Sequence[str]) -> Mapping[str, Any] | None:
         """What `plain` gives for the point, 50 times as fast; None where the whole configuration has to be asked."""
         with contextlib.suppress(Exception):  # as above
-            chosen, values = self._chosen_by(master, parsed(point))
+            chosen, values = self._chosen_by(master, parsed(spelled_out(point)))
             return chosen.with_values(values) if chosen else None
         return None
 

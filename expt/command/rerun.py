@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from expt import machine
 from expt.command.overrides import about_run
 from expt.command.words import Parser
+from expt.config import main_code
 from expt.config.identity import Content, identity
 from expt.config.parse import parse_again
 from expt.config.schema import RunConfig
@@ -64,6 +65,7 @@ def rerun(folder: Path, into: Path | None, *, typed_at: float) -> RunPaths:
         raise ConfigError(f"{folder}: holds {len(found)} runs; name one of them, as in {example}")
     if not {"config", "identity", "arguments"} <= then.keys():
         raise ConfigError(f"{folder}: holds no run that could be repeated; name a folder with a {_result_name()}")
+    main_code.find_kept(RunPaths(folder).code)
     config = settings_of(then, RunPaths(folder))
     for line in provenance.differences(then):
         warn(line)

@@ -16,8 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 from expt.command.hydra_adapter import fail, parted, use_config
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import about_run, folder_names, swept_keys
+from expt.command.own_class import folded
 from expt.command.point_composer import PointComposer
-from expt.config import user_code
+from expt.config import main_code, user_code
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.identity import OF_TRACKERS, Content, identity, shown
 from expt.config.parse import parse, plain
@@ -99,6 +100,7 @@ class Grid:
         self._typed = set[str]()
         self._completed: dict[Path, Objective] = {}
         for paths, found in results_of_sweep(folder):
+            main_code.find_kept(paths.code)
             if found["status"] == DAMAGED:
                 left = "what is there is left alone, and a run of its settings gets a new folder"
                 warn(f"{paths.result}: is damaged; {left}")
@@ -121,10 +123,10 @@ class Grid:
         first_number: int,
     ) -> Iterator[ComposedRun]:
         """Compose one run after another, as they are asked for; warns at the end where the folder is another grid's."""
-        names = folder_names([filter_overrides(point) for point in points], _swept_keys(master))
+        asked = [folded(filter_overrides(point)) for point in points]
+        names = folder_names(asked, _swept_keys(master))
         ahead = list[ComposedRun]()
-        for offset, (point, name) in enumerate(zip(points, names, strict=True)):
-            number, overrides = first_number + offset, filter_overrides(point)
+        for number, (point, overrides, name) in enumerate(zip(points, asked, names, strict=True), first_number):
             settings, composed = composer.settings(master, point), None
             if settings is None:
                 composed = _numbered(composer.compose(master, point), number)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from expt.config.main_code import PREFIX
 from expt.config.user_code import is_installed
 from expt.errors import ConfigError, did_you_mean
 
@@ -44,6 +45,8 @@ def _of_import(module: str, error: BaseException) -> str:
     """What to say where importing `module` raised: that it is not found, or where in the person's own code it fails."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     own = (frame for frame in frames if not (frame.filename.startswith("<") or is_installed(Path(frame.filename))))
+    if module.startswith(PREFIX):
+        return f"it is of a notebook's or script's __main__ ({error}); give the class there, or use expt rerun FOLDER"
     if (frame := next(own, None)) is None:
         return f"cannot import {module} ({error}); its folder must be the current one or on PYTHONPATH"
     told = f"{type(error).__name__}: {error}".partition("\n")[0]

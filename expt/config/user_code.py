@@ -57,7 +57,7 @@ def fingerprint(names: Sequence[str]) -> str | None:
 
     That is their modules, and what these import of the person's own, however deep; comments count too.
     """
-    found = _own_modules(names)
+    found = own_modules(names)
     if not found:
         return None
     total = hashlib.sha256()
@@ -71,12 +71,12 @@ def import_anew(names: Sequence[str]) -> None:
 
     What this process has imported before may be older. Objects made before keep the classes that they have.
     """
-    for module in _own_modules(names):
+    for module in own_modules(names):
         sys.modules.pop(module, None)
     importlib.invalidate_caches()
 
 
-def _own_modules(names: Sequence[str]) -> dict[str, Path]:
+def own_modules(names: Sequence[str]) -> dict[str, Path]:
     """The person's own modules that the classes `names` come from, by name, and their files."""
     found: dict[str, Path] = {}
     todo = [name.rpartition(".")[0] for name in names]

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from expt.config import groups
+from expt.config import groups, main_code
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.user_code import fingerprint, targets_recorded
@@ -84,6 +84,7 @@ def saved(run: str | Path, which: str = "best") -> tuple[Record, dict[str, Any]]
     record, file = found(run, which)
     checkpoint.check(file)
     state = checkpoint.load(file)
+    main_code.find_kept(paths.code)
     _warn_of_other_code(state["config"], record)
     return record, state
 

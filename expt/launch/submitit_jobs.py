@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from expt import machine, signals
-from expt.config import secrets
+from expt.config import main_code, secrets
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch import forkserver, slurm_variables
 from expt.launch.job import Job, Observer, request_of
@@ -77,6 +77,7 @@ class Queue:
                 continue
             self._observer.job_starting(job)
             job.started_at, job.status = time.monotonic(), RUNNING
+            main_code.keep(request_of(job).config, job.paths.code)  # else nobody there could import it
             wanted.append(job)
         if wanted:
             with self._executor.batch():  # on Slurm, a job array
@@ -142,6 +143,7 @@ class ClusterJob:
 
     def _train(self, started_at: float) -> None:
         how = launcher()
+        main_code.find_kept(RunPaths(Path(self.sent["folder"])).code)
         if how.starts_workers:
             forkserver.warm()
         if how.follow(started_at) is None:

@@ -14,7 +14,7 @@ from typing import NamedTuple, TextIO
 from rich.console import Console
 
 from expt import machine, signals
-from expt.config import secrets
+from expt.config import main_code, secrets
 from expt.data.files import prepare
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, warn
 from expt.launch import processes, rendezvous
@@ -123,6 +123,7 @@ def _where(arrivals: list[Arrival]) -> Record:
 
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     config, paths = attempt.request.config, attempt.paths
+    main_code.find_kept(paths.code)
     prepare(config.dataset, config.task)  # under a file lock, so that one worker of each machine does it
     status = main(
         config,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from expt.config import main_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, warn
@@ -72,6 +73,7 @@ class Attempt:
         except FileExistsError:
             folder = self.paths.folder
             raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder") from None
+        main_code.keep(self.request.config, self.paths.code)
         if source is not None:
             from expt.runs import resume
 

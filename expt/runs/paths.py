@@ -102,6 +102,11 @@ class RunPaths:
         return self.folder / {"torch_export": "model.pt2", "onnx": "model.onnx"}[format]
 
     @property
+    def code(self) -> Path:
+        """Own classes of a notebook or a script, as modules; see expt.config.main_code."""
+        return self.folder / "code"
+
+    @property
     def trace(self) -> Path:
         """What torch.profiler saw of a few steps, for Perfetto."""
         return self.folder / "trace.json.gz"
@@ -141,7 +146,7 @@ class RunPaths:
 
     def holds_refusal_alone(self) -> bool:
         """Whether the folder holds nothing but the record of a run that could not start."""
-        return {*self.folder.iterdir()} <= {self.result, self.lock, self.sent, *self.event_files()}
+        return {*self.folder.iterdir()} <= {self.result, self.lock, self.sent, self.code, *self.event_files()}
 
     def has_trained(self) -> bool:
         """Whether there is a checkpoint, or a number."""
@@ -149,7 +154,7 @@ class RunPaths:
 
     def remove_refused(self) -> None:
         """Remove what a run has left that was refused before it had come to anything; its folder was new."""
-        for folder in (self.logs(0).parent, self.sent):
+        return {*self.folder.iterdir()} <= {self.result, self.lock, self.sent, self.code, *self.event_files()}
             shutil.rmtree(folder, ignore_errors=True)
         for path in (self.result, self.metrics, *self.event_files()):
             path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ def quoted(value: object) -> str:
     text = str(value)
     if re.fullmatch(r"[A-Za-z./][\w./+-]*", text, re.ASCII) and text.lower() not in _OTHER_THAN_TEXT:
         return text
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
 
 
 def unquoted(text: str) -> str:

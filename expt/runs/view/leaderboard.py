@@ -109,18 +109,18 @@ def leaderboard(
     found = rows(runs, sort, reverse=reverse)
     if len(found) > SHOWN:
         table.caption, table.caption_justify = f"{len(found) - SHOWN:,} more in {SUMMARY_TABLE}", "left"
-    head, *lines = _lines(found[:SHOWN], objective_of(runs), stale)
+    head, *below = lines(found[:SHOWN], objective_of(runs), stale)
     num_settings = len(_keys(found[:SHOWN]))
     for index, column in enumerate(head):
         right = index >= num_settings and column != "status"
         # In a narrow terminal settings are folded, and words of a status; a number stays whole.
         table.add_column(cells(column)[0], justify="right" if right else "left", overflow="fold", no_wrap=right)
-    for line in lines:
+    for line in below:
         table.add_row(*cells(*line))
     return table
 
 
-def _lines(found: Sequence[Row], objective: str, stale: Collection[Path] = ()) -> Iterator[list[str]]:
+def lines(found: Sequence[Row], objective: str, stale: Collection[Path] = ()) -> Iterator[list[str]]:
     """The leaderboard's columns, then its rows."""
     keys = _keys(found)
     tests = (f"{metric}/test" for metric in best_first(run for row in found for run in row.runs))
@@ -164,10 +164,10 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
 
 
 def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:
-    head, *lines = _lines(found, objective)
+    head, *below = lines(found, objective)
     yield "| " + " | ".join([*head[:-1], "train_s"]) + " |"
     yield "|" + "---|" * len(head)
-    for row, line in zip(found, lines, strict=True):
+    for row, line in zip(found, below, strict=True):
         cells = [*line[:-1], f"{row.seconds:.1f}"]
         yield "| " + " | ".join(printable(cell).replace("\n", " ").replace("|", "\\|") for cell in cells) + " |"
 
@@ -205,7 +205,7 @@ class _Settings:
     def __init__(self, run: FoundRecord) -> None:
         self._run = run
         content: Any = run.get("content") or {}
-        typed = {key: value for key, value in run.get("overrides", {}).items() if "${" not in str(value)}
+        typed = {key: value for key, value in run.get("overrides", {}).items() if _is_told(value)}
         self._typed = {**typed, **{part: content[part] for part in ("data", "code") if content.get(part)}}
 
     @functools.cached_property
@@ -216,6 +216,11 @@ class _Settings:
     def get(self, key: str) -> Any:
         """The value of a setting; "" where the run has none."""
         return self._typed[key] if key in self._typed else self.all.get(key, "")
+
+
+def _is_told(value: Any) -> bool:
+    """Whether what was typed says what a setting came to be; of an own class it is the name, and its arguments."""
+    return "${" not in str(value) and not (isinstance(value, dict) and "_target_" in value)
 
 
 def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,67 @@
+"""Classes that a notebook or a script has defined in `__main__`, as modules that any process can import.
+
+Each definition is a module of its own, called by a hash of its text and of what it uses: the same class has the same
+name in every process, and a changed one another. See expt.python.main_module for how they are made. Free of torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import importlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from expt.config import user_code
+from expt.config.schema import RunConfig
+
+PREFIX = "expt_main_"
+"""What the names of such modules start with."""
+
+
+def is_of_main(target: str) -> bool:
+    """Whether a dotted name is of such a module."""
+    return target.startswith(PREFIX)
+
+
+def write(text: str) -> str:
+    """Let `text` be importable, here and in the processes that are started from here; returns the module's name."""
+    name = PREFIX + hashlib.sha256(text.encode()).hexdigest()[:12]
+    file = _written() / f"{name}.py"
+    if not file.exists():
+        file.write_text(text, encoding="utf-8")
+        importlib.invalidate_caches()
+    return name
+
+
+@functools.cache
+def _written() -> Path:
+    """A folder of this process alone, among those that it imports from."""
+    folder = Path(tempfile.mkdtemp(prefix="expt-main-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    sys.path.append(str(folder))
+    return folder
+
+
+def keep(config: RunConfig, folder: Path) -> None:
+    """Copy what a run's classes need of such modules into `folder`, for whoever comes later."""
+    for name, file in user_code.own_modules(_of_main(user_code.targets(config))).items():
+        if is_of_main(name) and file.parent != folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, folder / file.name)
+
+
+def _of_main(targets: Sequence[str]) -> list[str]:
+    return [target for target in targets if is_of_main(target)]
+
+
+def find_kept(folder: Path) -> None:
+    """Let this process, and those that it starts, import what `keep` has copied into `folder`, if anything."""
+    path = str(folder.absolute())
+    if path not in sys.path and folder.is_dir():
+        sys.path.append(path)
+        importlib.invalidate_caches()

@@ -1,0 +1,186 @@
+"""The keyword arguments of expt.run and expt.sweep, for editors and type checkers; a test holds them to the schema.
+
+conf/config.yaml and `python -m expt --help` say what each key means, and its unit.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from typing_extensions import TypedDict
+
+Path: TypeAlias = "str | os.PathLike[str]"
+Own: TypeAlias = "type | functools.partial[Any]"
+"""A class of one's own, or functools.partial(Class, width=16)."""
+Group: TypeAlias = "str | Mapping[str, Any]"
+"""The name of a choice; or a dict of its `name` and settings, or of settings alone."""
+GroupOfClasses: TypeAlias = "Group | Own"
+"""Also a class of one's own; with arguments as {"_target_": Class, "width": 16}."""
+Auto: TypeAlias = Literal["auto"]
+CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune"]
+
+
+class DDP(TypedDict, total=False):
+    """Of torch's DistributedDataParallel."""
+
+    find_unused_parameters: bool
+    static_graph: bool
+    gradient_as_bucket_view: bool
+    bucket_cap_mb: float
+    comm_hook: Literal["bf16", "fp16", "powersgd"] | None
+    shared_memory: bool
+
+
+class TensorBoard(TypedDict, total=False):
+    """What is written for TensorBoard."""
+
+    images: bool | Literal["end", "spare", "auto"]
+    graph: bool | Auto
+    norms: bool
+    histograms: bool
+    health: bool
+
+
+class Patches(TypedDict, total=False):
+    """Of torch and the C library."""
+
+    unguarded: bool
+    backward: bool
+    malloc: bool
+
+
+class Checkpoint(TypedDict, total=False):
+    """When checkpoints are written, and how many are kept."""
+
+    every_steps: int | None
+    every_epochs: int | None
+    every_minutes: float | None
+    keep: int
+
+
+class EarlyStop(TypedDict, total=False):
+    """When a run ends before its last epoch."""
+
+    metric: str
+    patience: int
+    min_delta: float
+
+
+class Settings(TypedDict, total=False):
+    """Of one run."""
+
+    model: GroupOfClasses
+    init: Group
+    task: GroupOfClasses
+    dataset: GroupOfClasses
+    optimizer: GroupOfClasses
+    scheduler: GroupOfClasses
+    experiment: str
+    gpus: int | Sequence[int] | Auto
+    world_size: int | Auto
+    strategy: Literal["ddp", "dp"]
+    backend: Literal["nccl", "gloo", "auto"]
+    threads: int | Auto
+    batch_size: int | str
+    lr_scaling: Literal["none", "linear", "sqrt"]
+    base_batch_size: int | None
+    epochs: int
+    max_steps: int | None
+    early_stop: EarlyStop | None
+    seed: int
+    weights: Path | None
+    freeze: Sequence[str]
+    deterministic: bool
+    drop_last: bool
+    batch_norm: Literal["per_worker", "sync", "groups"]
+    batch_norm_group: int
+    label_smoothing: float
+    mixup: float | None
+    cutmix: float | None
+    gradient_clip: float | None
+    gradient_clip_value: float | None
+    ema: float | None
+    gradient_accumulation: int
+    callbacks: Sequence[Own | Mapping[str, Any]]
+    eval_split: Literal["val", "test"]
+    objective: str
+    log_every: int
+    tensorboard: TensorBoard
+    print_every: int | None
+    amp: bool | Literal["bf16", "fp16"]
+    compile: bool | CompileMode
+    matmul_precision: Literal["highest", "high", "medium"]
+    channels_last: bool | Auto
+    onednn: bool | Auto
+    patches: Patches
+    ddp: DDP
+    resume: Path | None
+    checkpoint: Checkpoint
+    on_nan: Literal["stop", "skip"]
+    max_restarts: int
+    timeout_s: float
+    profile: bool
+    debug: bool
+    hydra: Mapping[str, Any]
+
+
+class SweepSettings(TypedDict, total=False):
+    """Of a sweep: a list, a range or an array is an axis of several values, a tuple is one value."""
+
+    model: GroupOfClasses | Sequence[GroupOfClasses]
+    init: Group | Sequence[Group]
+    task: GroupOfClasses | Sequence[GroupOfClasses]
+    dataset: GroupOfClasses | Sequence[GroupOfClasses]
+    optimizer: GroupOfClasses | Sequence[GroupOfClasses]
+    scheduler: GroupOfClasses | Sequence[GroupOfClasses]
+    experiment: str | Sequence[str]
+    gpus: int | Sequence[int] | Auto | Sequence[int | Sequence[int] | Auto]
+    world_size: int | Auto | Sequence[int | Auto]
+    strategy: Literal["ddp", "dp"] | Sequence[Literal["ddp", "dp"]]
+    backend: Literal["nccl", "gloo", "auto"] | Sequence[Literal["nccl", "gloo", "auto"]]
+    threads: int | Auto | Sequence[int | Auto]
+    batch_size: int | str | Sequence[int | str]
+    lr_scaling: Literal["none", "linear", "sqrt"] | Sequence[Literal["none", "linear", "sqrt"]]
+    base_batch_size: int | Sequence[int | None] | None
+    epochs: int | Sequence[int]
+    max_steps: int | Sequence[int | None] | None
+    early_stop: EarlyStop | Sequence[EarlyStop | None] | None
+    seed: int | Sequence[int]
+    weights: Path | Sequence[Path | None] | None
+    freeze: Sequence[str] | Sequence[Sequence[str]]
+    deterministic: bool | Sequence[bool]
+    drop_last: bool | Sequence[bool]
+    batch_norm: Literal["per_worker", "sync", "groups"] | Sequence[Literal["per_worker", "sync", "groups"]]
+    batch_norm_group: int | Sequence[int]
+    label_smoothing: float | Sequence[float]
+    mixup: float | Sequence[float | None] | None
+    cutmix: float | Sequence[float | None] | None
+    gradient_clip: float | Sequence[float | None] | None
+    gradient_clip_value: float | Sequence[float | None] | None
+    ema: float | Sequence[float | None] | None
+    gradient_accumulation: int | Sequence[int]
+    callbacks: Sequence[Own | Mapping[str, Any]] | Sequence[Sequence[Own | Mapping[str, Any]]]
+    eval_split: Literal["val", "test"] | Sequence[Literal["val", "test"]]
+    objective: str | Sequence[str]
+    log_every: int | Sequence[int]
+    tensorboard: Mapping[str, Any]
+    print_every: int | Sequence[int | None] | None
+    amp: bool | Literal["bf16", "fp16"] | Sequence[bool | Literal["bf16", "fp16"]]
+    compile: bool | CompileMode | Sequence[bool | CompileMode]
+    matmul_precision: Literal["highest", "high", "medium"] | Sequence[Literal["highest", "high", "medium"]]
+    channels_last: bool | Auto | Sequence[bool | Auto]
+    onednn: bool | Auto | Sequence[bool | Auto]
+    patches: Mapping[str, Any]
+    ddp: Mapping[str, Any]
+    resume: Path | Sequence[Path | None] | None
+    checkpoint: Mapping[str, Any]
+    on_nan: Literal["stop", "skip"] | Sequence[Literal["stop", "skip"]]
+    max_restarts: int | Sequence[int]
+    timeout_s: float | Sequence[float]
+    profile: bool | Sequence[bool]
+    debug: bool | Sequence[bool]
+    sweep: str
+    hydra: Mapping[str, Any]
