@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from expt.errors import ConfigError, RunFailed, SweepFailed
     from expt.inference.load import TrainedModel, load
     from expt.python.predictions import Predictions
-    from expt.python.result import History, Metrics, Result, Runs
+    from expt.python.result import Metrics, Result, Runs
     from expt.python.sweep_result import FailedResult, SweepResult
+    from expt.runs.view.curves import History
     from expt.tasks.phases import PhasedTask
     from expt.tasks.task import Task
     from expt.training.callback import Callback, View
@@ -46,23 +47,13 @@ __version__ = "0.1.0"
 
 
 _FROM = {
-    "api": (
-        "FailedResult",
-        "History",
-        "Metrics",
-        "Predictions",
-        "Result",
-        "Runs",
-        "SweepResult",
-        "evaluate",
-        "list_runs",
-        "predict",
-        "rerun",
-        "run",
-        "sweep",
-    ),
+    "api": ("evaluate", "list_runs", "predict", "rerun", "run", "sweep"),
+    "python.predictions": ("Predictions",),
+    "python.result": ("Metrics", "Result", "Runs"),
+    "python.sweep_result": ("FailedResult", "SweepResult"),
     "errors": ("ConfigError", "RunFailed", "SweepFailed"),
     "inference.load": ("TrainedModel", "load"),  # imports torch, as the next do
+    "runs.view.curves": ("History",),
     "training.callback": ("Callback", "View"),
     "tasks.phases": ("PhasedTask",),
     "tasks.task": ("Task",),

@@ -21,7 +21,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TextIO
 
 
@@ -65,11 +64,11 @@ class SweepFailed(RunFailed):
         self,
         text: str,
         completed: Sequence[Path] = (),
-        failed: Mapping[Path, str] = MappingProxyType({}),
+        failed: Mapping[Path, str] | None = None,
         runs: Sequence[Path] = (),
     ) -> None:
         super().__init__(text)
-        self.completed, self.failed, self.runs = completed, failed, runs
+        self.completed, self.failed, self.runs = completed, dict(failed or {}), runs
 
 
 class TimedOut(RunFailed):

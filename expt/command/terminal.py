@@ -27,8 +27,20 @@ def quietly(arguments: Sequence[str]) -> Iterator[list[str]]:
     words = [word for word in arguments if word not in ("-q", "--quiet")]
     with contextlib.ExitStack() as quiet:
         if len(words) < len(arguments):
+            quiet.enter_context(_shown_nowhere())
             quiet.enter_context(contextlib.redirect_stdout(quiet.enter_context(open(os.devnull, "w"))))
         yield words
+
+
+def _shown_nowhere() -> contextlib.AbstractContextManager[object]:
+    """While entered, a notebook shows nothing of what rich prints: it does not go through stdout there."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None:
+        return contextlib.nullcontext()
+    from IPython.utils.capture import capture_output
+
+    captured: contextlib.AbstractContextManager[object] = capture_output(stdout=False, stderr=False, display=True)
+    return captured
 
 
 def _open_closed() -> None:

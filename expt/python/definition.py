@@ -31,6 +31,8 @@ class Definition(NamedTuple):
     names: frozenset[str]
     """Those that it uses of the module around it."""
     annotations_are_texts: bool
+    codes: tuple[types.CodeType, ...]
+    """The functions in it, as Python makes them of its text: of the whole script, and of this definition alone."""
 
 
 def definition_of(named: type | types.FunctionType) -> Definition:
@@ -41,10 +43,10 @@ def definition_of(named: type | types.FunctionType) -> Definition:
             for node in _defined(tree, named.__name__):
                 if _first_line(node) <= code.co_firstlineno <= (node.end_lineno or 0):
                     return _definition(node, tree, lines, bool(code.co_flags & _FUTURE_ANNOTATIONS))
-    for filename in [] if codes else _files_of_main():  # a class of no functions, found by its name
+    for filename in _files_of_main():  # a class without functions, or with another's: by its name
         for tree, lines in parsed(filename):
             for node in _defined(tree, named.__name__):
-                return _definition(node, tree, lines, has_texts=False)
+                return _definition(node, tree, lines, has_texts=_in_future(tree))
     raise Unknown("its text is not known here, and no worker has this __main__")
 
 
@@ -64,6 +66,11 @@ def _files_of_main() -> list[str]:
     return [script] if script else cells[::-1]
 
 
+def _in_future(tree: ast.Module) -> bool:
+    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__")
+    return any(alias.name == "annotations" for node in imports for alias in node.names)
+
+
 def _defined(tree: ast.Module, name: str) -> Iterator[ast.stmt]:
     """The definitions of `name` that are in no other, the last first."""
     found, todo = list[ast.stmt](), list[Any](tree.body)
@@ -77,7 +84,7 @@ def _defined(tree: ast.Module, name: str) -> Iterator[ast.stmt]:
 
 
 def _first_line(node: Any) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return int(min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]))
 
 
 def _definition(node: ast.stmt, tree: ast.Module, lines: list[str], has_texts: bool) -> Definition:
@@ -88,7 +95,19 @@ def _definition(node: ast.stmt, tree: ast.Module, lines: list[str], has_texts: b
         code = compile(future + text, "<definition>", "exec", dont_inherit=True)
     except SyntaxError as error:
         raise Unknown(f"its text cannot be read by itself ({error.msg})") from error
-    return Definition(text.rstrip("\n"), node, tree, frozenset(_names_of(code)), has_texts)
+    alone = compile(
+        ast.Module([node], []), "<cell>", "exec", _FUTURE_ANNOTATIONS if has_texts else 0, dont_inherit=True
+    )
+    whole = compile("".join(lines), "<script>", "exec", dont_inherit=True)
+    codes = (*_codes_in(alone), *_codes_in(whole))
+    return Definition(text.rstrip("\n"), node, tree, frozenset(_names_of(code)), has_texts, codes)
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    for below in code.co_consts:
+        if isinstance(below, types.CodeType):
+            yield below
+            yield from _codes_in(below)
 
 
 def _names_of(code: types.CodeType) -> Iterator[str]:

@@ -21,20 +21,24 @@ MAX_TEXT = 10_000
 class NotKept(Exception):
     """What a class uses cannot be written down."""
 
+    def __init__(self, text: str, mend: str = "") -> None:
+        super().__init__(text)
+        self.mend = mend
+
 
 def line_for(definition: Definition, name: str, value: Any) -> str:
     """The line by which a module has `value` as `name`. Raises NotKept."""
     if isinstance(value, types.ModuleType):
         return "\n".join(_imports_of(definition, name, value))
-    if line := _imported(definition, name, value):
-        return line
     if _is_constant(value) and len(text := repr(value)) <= MAX_TEXT:
         return f"{name} = {text}"
+    if line := _imported(definition, name, value):
+        return line
     if isinstance(value, PurePath):
         return f"from pathlib import Path as {name}_; {name} = {name}_({str(value)!r})"
     raise NotKept(
-        f"it uses {name} of the notebook or script, {_kind(value)}, which no other process has: let the class take it "
-        "as an argument, or make it itself; or"
+        f"it uses {name} of the notebook or script, {_kind(value)}, which no other process has",
+        "let the class make it, or take it as an argument",
     )
 
 
@@ -46,7 +50,7 @@ def _kind(value: Any) -> str:
 def _imports_of(definition: Definition, name: str, module: types.ModuleType) -> Iterator[str]:
     """The module as it is called, and those below it that are used by their dotted names."""
     if module.__name__ == "__main__":
-        raise NotKept("it uses __main__ itself; or")
+        raise NotKept("it uses __main__ itself")
     whole = module.__name__
     yield f"import {whole}" if name == whole else f"import {whole} as {name}"
     for node in ast.walk(definition.node):
@@ -57,17 +61,36 @@ def _imports_of(definition: Definition, name: str, module: types.ModuleType) -> 
 
 
 def _imported(definition: Definition, name: str, value: Any) -> str | None:
-    """By the import statement that the notebook or script has for it, else by where a class or function says it is."""
-    for tree in (definition.around, *_other_cells()):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                for alias in node.names:
-                    if (alias.asname or alias.name) == name and _has(node.module, alias.name, value):
-                        return f"from {node.module} import {alias.name} as {name}"
+    """By where a class or function says it is, else by the import statement of the script or of a cell."""
     module, called = getattr(value, "__module__", None), getattr(value, "__name__", None)
     if isinstance(module, str) and isinstance(called, str) and _has(module, called, value):
-        return f"from {module} import {called} as {name}"
+        return _from(module, called, name)
+    for statements in (_import_statements(definition.around), *_of_other_cells()):
+        for module, called in statements.get(name, ()):
+            if _has(module, called, value):
+                return _from(module, called, name)
     return None
+
+
+def _import_statements(tree: ast.Module) -> dict[str, list[tuple[str, str]]]:
+    """From the names that `from a import b as name` makes to a and b."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                found.setdefault(alias.asname or alias.name, []).append((node.module, alias.name))
+    return found
+
+
+def _of_other_cells() -> Iterator[dict[str, list[tuple[str, str]]]]:
+    for filename, entry in list(linecache.cache.items()):
+        # Not of a file, and not made by a program.
+        if len(entry) > 1 and entry[1] is None and any("import" in line for line in linecache.getlines(filename)):
+            yield from (_import_statements(tree) for tree, _ in parsed(filename))
+
+
+def _from(module: str, called: str, name: str) -> str:
+    return f"from {module} import {called}" + ("" if called == name else f" as {name}")
 
 
 def _other_cells() -> Iterator[ast.Module]:

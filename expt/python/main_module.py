@@ -16,7 +16,7 @@ from expt.config import main_code
 from expt.errors import ConfigError
 from expt.python.definition import Definition, Unknown, definition_of
 from expt.python.globals_used import NotKept, line_for
-from expt.python.same_code import difference
+from expt.python.same_code import Comparison
 
 Named = type | types.FunctionType
 MEND = "put it into a file, as with %%writefile mine.py at the top of a cell, and import it from there"
@@ -27,7 +27,8 @@ def dotted(key: str, cls: type) -> str:
     try:
         return f"{_module_of(cls, ())}.{cls.__name__}"
     except (Unknown, NotKept) as error:
-        raise ConfigError(f"{key}={cls.__name__}: {error}; {MEND}") from None
+        mend = f"{error.mend}, or " if isinstance(error, NotKept) and error.mend else ""
+        raise ConfigError(f"{key}={cls.__name__}: {error}; {mend}{MEND}") from None
 
 
 def _module_of(named: Named, above: tuple[Named, ...]) -> str:
@@ -49,13 +50,13 @@ def _module_of(named: Named, above: tuple[Named, ...]) -> str:
     for name, value in own:
         lines.append(_import_of(name, value, (*above, named)))
     module = main_code.write(_text(definition, lines))
-    _refuse_other(named, module)
+    _refuse_other(named, definition, module)
     return module
 
 
 def _import_of(name: str, value: Named, above: tuple[Named, ...]) -> str:
     if value.__name__ == "<lambda>":
-        raise NotKept(f"it uses {name}, a lambda, which has no text of its own; write it as a def")
+        raise NotKept(f"it uses {name}, a lambda, which has no text of its own", "write it as a def")
     if value.__qualname__ != value.__name__:
         raise NotKept(f"it uses {name}, which is defined inside a function")
     called = "" if name == value.__name__ else f" as {name}"
@@ -64,7 +65,9 @@ def _import_of(name: str, value: Named, above: tuple[Named, ...]) -> str:
 
 def _text(definition: Definition, lines: list[str]) -> str:
     future = ["from __future__ import annotations"] if definition.annotations_are_texts else []
-    blocks = [*future, "\n".join(sorted(lines)), definition.text]
+    imports = sorted(line for line in lines if line.startswith(("import ", "from ")))
+    constants = sorted({*lines} - {*imports})
+    blocks = [*future, "\n".join(imports), "\n".join(constants), definition.text]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -72,14 +75,15 @@ def _refuse_renewed_base(named: Named) -> None:
     for base in named.__bases__ if isinstance(named, type) else ():
         now = getattr(sys.modules["__main__"], base.__name__, base)
         if base.__module__ == "__main__" and now is not base:
-            raise NotKept(f"{base.__name__} has been defined anew since; run the cell of {named.__name__} again, or")
+            raise NotKept(f"{base.__name__} has been defined anew since", f"run the cell of {named.__name__} again")
 
 
-def _refuse_other(named: Named, module: str) -> None:
+def _refuse_other(named: Named, definition: Definition, module: str) -> None:
     """Raise NotKept where the class or function of `module` is not the one that was given."""
     try:
         written: Any = getattr(importlib.import_module(module), named.__name__)
     except Exception as error:  # whatever a person's own code raises
         raise NotKept(f"its text alone cannot be imported ({type(error).__name__}: {error})") from error
-    if found := difference(named, written):
-        raise NotKept(f"its text is not what it is now ({found} differs): it, or what it uses, has changed since")
+    if found := Comparison(definition.codes).difference(named, written):
+        text = f"its text is not what it is now ({found} differs): it, or what it uses, has changed since"
+        raise NotKept(text, "run its cell again")

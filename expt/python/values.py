@@ -19,6 +19,10 @@ from expt.runs.typed import quoted
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
+_GIVEN = {*("channels", "image_size", "num_classes", "train"), *("params", "optimizer", "total_steps")}
+"""What expt gives to the constructors that name it."""
+
+
 def text_of(key: str, value: Any) -> str:
     """`value` in Hydra's grammar. `key` is what an error calls it.
 
@@ -94,11 +98,10 @@ def _not_of_yaml(key: str, value: Any) -> str:
     if inspect.isroutine(value):
         return f"{key}={_name_of(value)}: is a function, which no record can hold; give a class, or a value"
     if kind := instance_of(value):
-        arguments = "".join(f", '{name}': ..." for name in _first_argument(type(value)))
-        return (
-            f"{key}: is {kind} that is built already, and each worker builds its own (a rerun too); "
-            f"give the class and its arguments, as in {{'_target_': {type(value).__name__}{arguments}}}"
-        )
+        name = type(value).__name__
+        arguments = "".join(f"; with arguments as {{'_target_': {name}, '{each}': ...}}" for each in _own(type(value)))
+        why = "each worker builds its own, as a rerun does from the record"
+        return f"{key}: is {kind} that is built already, and {why}; give the class {name}{arguments}"
     if isinstance(value, set | frozenset):
         return f"{key}={value!r}: a set has no order; give a list"
     if dataclasses.is_dataclass(value):
@@ -108,11 +111,14 @@ def _not_of_yaml(key: str, value: Any) -> str:
     return f"{key}={told}: is of no kind that YAML has; give a number, a text, a list or a dict"
 
 
-def _first_argument(cls: type) -> list[str]:
+def _own(cls: type) -> list[str]:
+    """The first argument of the constructor that expt does not give, if there is one."""
     try:
-        return list(inspect.signature(cls).parameters)[:1]
+        names = inspect.signature(cls).parameters.values()
     except ValueError:
         return []
+    named = [each.name for each in names if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    return [name for name in named if name not in _GIVEN][:1]
 
 
 def _is_enum(value: type) -> bool:

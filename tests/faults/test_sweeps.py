@@ -178,16 +178,30 @@ def test_ctrl_c_stops_hydras_own_launcher_too(tmp_path: Path, faulty: tuple[str,
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, faulty: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[expt.Result]]:
+def sweep(tmp_path: Path, faulty: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[..., expt.SweepResult]:
     """expt.sweep of the faulty model, into tmp_path/sweep."""
     monkeypatch.syspath_prepend(str(tmp_path))
     return lambda *words: expt.sweep(*faulty, *words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
 
 
-def test_a_failed_run_is_tried_again(tmp_path: Path, sweep: Callable[..., list[expt.Result]]) -> None:
-    with pytest.raises(expt.SweepFailed, match="1 of 2 runs failed") as failed:
-        sweep("model.how=once,raise", "hydra.launcher.retries=1")
-    (result,) = (expt.Result.of(folder) for folder in failed.value.completed)
+def test_a_failed_run_is_tried_again_and_the_others_are_returned(
+    tmp_path: Path, sweep: Callable[..., expt.SweepResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = sweep("model.how=raise,once", "hydra.launcher.retries=1")
+    assert capsys.readouterr().err.endswith(
+        "warning: 1 of 2 runs failed: how=raise; `failed` of the result has their errors\n"
+    )
+    assert [run.folder.name for run in found] == ["how=raise", "how=once"], "in the order of the grid"
+    (failed,), (result,) = found.failed, found.completed
+    assert found.best == result
+    assert "ValueError" in str(failed.error)
+    with pytest.raises(expt.RunFailed, match=r"^how=raise failed, and has no metrics: .*ValueError"):
+        _ = failed.metrics
+    assert failed.objective is None
+    for shown in (repr(found), found._repr_html_()):
+        assert "how=raise" in shown
+        assert "1 of 2 runs failed" in shown or "2 runs, 1 failed" in shown
+    assert list(found.to_pandas()["status"]) == ["failed", "completed"]
     assert result.folder == tmp_path / "sweep/how=once"
     assert result.objective == result.metrics["best/accuracy/val"]
     assert statuses(tmp_path / "sweep") == {"how=once": "completed", "how=raise": "failed"}
@@ -195,20 +209,19 @@ def test_a_failed_run_is_tried_again(tmp_path: Path, sweep: Callable[..., list[e
     assert len(list((tmp_path / "sweep" / "how=once").glob("events.out.tfevents.*"))) == 1
 
 
-def test_fail_fast_starts_no_further_run(tmp_path: Path, sweep: Callable[..., list[expt.Result]]) -> None:
+def test_fail_fast_starts_no_further_run(tmp_path: Path, sweep: Callable[..., expt.SweepResult]) -> None:
     with pytest.raises(RunFailed, match="1 of 4 runs failed, 3 were stopped or not started"):
         sweep("model.how=raise,good", "seed=0,1", "hydra.launcher.fail_fast=true")
     assert statuses(tmp_path / "sweep") == {"how=raise,seed=0": "failed"}
 
 
 def test_what_was_refused_is_run_once_it_can(
-    tmp_path: Path, sweep: Callable[..., list[expt.Result]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sweep: Callable[..., expt.SweepResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a machine that has got its GPUs back; the refused point neither stands in the way nor stays behind."""
     monkeypatch.setenv("EXPT_LOCKS", str(tmp_path / "locks"))
     for _ in range(2):
-        with pytest.raises(RunFailed, match="1 of 2 runs failed"):
-            sweep("gpus=0,2")
+        assert [run.status for run in sweep("gpus=0,2")] == ["completed", "failed"]
         assert statuses(tmp_path / "sweep") == {"gpus=0": "completed", "gpus=2": "failed"}
     monkeypatch.setenv("EXPT_SIMULATED_GPUS", "2")
     assert len(sweep("gpus=0,2")) == 2

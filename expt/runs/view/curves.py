@@ -74,7 +74,7 @@ def figure(record: Record, history: History, *, height: float = 3.2, panels: int
     metrics = list(metrics_of((record.get("config") or {}).get("task")))
     drawn = [metric for metric in metrics if any(f"{metric}/{split}" in history.tags for split in ("train", "val"))]
     drawn = drawn[:panels] or metrics[:1]
-    drawing = _shown_by_notebooks(Figure)(figsize=(1.3 * height * len(drawn), height), layout="constrained")
+    drawing: Figure = _shown_by_notebooks(Figure)(figsize=(1.3 * height * len(drawn), height), layout="constrained")
     for axes, metric in zip(drawing.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
         _draw(axes, metric, record, history)
     return drawing

@@ -199,6 +199,10 @@ def _typed(run: FoundRecord) -> list[str]:
     return list(run.get("overrides", {}))
 
 
+_IN_LAST_RESORT = "experiment without seed"
+"""The column that tells any two rows apart."""
+
+
 class _Settings:
     """Every setting of a run, as it was typed or as it came to be, and what else may tell it from others."""
 
@@ -211,7 +215,7 @@ class _Settings:
     @functools.cached_property
     def all(self) -> dict[str, Any]:
         """With those that nobody has typed, which takes 20 times as long."""
-        return {**settings_of(self._run), **self._typed, "experiment without seed": _without_seed(self._run)}
+        return {**settings_of(self._run), **self._typed, _IN_LAST_RESORT: _without_seed(self._run)}
 
     def get(self, key: str) -> Any:
         """The value of a setting; "" where the run has none."""
@@ -233,7 +237,8 @@ def _columns(settings: Sequence[_Settings], typed: Sequence[Sequence[str]]) -> l
     keys = [key for key in given if told_apart(key) > 1] or given
     if (apart := told_apart(*keys)) == len(settings):
         return keys
-    for key in dict.fromkeys(key for known in settings for key in known.all):
+    of_some = dict.fromkeys(key for known in settings for key in known.all)
+    for key in sorted(of_some, key=_IN_LAST_RESORT.__eq__):
         if key not in REPEATED and (more := told_apart(*keys, key)) > apart:
             keys.append(key)
             apart = more

@@ -1,0 +1,205 @@
+"""Keyword arguments as words: each value comes out as it went in, and what cannot be said is refused in a line."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from torch import nn
+from torchvision.transforms import v2
+
+import expt
+from expt.command.overrides import parsed
+from expt.errors import ConfigError
+from expt.python.keywords import folder_word, words_of
+from expt.python.values import text_of
+
+
+class Net(nn.Module):
+    """Of a module, as a person's own would be."""
+
+    def __init__(self, *, channels: int, width: int = 3) -> None:
+        super().__init__()
+
+
+class Watch(expt.Callback):
+    """Told of epochs."""
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+NET, WATCH = f"{__name__}.Net", f"{{_target_:{__name__}.Watch}}"
+
+
+def back(value: object) -> object:
+    """`value` by way of a word, as a configuration has it."""
+    (override,) = parsed([f"a.b={text_of('a.b', value)}"])
+    assert not override.is_sweep_override()
+    config = OmegaConf.create({"a": {"b": None}})
+    OmegaConf.update(config, "a.b", override.value(), merge=False)
+    composed = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(composed, dict)
+    return composed["a"]["b"]
+
+
+TEXTS = (st.text() | st.text("\\${}'\"[],:= ~\n")).filter(lambda text: text != "???")
+LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | TEXTS
+KEYS = st.from_regex(r"[a-z_][a-z0-9_-]{0,5}", fullmatch=True).filter(lambda key: key not in ("null", "true", "false"))
+
+
+@settings(max_examples=150)
+@given(st.recursive(LEAVES, lambda c: st.lists(c, max_size=3) | st.dictionaries(KEYS, c, max_size=3), max_leaves=5))
+@example("/my photos/[x], {y}=$z")
+@example("a\\\n")
+@example("\\${oc.env:HOME}\\")
+@example({"a": ["true", "1e5", "null", "a: b", "", "range(3)", "a,b"]})
+def test_a_value_of_yaml_comes_out_as_it_went_in(value: object) -> None:
+    assert repr(back(value)) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        ((1, (2.5, None)), [1, [2.5, None]]),
+        (Path("/my data/x,y"), "/my data/x,y"),
+        (PurePosixPath("a"), "a"),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (np.array([[1, 2]]), [[1, 2]]),
+        (torch.tensor([1.5]), [1.5]),
+        (Colour.RED, "red"),
+        (range(3), [0, 1, 2]),
+        ({"_target_": Net, "width": 16}, {"_target_": NET, "width": 16}),
+        ([functools.partial(Net, width=2)], [{"_target_": NET, "width": 2}]),
+    ],
+)
+def test_what_python_has_beside_them_is_what_it_stands_for(value: object, plain: object) -> None:
+    assert back(value) == plain
+
+
+def test_numbers_that_are_none_stay_what_they_are() -> None:
+    found = back([math.nan, math.inf, -math.inf])
+    assert repr(found) == "[nan, inf, -inf]"
+
+
+RUN: list[tuple[Mapping[str, Any], list[str]]] = [
+    ({"epochs": 3, "amp": False, "resume": None}, ["epochs=3", "amp=false", "resume=null"]),
+    ({"model": "mlp"}, ["model=mlp"]),
+    ({"model": Net}, [f"model={{_target_:{NET}}}"]),
+    ({"model": functools.partial(Net, width=2)}, [f"model={{_target_:{NET},width:2}}"]),
+    ({"optimizer": {"_target_": torch.optim.RMSprop, "lr": 0.5}},
+     ["optimizer={_target_:torch.optim.rmsprop.RMSprop,lr:0.5}"]),
+    ({"optimizer": {"name": "adam", "lr": 0.1, "betas": (0.8, 0.9)}},
+     ["optimizer=adam", "optimizer.lr=0.1", "optimizer.betas=[0.8,0.9]"]),
+    ({"dataset": {"augment": {"flip": True}, "transforms": [v2.RandomErasing]}},
+     ["dataset.augment.flip=true", "dataset.transforms=[{_target_:torchvision.transforms.v2._augment.RandomErasing}]"]),
+    ({"callbacks": [Watch, {"_target_": Watch}]}, [f"callbacks=[{WATCH},{WATCH}]"]),
+    ({"ddp": {"bucket_cap_mb": 5}}, ["ddp.bucket_cap_mb=5"]),
+    ({"early_stop": {"metric": "loss/val", "patience": 2}}, ["early_stop={metric:loss/val,patience:2}"]),
+    ({"task": {"metrics": {"ece": {"_target_": "m.ECE", "better": "min"}}}},
+     ["++task.metrics.ece={_target_:m.ECE,better:min}"]),
+    ({"hydra": {"job": {"env_set": {"A": "b c"}}}}, ["hydra.job.env_set.A='b c'"]),
+    ({"dataset": {"root": "a,b"}}, ["dataset.root='a,b'"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given_by_name", "words"), RUN)
+def test_the_words_of_a_run(given_by_name: Mapping[str, Any], words: list[str]) -> None:
+    assert words_of((), given_by_name) == words
+
+
+SWEEP: list[tuple[Mapping[str, Any], list[str]]] = [
+    ({"model": ["mlp", Net], "seed": range(3)}, [f"model=mlp,{{_target_:{NET}}}", "seed=0,1,2"]),
+    ({"optimizer": {"lr": np.array([0.5, 0.25])}}, ["optimizer.lr=0.5,0.25"]),
+    ({"model": {"hidden": [(64,), [64, 32], ()]}}, ["model.hidden=[64],[64,32],[]"]),
+    ({"gpus": (4, 5)}, ["gpus=[4,5]"]),
+    ({"gpus": [(4, 5), 1]}, ["gpus=[4,5],1"]),
+    ({"dataset": {"root": ["a,b", "c"]}}, ["dataset.root='a,b',c"]),
+    ({"model": {"_target_": Net, "width": [4, 8], "at": (1,)}},
+     [f"model={{_target_:{NET},width:4,at:[1]}}", "model.width=4,8"]),
+    ({"callbacks": (Watch,)}, [f"callbacks=[{WATCH}]"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given_by_name", "words"), SWEEP)
+def test_a_list_is_an_axis_of_a_sweep_and_a_tuple_a_value(given_by_name: Mapping[str, Any], words: list[str]) -> None:
+    assert words_of((), given_by_name, sweep=True) == words
+
+
+def test_words_dicts_and_names_go_together() -> None:
+    given_at_once = ("model=mlp", {"optimizer.lr": 0.1})
+    assert words_of(given_at_once, {"epochs": 2}) == ["model=mlp", "optimizer.lr=0.1", "epochs=2"]
+    assert folder_word("my runs/a", sweep=False) == ["hydra.run.dir='my runs/a'"]
+    assert folder_word("latest", sweep=True) == ["hydra.sweep.dir=latest"]
+
+
+def built_in_place() -> type:
+    class Inner(nn.Module):
+        pass
+
+    return Inner
+
+
+class Plain:
+    pass
+
+
+REFUSED: list[tuple[Mapping[str, Any], str]] = [
+    ({"model": Net(channels=1)}, "model: is a module that is built already, and each worker builds its own, as a rerun "
+     "does from the record; give the class Net; with arguments as {'_target_': Net, 'width': ...}"),
+    ({"model": lambda: 1}, "model=<lambda>: is a function, which no record can hold; give a class, or a value"),
+    ({"model": Plain}, "model=Plain: refused, it is not a subclass of torch.nn.Module"),
+    ({"model": {"_target_": Plain}}, "model=Plain: refused, it is not a subclass of torch.nn.Module"),
+    ({"model": built_in_place()}, "model=Inner: is defined inside a function, where no worker finds it; define it "
+     "at the top of a module or a cell"),
+    ({"model": functools.partial(Net, 3)}, "model: name the arguments of functools.partial(Net, ...)"),
+    ({"model": {"_target_": Net, "width": nn.ReLU}}, "model.width=ReLU: is a class, of which a setting holds none; "
+     "{'_target_': ReLU} gives an instance of it"),
+    ({"model": {"_target_": Net, "width": nn.ReLU()}}, "model.width: is a module that is built already"),
+    ({"model": ["mlp", "convnet"]}, "model=['mlp', 'convnet']: several values make a sweep; use expt.sweep"),
+    ({"model": 3}, "model=3: not one of mlp, convnet"),
+    ({"model": {"_target_": Net, "of": {1, 2}}}, "model.of={1, 2}: a set has no order; give a list"),
+    ({"model": {"_target_": Net, "of": {"a b": 1}}}, "model.of: has the key 'a b'; use letters"),
+    ({"dataset": {"root": "???"}}, "dataset.root='???': stands for a value that is missing; give another"),
+    ({"seed": 1j}, "seed=1j: is of no kind that YAML has; give a number, a text, a list or a dict"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given_by_name", "told"), REFUSED)
+def test_what_cannot_be_said_is_refused_in_a_line(given_by_name: Mapping[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        words_of((), given_by_name)
+    assert str(refused.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("given_by_name", "told"),
+    [
+        ({"seed": []}, "seed=[]: an axis of a sweep needs values; one value that is empty is ()"),
+        ({"callbacks": [Watch]},
+         "callbacks=Watch: several may be given; in a sweep a list is an axis; give a tuple, as in (Watch,)"),
+        ({"model": [{"name": "mlp"}]}, "model={'name': 'mlp'}: an axis has names and classes; sweep a key of one"),
+    ],
+)  # fmt: skip
+def test_what_is_no_axis_is_refused_in_a_line(given_by_name: Mapping[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        words_of((), given_by_name, sweep=True)
+    assert str(refused.value).startswith(told)
+
+
+def test_what_has_no_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^3: give KEY=VALUE as a text, or by name"):
+        words_of((3,), {})  # type: ignore[arg-type]
