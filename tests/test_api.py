@@ -1,14 +1,117 @@
-"""What a notebook shows of a result."""
+"""expt from Python: its functions as their docstrings have them, and what a notebook shows of their results."""
 
 from __future__ import annotations
 
+import doctest
+import math
+import sys
+import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
+from typing_extensions import Unpack
 
 import expt
-from expt.api import Result
+from expt import api
+from expt.config.schema import RunConfig
+from expt.errors import SweepFailed
+from expt.python import settings
+from expt.python.sweep_result import FailedResult, SweepResult
+
+
+@pytest.mark.usefixtures("_forkserver")
+def test_the_docstrings_examples_come_to_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"expt": expt}
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for function in (api.run, api.rerun, api.list_runs, api.sweep):
+        found = doctest.DocTestParser().get_doctest(function.__doc__ or "", names, function.__name__, None, None)
+        assert found.examples
+        runner.run(found, clear_globs=False)
+        names = found.globs
+    assert runner.summarize(verbose=False) == (0, runner.tries)
+    looked_at(names["result"], names["again"])
+    in_a_notebook(names["runs"])
+
+
+def looked_at(result: expt.Result, again: expt.Result) -> None:
+    """What a finished run can be asked."""
+    assert result.config["optimizer"]["lr"] == 0.1
+    assert list(result.metrics) == result.metrics._ipython_key_completions_()
+    with pytest.raises(KeyError, match=r"accurcy/val: the run has no such metric\. Did you mean 'accuracy/val'"):
+        _ = result.metrics["accurcy/val"]
+    (epoch,) = result.history
+    assert result.history["loss/val"] == [epoch["loss/val"]] == [again.metrics["loss/val"]]
+    assert list(result.history.to_pandas()["accuracy/val"]) == [result.metrics["accuracy/val"]]
+    with pytest.raises(KeyError, match=r"loss/vall: there is no such tag\. Did you mean 'loss/val'"):
+        _ = result.history["loss/vall"]
+    assert result.load("last").class_names == tuple("0123456789")
+    assert {"metrics", "history", "config", "folder", "plot", "load", "best", "status"} <= {*dir(result)}
+
+
+def in_a_notebook(runs: SweepResult) -> None:
+    """How results show themselves."""
+    html = runs._repr_html_()
+    assert html.count("<tr>") == 5
+    assert "<th>model</th><th>optimizer.lr</th><th>accuracy/val</th>" in html
+    assert "failed" not in html
+    assert repr(runs).splitlines()[0] == "expt.SweepResult of 4 runs"
+    assert "<td>val</td>" in runs.best._repr_html_()
+
+
+def recorded(folder: Path, points: str = "", **record: Any) -> expt.Result:
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text(points)
+    return expt.Result(folder, record)  # type: ignore[arg-type]
+
+
+def test_curves_are_drawn_by_epoch_with_the_test_where_it_is_of(tmp_path: Path) -> None:
+    values = ((10, 1, "loss/train", 2.0), (10, 1, "loss/val", 1.5), (20, 2, "loss/val", 1.0), (20, 2, "loss/test", 1.2))
+    keys = ("step", "epoch", "tag", "value")
+    points = "".join(f"{dict(zip(keys, point, strict=True))}\n".replace("'", '"') for point in values)
+    result = recorded(
+        tmp_path / "a <b>", points, status="completed", best={"metric": "loss/val", "value": 1.5, "epoch": 1}
+    )
+    (axes,) = result.plot(tmp_path / "curves.png").axes
+    assert (tmp_path / "curves.png").read_bytes()[1:4] == b"PNG"
+    drawn = {
+        line.get_label(): [[*map(float, line.get_xdata())], [*map(float, line.get_ydata())]] for line in axes.lines
+    }
+    assert drawn == {"train": [[1], [2.0]], "val": [[1, 2], [1.5, 1.0]], "test": [[1], [1.2]]}
+    html = result._repr_html_()
+    assert "data:image/png;base64" in html
+    assert "a &lt;b&gt;" in html
+
+
+def test_a_result_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = recorded(tmp_path / "a", status="running")
+    with pytest.raises(expt.ConfigError, match=r"pip install 'expt\[plot\]'"):
+        result.plot()
+    assert "running" in result._repr_html_()
+
+
+def test_of_a_sweep_the_best_is_by_its_objective_and_failures_do_not_pass_for_numbers(tmp_path: Path) -> None:
+    def run(name: str, value: float | None, of: str = "loss/val") -> Path:
+        (tmp_path / name).mkdir()
+        text = "null" if value is None else str(value).replace("nan", "NaN")
+        objective = f'{{"name": "{of}", "value": {text}}}'
+        (tmp_path / name / "result.json").write_text(f'{{"status": "completed", "objective": {objective}}}')
+        return tmp_path / name
+
+    folders = [run("a", 2.0), run("b", math.nan), run("c", 1.0), run("d", None)]
+    runs = SweepResult.of_failed(SweepFailed("", folders[:3], {folders[3]: "rank 0: it broke"}, folders))
+    assert [type(run) for run in runs] == [expt.Result] * 3 + [FailedResult]
+    assert runs.best.folder == folders[2]
+    assert (len(runs.completed), [run.error for run in runs.failed]) == (3, ["rank 0: it broke"])
+    assert repr(runs[3]).splitlines() == [
+        "expt.Result failed",
+        f"  folder   {folders[3]}",
+        "  error    rank 0: it broke",
+    ]
+    with pytest.raises(expt.RunFailed, match="no run of the sweep has completed and measured"):
+        _ = SweepResult(runs[3:]).best
 
 
 def test_a_result_is_shown_in_five_lines() -> None:
@@ -19,7 +122,7 @@ def test_a_result_is_shown_in_five_lines() -> None:
         "best": {"metric": "accuracy/val", "value": 0.9, "epoch": 3},
         "epoch_s": [1.5, 2.0],
     }
-    assert repr(Result(Path("outputs/a"), record)).splitlines() == [
+    assert repr(expt.Result(Path("outputs/a"), record)).splitlines() == [
         "expt.Result completed",
         "  folder   outputs/a",
         "  metrics  loss/val 0.2500, accuracy/val 0.8750",
@@ -32,13 +135,48 @@ def test_a_result_says_where_its_folder_is_from_anywhere(tmp_path: Path, monkeyp
     (tmp_path / "run").mkdir()
     (tmp_path / "run/result.json").write_text('{"status": "completed"}')
     monkeypatch.chdir(tmp_path)
-    assert Result.of(Path("run")).folder == tmp_path / "run"
+    assert expt.Result.of(Path("run")).folder == tmp_path / "run"
 
 
 def test_quiet_is_a_word_of_functions_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (result,) = expt.sweep("-q", "epochs=1", "max_steps=1", "world_size=1")
+    (result,) = expt.sweep("-q", "epochs=1", "max_steps=1", world_size=1)
     assert result.record["steps"] == 1
     assert not capsys.readouterr().out
+
+
+def parts(hint: Any) -> set[object]:
+    """The kinds and the literal values that a type allows, without what constrains a number."""
+    if get_origin(hint) is typing.Annotated:
+        return parts(get_args(hint)[0])
+    if get_origin(hint) is typing.Literal:
+        return {*get_args(hint)}
+    if get_origin(hint) in (tuple, list, dict):
+        return {Sequence}
+    if get_args(hint) and get_origin(hint) is not type:
+        return set().union(*map(parts, get_args(hint))) if get_origin(hint) is not Sequence else {Sequence}
+    return {hint}
+
+
+Sequence = get_origin(typing.Sequence[int])
+NESTED = {"ddp": settings.DDP, "tensorboard": settings.TensorBoard, "patches": settings.Patches,
+          "checkpoint": settings.Checkpoint, "early_stop": settings.EarlyStop}  # fmt: skip
+GROUPS = {"model", "init", "task", "dataset", "optimizer", "scheduler"}
+
+
+def test_the_keywords_are_those_of_the_schema() -> None:
+    schema = get_type_hints(RunConfig, include_extras=True)
+    schema.pop("secrets")
+    given = get_type_hints(settings.Settings)
+    assert given.keys() == {*schema, "experiment", "hydra"}
+    assert get_type_hints(settings.SweepSettings).keys() == {*given, "sweep"}
+    for key, cls in NESTED.items():
+        nested = next(part for part in (schema[key], *get_args(schema[key])) if hasattr(part, "__dataclass_fields__"))
+        assert get_type_hints(cls).keys() == get_type_hints(nested).keys()
+        for name, hint in get_type_hints(nested, include_extras=True).items():
+            assert parts(hint) <= parts(get_type_hints(cls)[name]), f"{key}.{name}"
+    for key in schema.keys() - NESTED.keys() - GROUPS:
+        assert parts(schema[key]) <= parts(given[key]), key
+    assert api.run.__annotations__["settings"] in ("Unpack[Settings]", Unpack[settings.Settings])

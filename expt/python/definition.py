@@ -99,7 +99,8 @@ def _definition(node: ast.stmt, tree: ast.Module, lines: list[str], has_texts: b
         ast.Module([node], []), "<cell>", "exec", _FUTURE_ANNOTATIONS if has_texts else 0, dont_inherit=True
     )
     whole = compile("".join(lines), "<script>", "exec", dont_inherit=True)
-    codes = (*_codes_in(alone), *_codes_in(whole))
+    found = (*_codes_in(alone), *_codes_in(whole))
+    codes = tuple(code for code in found if first <= code.co_firstlineno <= (node.end_lineno or 0))
     return Definition(text.rstrip("\n"), node, tree, frozenset(_names_of(code)), has_texts, codes)
 
 

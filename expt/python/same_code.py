@@ -73,7 +73,10 @@ class Comparison:
             return False
         if one.__module__ != "__main__" or one.__code__.co_filename == "<string>":  # that of a library, as dataclasses'
             return one.__code__.co_code == other.__code__.co_code
-        return any(_same_code(one.__code__, code) for code in self._codes_of.get(_key(one.__code__), ()))
+        named_alike = one.__code__.co_name == other.__code__.co_name
+        return named_alike and any(
+            _same_code(one.__code__, code) for code in self._codes_of.get(_key(one.__code__), ())
+        )
 
 
 def _is_compared_elsewhere(one: type | types.FunctionType, other: Any) -> bool:

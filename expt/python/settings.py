@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeAlias
 
 from typing_extensions import TypedDict
 
-Path: TypeAlias = "str | os.PathLike[str]"
-Own: TypeAlias = "type | functools.partial[Any]"
+Path: TypeAlias = str | os.PathLike[str]
+Own: TypeAlias = type | functools.partial[Any]
 """A class of one's own, or functools.partial(Class, width=16)."""
-Group: TypeAlias = "str | Mapping[str, Any]"
+Group: TypeAlias = str | Mapping[str, Any]
 """The name of a choice; or a dict of its `name` and settings, or of settings alone."""
-GroupOfClasses: TypeAlias = "Group | Own"
+GroupOfClasses: TypeAlias = Group | Own
 """Also a class of one's own; with arguments as {"_target_": Class, "width": 16}."""
 Auto: TypeAlias = Literal["auto"]
 CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune"]

@@ -234,23 +234,35 @@ print("once")
 '''  # fmt: skip
 
 
+@pytest.mark.usefixtures("_forkserver")
 def test_a_script_without_a_guard_trains_its_own_class_once_and_others_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = script(UNGUARDED)
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "here", "outputs.pt"}, "no worker runs it again"
+    first: expt.Result = main.result
+    assert "saw 2" in (first.folder / "logs/0/0/stdout.log").read_text()
+    assert first.record["overrides"]["model"] == {"_target_": first.config["model"]["target"], "width": 5}
+    (tmp_path / "script.py").unlink()  # from here on as another process, which has never seen it
+    for name in [name for name in sys.modules if main_code.is_of_main(name)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "expt-main-" not in path])
+    images = torch.linspace(0, 1, 2 * 64).reshape(2, 1, 8, 8)
+    assert torch.equal(expt.load("here")(images), torch.load("outputs.pt"))
+    again = expt.rerun("here", "there")
+    assert again.metrics["loss/test"] == first.metrics["loss/test"]
+    assert again.record["identity"] == first.record["identity"]
+    kept = {path.name for path in (first.folder / "code").glob("*.py")}
+    assert len(kept) == 2
+    assert kept == {path.name for path in (again.folder / "code").glob("*.py")}
+
+
+@pytest.mark.slow
+def test_python_runs_such_a_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UNGUARDED)
     command = [sys.executable, "train.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "here", "outputs.pt"}
-    (tmp_path / "train.py").unlink()
-    monkeypatch.chdir(tmp_path)
-    first = expt.Result.of(Path("here"))
-    assert "saw 2" in (first.folder / "logs/0/0/stdout.log").read_text()
-    images = torch.linspace(0, 1, 2 * 64).reshape(2, 1, 8, 8)
-    assert torch.equal(first.load()(images), torch.load("outputs.pt")), "in a process that has never seen the script"
-    again = expt.rerun("here", "there")
-    assert again.metrics["loss/test"] == first.metrics["loss/test"]
-    assert again.record["identity"] == first.record["identity"]
-    assert {path.name for path in (again.folder / "code").glob("*.py")} == {
-        path.name for path in (first.folder / "code").glob("*.py")
-    }
+    loaded = [sys.executable, "-c", "import expt; print(len(expt.load('here').class_names))"]
+    assert subprocess.run(loaded, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "10\n"
