@@ -9,6 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 from typing_extensions import Unpack
 
@@ -75,9 +76,7 @@ def test_curves_are_drawn_by_epoch_with_the_test_where_it_is_of(tmp_path: Path) 
     )
     (axes,) = result.plot(tmp_path / "curves.png").axes
     assert (tmp_path / "curves.png").read_bytes()[1:4] == b"PNG"
-    drawn = {
-        line.get_label(): [[*map(float, line.get_xdata())], [*map(float, line.get_ydata())]] for line in axes.lines
-    }
+    drawn = {line.get_label(): np.array(line.get_data()).tolist() for line in axes.lines}
     assert drawn == {"train": [[1], [2.0]], "val": [[1, 2], [1.5, 1.0]], "test": [[1], [1.2]]}
     html = result._repr_html_()
     assert "data:image/png;base64" in html

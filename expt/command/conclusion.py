@@ -10,6 +10,8 @@ from types import MappingProxyType
 
 from rich.console import Console
 
+from expt.config.main_code import is_of_main
+from expt.config.user_code import targets_recorded
 from expt.errors import ExptError, FolderInUse, warn
 from expt.runs.paths import RunPaths
 from expt.runs.result import DAMAGED, FAILED, LOST, FoundRecord
@@ -88,6 +90,8 @@ def _print_failure(console: Console, run: FoundRecord) -> None:
 
 def again(run: FoundRecord) -> str:
     """The command that runs one point of a sweep by itself."""
+    if any(map(is_of_main, targets_recorded(run.get("config") or {}))):  # which its folder has, and no command
+        return shlex.join(["python", "-m", "expt", "rerun", shown_path(run["folder"])])
     words = shlex.split(str(run.get("command", "")))
     words = words[3:] if words[:2] == ["python", "-m"] else words[1:]
     kept = [word for word in words if word not in ("-m", "--multirun")]

@@ -38,7 +38,8 @@ def dotted(key: str, cls: Any, group: str | None) -> str:
         raise ConfigError(f"{key}={cls.__name__}: is defined inside {where}, where no worker finds it; {mend}")
     if cls.__module__ == "__main__":
         return main_module.dotted(key, cls)
-    if getattr(sys.modules.get(cls.__module__), cls.__name__, None) is not cls:
+    there: object = getattr(sys.modules.get(cls.__module__), cls.__name__, None)
+    if there is not cls:
         raise ConfigError(
             f"{key}={cls.__name__}: {cls.__module__} has no such class now, or another; import it from there anew"
         )

@@ -103,3 +103,9 @@ def test_a_run_that_another_command_has_is_said_to_be_in_use_and_keeps_its_own_s
 def test_the_command_that_runs_one_point_again(command: str, arguments: list[str], expected: str) -> None:
     record: Any = {"command": command, "arguments": arguments}
     assert again(record) == expected
+
+
+def test_a_run_of_a_notebooks_class_is_repeated_from_its_folder() -> None:
+    config = {"model": {"name": "_target_", "target": "expt_main_0123456789ab.Net", "kwargs": {}}}
+    record: Any = {"command": "x.py -m", "arguments": [], "config": config, "folder": Path("sweep/model=Net")}
+    assert again(record) == "python -m expt rerun sweep/model=Net"

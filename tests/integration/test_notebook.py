@@ -47,3 +47,50 @@ def test_runs_in_a_notebook(kernel: Path) -> None:
     assert "accuracy 0." in second
     assert "epochs=0: input should be greater than or equal to 1" in refused
     assert len(list(kernel.glob("outputs/*/*/result.json"))) == 2
+
+
+NET = """
+from torch import nn, relu
+class Net(nn.Module):
+    def __init__(self, *, channels, image_size, num_classes, width=WIDTH):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, width), nn.Linear(width, num_classes)
+    def forward(self, images):
+        return self.last(relu(self.first(images.flatten(1))))
+"""
+OWN = """
+import expt
+result = expt.run(model=Net, epochs=2, world_size=2, quiet=True)
+print(result.record["identity"], type(result.load().model))
+"""
+BAD = """
+TABLE = nn.Linear(2, 2)
+class Bad(Net):
+    def forward(self, images): return TABLE(images)
+try: expt.run(model=Bad)
+except expt.ConfigError as error: print(error)
+"""
+SHOWN = """
+from IPython.display import display
+display(result, result.plot())
+runs = expt.sweep(model=["mlp", Net], max_steps=2, quiet=True)
+runs
+"""
+
+
+@pytest.mark.slow
+def test_a_class_of_a_cell_is_trained_and_results_show_themselves(kernel: Path) -> None:
+    cells = [nbformat.v4.new_code_cell(text) for text in ("WIDTH = 8", NET, OWN, SHOWN, "WIDTH = 9", NET, OWN, OWN)]
+    cells.append(nbformat.v4.new_code_cell(BAD))
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(kernel)}}).execute()
+    first, second, third, refused = (cells[number].outputs[0].text for number in (2, 6, 7, 8))
+    assert "expt_main_" in first
+    assert second != first, "another class, by the constant that it uses"
+    assert third == second
+    assert "model=Bad: it uses TABLE of the notebook or script, of type torch.nn.modules.linear.Linear" in refused
+    html, figure, sweep = (output.data for output in cells[3].outputs)
+    assert "data:image/png" in html["text/html"]
+    assert "image/png" in figure
+    assert "<th>model</th>" in sweep["text/html"]
+    assert "<td>Net</td>" in sweep["text/html"]

@@ -165,7 +165,7 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"model": {"_target_": Plain}}, "model=Plain: refused, it is not a subclass of torch.nn.Module"),
     ({"model": built_in_place()}, "model=Inner: is defined inside a function, where no worker finds it; define it "
      "at the top of a module or a cell"),
-    ({"model": functools.partial(Net, 3)}, "model: name the arguments of functools.partial(Net, ...)"),
+    ({"model": functools.partial(nn.Linear, 3)}, "model: name the arguments of functools.partial(Linear, ...)"),
     ({"model": {"_target_": Net, "width": nn.ReLU}}, "model.width=ReLU: is a class, of which a setting holds none; "
      "{'_target_': ReLU} gives an instance of it"),
     ({"model": {"_target_": Net, "width": nn.ReLU()}}, "model.width: is a module that is built already"),
