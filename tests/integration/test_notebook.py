@@ -83,7 +83,7 @@ def test_a_class_of_a_cell_is_trained_and_results_show_themselves(kernel: Path) 
     cells = [nbformat.v4.new_code_cell(text) for text in ("WIDTH = 8", NET, OWN, SHOWN, "WIDTH = 9", NET, OWN, OWN)]
     cells.append(nbformat.v4.new_code_cell(BAD))
     notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(kernel)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(kernel)}}).execute()
     first, second, third, refused = (cells[number].outputs[0].text for number in (2, 6, 7, 8))
     assert "expt_main_" in first
     assert second != first, "another class, by the constant that it uses"

@@ -16,7 +16,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from torch import nn
-from torchvision.transforms import v2
 
 import expt
 from expt.command.overrides import parsed
@@ -104,8 +103,8 @@ RUN: list[tuple[Mapping[str, Any], list[str]]] = [
      ["optimizer={_target_:torch.optim.rmsprop.RMSprop,lr:0.5}"]),
     ({"optimizer": {"name": "adam", "lr": 0.1, "betas": (0.8, 0.9)}},
      ["optimizer=adam", "optimizer.lr=0.1", "optimizer.betas=[0.8,0.9]"]),
-    ({"dataset": {"augment": {"flip": True}, "transforms": [v2.RandomErasing]}},
-     ["dataset.augment.flip=true", "dataset.transforms=[{_target_:torchvision.transforms.v2._augment.RandomErasing}]"]),
+    ({"dataset": {"augment": {"flip": True}, "transforms": [Net]}},
+     ["dataset.augment.flip=true", f"dataset.transforms=[{{_target_:{NET}}}]"]),
     ({"callbacks": [Watch, {"_target_": Watch}]}, [f"callbacks=[{WATCH},{WATCH}]"]),
     ({"ddp": {"bucket_cap_mb": 5}}, ["ddp.bucket_cap_mb=5"]),
     ({"early_stop": {"metric": "loss/val", "patience": 2}}, ["early_stop={metric:loss/val,patience:2}"]),
