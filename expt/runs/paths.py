@@ -154,7 +154,7 @@ class RunPaths:
 
     def remove_refused(self) -> None:
         """Remove what a run has left that was refused before it had come to anything; its folder was new."""
-        return {*self.folder.iterdir()} <= {self.result, self.lock, self.sent, self.code, *self.event_files()}
+        for folder in (self.logs(0).parent, self.sent, self.code):
             shutil.rmtree(folder, ignore_errors=True)
         for path in (self.result, self.metrics, *self.event_files()):
             path.unlink(missing_ok=True)
