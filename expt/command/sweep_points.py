@@ -171,6 +171,8 @@ class Grid:
             return self._jobs[key]
         # A point that was refused before, and can run now, takes the place of its refusal.
         known = self._known.get(key) or self._known.get(_asked(overrides))
+        if known is None and config is not None and content is not None:
+            known = self._known.get(identity(config, content, by_paths=True))
         if known is None and config is not None:
             known = self._of_older_version(config, content) or self._without_data(config, content)
         self._is_of_others &= known is None and _asked(overrides) not in self._typed  # else of other code or data
@@ -224,7 +226,7 @@ class Grid:
 
     def _content_of(self, config: RunConfig) -> Content:
         """Looked at once for all points that have the same data and classes: a folder may hold many images."""
-        key = repr((config.dataset, user_code.targets(config)))
+        key = repr((config.dataset, user_code.targets(config), config.weights, config.resume))
         if key not in self._contents:
             self._contents[key] = content_of(config, fetch=self._fetch)
         return self._contents[key]

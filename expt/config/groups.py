@@ -179,6 +179,7 @@ class Cosine:
     name: Literal["cosine"]
     warmup_epochs: NonNegative
     min_lr: NonNegative
+    epochs: Positive | None = None  # of this and of one_cycle's a record of before has none
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -214,6 +215,7 @@ class OneCycle:
     rise_fraction: Annotated[float, Field(gt=0, lt=1)]
     start_factor: Annotated[float, Field(gt=0, le=1)]
     end_factor: Annotated[float, Field(gt=0, le=1)]
+    epochs: Positive | None = None
 
 
 GROUPS: dict[str, dict[str, Any]] = {

@@ -34,7 +34,7 @@ AT_FIRST: dict[str, object] = {
     "dataset.transforms": None,
     "task.class_weights": None,
 }
-AT_FIRST |= {"gradient_clip_value": None, "ema": None, "early_stop": None}
+AT_FIRST |= {"scheduler.epochs": None, "gradient_clip_value": None, "ema": None, "early_stop": None}
 AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True, "optimizer.layer_decay": None}
 AT_FIRST |= {"weights": None, "freeze": (), "mixup": None, "cutmix": None, "callbacks": ()}
 OF_TRACKERS = {"send", "mlflow", "wandb"}
@@ -52,15 +52,21 @@ class Content(NamedTuple):
     """The source of the person's own classes, see expt.config.user_code."""
     weights: str | None = None
     """The file that the first weights come from."""
+    continues: bool = False
+    """Whether what `resume` names is this very run, only shorter."""
 
 
-def identity(config: RunConfig, content: Content | None = None, *, but: Collection[str] = ()) -> str:
+def identity(
+    config: RunConfig, content: Content | None = None, *, but: Collection[str] = (), by_paths: bool = False
+) -> str:
     """12 hexadecimal digits, equal for two runs whose results are the same but for rounding.
 
-    Without `content` it is that of the settings alone, by which an older version knew its runs. The keys `but` don't
-    count.
+    Without `content` it is that of the settings alone, by which an older version knew its runs; `by_paths` as one did
+    for which the places of first weights and of what is resumed counted. The keys `but` don't count.
     """
     left_out = {*NOT_IN_RESULT, *but}
+    if content is not None and content.weights and not by_paths:  # wherever they lie
+        left_out.add("weights")
     settings = {key: value for key, value in _flat_settings(config).items() if key not in left_out}
     settings = {key: value for key, value in settings.items() if key not in AT_FIRST or value != AT_FIRST[key]}
     settings["ddp.sync_batchnorm"] = config.batch_norm == "sync"  # as this was once called
@@ -69,8 +75,10 @@ def identity(config: RunConfig, content: Content | None = None, *, but: Collecti
     if config.dataset.train_limit and config.dataset.name in ("image_folder", "_target_"):
         settings["dataset.train_limit"] = f"{config.dataset.train_limit} of all classes"  # once the first ones
     if content is not None:
-        settings |= {f"content.{part}": digits for part, digits in content._asdict().items() if digits}
-        if config.resume not in (None, "auto"):  # where it starts
+        digits = {"data": content.data, "code": content.code, "weights": content.weights}
+        settings |= {f"content.{part}": found for part, found in digits.items() if found}
+        continues = content.continues and not by_paths
+        if config.resume not in (None, "auto") and not continues:  # where it starts
             settings["resume"] = config.resume
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -192,6 +192,12 @@ def _groups(config: RunConfig, share: int) -> list[str]:
 
 def _schedule(config: RunConfig) -> list[str]:
     warmup_epochs = getattr(config.scheduler, "warmup_epochs", 0.0)
+    planned = getattr(config.scheduler, "epochs", None)
+    if planned is not None and warmup_epochs >= planned:
+        return [
+            f"scheduler.epochs={planned:g}: is all warm-up, scheduler.warmup_epochs={warmup_epochs:g}; "
+            "use more, or less of it"
+        ]
     if warmup_epochs <= config.epochs:
         return []
     return [

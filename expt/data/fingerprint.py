@@ -27,6 +27,7 @@ from expt.data.cache import cache_dir, digest
 from expt.data.image_folder_files import class_folders, images_of_all_splits
 from expt.data.mask_files import list_parts
 from expt.errors import ConfigError, DataError, RunFailed, warn
+from expt.runs import lineage
 from expt.runs.weights_file import weights_file
 
 SAMPLED = 20_000
@@ -67,7 +68,8 @@ def content_of(config: RunConfig, *, fetch: bool = True) -> Content:
     code = user_code.fingerprint(user_code.targets(config))
     if fetch and isinstance(config.dataset, datasets.Torchvision):
         torchvision_files.obtain(config.dataset)
-    return Content(of_data(config.dataset), code, of_weights(config))
+    content = Content(of_data(config.dataset), code, of_weights(config))
+    return lineage.as_resumed(config, content)
 
 
 def refuse_changed(config: RunConfig, content: Content) -> None:
@@ -79,7 +81,7 @@ def refuse_changed(config: RunConfig, content: Content) -> None:
     if now.data is None and content.data:
         files.prepare(config.dataset)
     kinds = ("dataset's files", "own source", "first weights")
-    for what, before, after in zip(kinds, content, now, strict=True):
+    for what, before, after in zip(kinds, content, now, strict=False):
         if before != after:
             raise RunFailed(f"the {what} changed after the command was typed; type it again, for another run")
 

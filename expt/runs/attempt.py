@@ -13,7 +13,7 @@ from expt.config import main_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, warn
-from expt.runs import provenance
+from expt.runs import lineage, provenance
 from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
@@ -68,8 +68,9 @@ class Attempt:
         source = self._checkpoint(resumes=resumes)
         if resumes and source is None:
             self.paths.clear_records()
+        record = self._first_record(port, read_result(self.paths) if source else {})
         try:
-            create_result(self.paths, may_exist=resumes, **self._first_record(port))
+            create_result(self.paths, may_exist=resumes, **record)
         except FileExistsError:
             folder = self.paths.folder
             raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder") from None
@@ -117,9 +118,14 @@ class Attempt:
 
         return resume.find(config, self.request.content, paths, may_have_run=resumes)
 
-    def _first_record(self, port: int | None) -> Record:
-        config, host = self.request.config, socket.gethostname()
-        begun: Record = {} if config.weights is None else {"weights_from": begun_from(config.weights)}
+    def _first_record(self, port: int | None, earlier: Record) -> Record:
+        """`earlier` is what the run that goes on here has said: where its weights come from does not change."""
+        config, content, host = self.request.config, self.request.content, socket.gethostname()
+        begun: Record = {}
+        if config.weights is not None:
+            then = earlier or lineage.record_of_resumed(config)
+            begun = {"weights_from": then.get("weights_from") or begun_from(config.weights)}
+            content = content._replace(weights=(earlier.get("content") or {}).get("weights", content.weights))
         return {
             **begun,
             "started": time.time() - (time.monotonic() - self.waited_since),
@@ -131,7 +137,7 @@ class Attempt:
             "devices": list(self.devices),
             "master_port": port,
             "attempts": self.number + 1,
-            **_identified(config, self.request.content),
+            **_identified(config, content),
             **self.request.about,
             **provenance.describe(),
         }

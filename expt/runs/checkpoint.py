@@ -32,8 +32,8 @@ def save(path: Path, state: Mapping[str, Any], *, keep: int = 0) -> None:
         _write(beside, state)
         digest = _sha256(beside)
         for number in range(keep, 0, -1):
-            if _older(path, number - 1).exists():
-                keep_as(_older(path, number - 1), _older(path, number))
+            if older(path, number - 1).exists():
+                keep_as(older(path, number - 1), older(path, number))
         _publish(beside, path, [digest])
         _sync_folder(path.parent)
 
@@ -121,18 +121,22 @@ class Writer:
 
     def __init__(self, last: Path, best: Path, *, keep: int) -> None:
         self._last, self._best, self._keep = last, best, keep
+        self._best_before = older(best, 1)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(self, state: Mapping[str, Any], *, is_best: bool) -> None:
-        """Copy `state` and return; training may change it at once."""
+    def save(self, state: Mapping[str, Any], *, is_best: bool, keeps_best: bool = False) -> None:
+        """Copy `state` and return; training may change it at once.
+
+        With `keeps_best` the best before it stays, under the name of an older one.
+        """
         self.wait()
         copy = _copied(state)
         copied = torch.cuda.Event() if torch.cuda.is_initialized() else None
         if copied:
             copied.record()
         self._thread = threading.Thread(
-            target=self._write, args=(copy, copied, is_best), name="checkpoint", daemon=True
+            target=self._write, args=(copy, copied, is_best, keeps_best), name="checkpoint", daemon=True
         )
         self._thread.start()
 
@@ -144,11 +148,15 @@ class Writer:
         if self._error:
             raise self._error
 
-    def _write(self, state: Mapping[str, Any], copied: torch.cuda.Event | None, is_best: bool) -> None:
+    def _write(
+        self, state: Mapping[str, Any], copied: torch.cuda.Event | None, is_best: bool, keeps_best: bool
+    ) -> None:
         try:
             if copied:
                 copied.synchronize()
             save(self._last, state, keep=self._keep)
+            if is_best and keeps_best and self._best.exists():
+                keep_as(self._best, self._best_before)
             if is_best:
                 keep_as(self._last, self._best)
         except Exception as error:
@@ -169,7 +177,8 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _older(path: Path, number: int) -> Path:
+def older(path: Path, number: int) -> Path:
+    """The name of the file that `path` was before so many others."""
     return path.with_stem(f"{path.stem}-{number}") if number else path
 
 

@@ -84,6 +84,11 @@ class RunPaths:
         return self.checkpoints / "last.pt"
 
     @property
+    def within_epoch(self) -> Path:
+        """What a longer run goes on from where `last` is of an epoch that `max_steps` has ended before its time."""
+        return self.checkpoints / "within_epoch.pt"
+
+    @property
     def best(self) -> Path:
         """The checkpoint with the best objective so far."""
         return self.checkpoints / "best.pt"

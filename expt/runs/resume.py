@@ -15,6 +15,7 @@ from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint, provenance
 from expt.runs.paths import RunPaths
+from expt.runs.plan import OF_PLAN, refuse_other_plan
 from expt.runs.result import Resumed, result_of_any
 
 # How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
@@ -22,7 +23,7 @@ MAY_CHANGE = NOT_IN_RESULT | {
     "epochs", "max_steps", "log_every", "gpus", "world_size", "backend", "gradient_accumulation", "deterministic",
     "on_nan", "early_stop", "early_stop.metric", "early_stop.patience", "early_stop.min_delta",
     "callbacks",
-    "compile", "matmul_precision", "channels_last",
+    "compile", "matmul_precision", "channels_last", *OF_PLAN,
 }  # fmt: skip
 
 
@@ -46,7 +47,9 @@ def find(config: RunConfig, content: Content, paths: RunPaths, *, may_have_run: 
         _refuse_another(config, state["config"], source)
         _refuse_shorter(config, state["position"], source)
         _refuse_other_content(config, content, state["position"], source, paths)
-        _warn_of_other_schedule(config, state)
+        record = result_of_any(RunPaths(source.parent.parent))
+        refuse_other_plan(config, state, record.get("steps_per_epoch"), source)
+        source = _before_its_end(config, state, source)
     return source
 
 
@@ -58,7 +61,8 @@ def cut_back(source: Path, paths: RunPaths) -> Resumed:
     paths.metrics.write_bytes(text[: state["metrics_bytes"]])
     if state["best"] and not _has_best(paths.best, state):
         beside = source.with_name(paths.best.name)
-        best = source if state["is_best"] else beside if _has_best(beside, state) else None
+        there = (source if state["is_best"] else beside, *map(_before, (paths.best, beside)), beside)
+        best = next((path for path in there if _has_best(path, state)), None)
         if best is not None:
             paths.checkpoints.mkdir(parents=True, exist_ok=True)
             checkpoint.keep_as(best, paths.best)
@@ -108,6 +112,26 @@ def _newest(found: list[Path], *, mine: bool) -> Path | None:
     return None
 
 
+def _before_its_end(config: RunConfig, state: Mapping[str, Any], source: Path) -> Path:
+    """`source`, or what it was before its epoch was ended early, where the run goes on in that epoch now."""
+    path, position = RunPaths(source.parent.parent).within_epoch, state["position"]
+    steps_per_epoch = state.get("steps_per_epoch")
+    if steps_per_epoch is None or not path.is_file() or not 0 < position["step_in_epoch"] < steps_per_epoch:
+        return source
+    total = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
+    try:
+        checkpoint.check(path)
+        of_this = checkpoint.load(path, lazily=True)["position"] == position
+    except CheckpointError as error:
+        warn(f"{error}; what goes on has the end of an epoch in its midst, at step {position['step']}")
+        return source
+    return path if of_this and total > position["step"] else source
+
+
+def _before(best: Path) -> Path:
+    return checkpoint.older(best, 1)
+
+
 def _has_best(path: Path, state: Mapping[str, Any]) -> bool:
     try:
         return bool(checkpoint.load(path, lazily=True)["best"] == state["best"])
@@ -135,20 +159,6 @@ def _refuse_shorter(config: RunConfig, position: Mapping[str, int], source: Path
                 f"{key}={wanted}: the run of {source} has come to {key.removeprefix('max_').removesuffix('s')} {done} "
                 f"already; give {key}={done} or more, or start a new run"
             )
-
-
-def _warn_of_other_schedule(config: RunConfig, state: Mapping[str, Any]) -> None:
-    """A schedule that ends with the run is another where the run gets another end: its learning rate may jump."""
-    saved = state["config"]
-    if saved["scheduler"].get("name") not in ("cosine", "one_cycle"):
-        return
-    changed = [key for key in ("epochs", "max_steps") if saved.get(key) != getattr(config, key)]
-    lr = state["optimizer"]["param_groups"][0]["lr"]
-    for key in changed:
-        warn(
-            f"{key}={getattr(config, key)}: was {saved.get(key)}; scheduler={saved['scheduler']['name']} plans the "
-            f"learning rate to the run's end, so that it jumps from {lr:.3g} to where the new plan has it at this step"
-        )
 
 
 def _refuse_other_content(

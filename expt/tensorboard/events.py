@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,13 @@ import torch
 
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
+from expt.runs.result import read_result
 from expt.tensorboard import hparams
+from expt.tensorboard.event_files import before_the_end, read_events, tells_otherwise
 from expt.tensorboard.pictures import Picture
 
 if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
     from torch.utils.tensorboard import FileWriter, SummaryWriter
 
 
@@ -25,14 +28,51 @@ def writer(
     charts: Mapping[str, Mapping[str, list[str]]],
     *,
     resumed_at: int | None,
+    end_pictures: bool = False,
 ) -> Writer:
-    """That of a run, which goes on after the step `resumed_at`; in a new folder with all the curves until there."""
+    """That of a run, which goes on after the step `resumed_at`; in a new folder with all the curves until there.
+
+    Where it was complete, or is of other settings now, its files are written anew, without what was its end: with
+    `end_pictures` all pictures of evaluations were.
+    """
     earlier = [] if resumed_at is None else paths.event_files()
+    if resumed_at is not None:
+        elsewhere = [] if earlier else _of_resumed(paths)
+        if elsewhere or (earlier and tells_otherwise(earlier, hparams.begin(hyperparameters))):
+            files = earlier or elsewhere
+            events = _anew(paths, files, hyperparameters, charts, resumed_at, end_pictures=end_pictures)
+            for path in earlier:
+                path.unlink()
+            return events
     events = Writer(paths.folder, hyperparameters, charts, continued_at=resumed_at if earlier else None)
     if resumed_at is not None and not earlier:
         for point in MetricsReader(paths).read():
             events.write(point.step, {point.tag: point.value})
     return events
+
+
+def _anew(
+    paths: RunPaths,
+    earlier: Sequence[Path],
+    hyperparameters: Mapping[str, bool | int | float | str],
+    charts: Mapping[str, Mapping[str, list[str]]],
+    step: int,
+    *,
+    end_pictures: bool,
+) -> Writer:
+    """In one new file what `earlier` ones hold up to `step`; TensorBoard can't unread the settings of a run."""
+    measured = {point.tag for point in MetricsReader(paths).read() if point.step == step}
+    kept = before_the_end(earlier, step, measured, end_pictures=end_pictures)
+    _let_the_second_pass(paths.folder)
+    events = Writer(paths.folder, hyperparameters, charts, continued_at=-1)
+    events.add(kept)
+    return events
+
+
+def _of_resumed(paths: RunPaths) -> list[Path]:
+    """The event files of the run in another folder that this one goes on from."""
+    resumed = read_result(paths).get("resumed_from")
+    return RunPaths(Path(resumed["checkpoint"]).parent.parent).event_files() if resumed else []
 
 
 class Writer:
@@ -83,6 +123,13 @@ class Writer:
             warnings.simplefilter("ignore")  # that tracing is deprecated; TensorBoard reads nothing newer
             self._open().add_graph(module, images)
 
+    def add(self, events: Iterable[Event]) -> None:
+        """Add what another file held."""
+        file = _file(self._open())
+        for event in events:
+            file.event_writer.add_event(event)
+        file.flush()
+
     def flush(self) -> None:
         """Let a running TensorBoard see what was written."""
         if self._writer is not None:
@@ -100,8 +147,9 @@ class Writer:
             # Imported at the first log point: 0.3 s that the first step need not wait for.
             from torch.utils.tensorboard import SummaryWriter
 
-            if self._continued_at is None:
-                self._writer = SummaryWriter(str(self._folder))
+            if self._continued_at is None or self._continued_at < 0:
+                # A TensorBoard that has read the files before forgets them.
+                self._writer = SummaryWriter(str(self._folder), purge_step=None if self._continued_at is None else 0)
                 self._begin(self._writer)
             else:
                 self._there = _tags_at(self._continued_at, RunPaths(self._folder).event_files())
@@ -145,16 +193,5 @@ def _let_the_second_pass(folder: Path) -> None:
 
 
 def _tags_at(step: int, files: Sequence[Path]) -> set[str]:
-    """The tags that have something of this step in the files, of which the last may end in the middle of a record."""
-    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
-
-    found: set[str] = set()
-    for path in files:
-        content, place = path.read_bytes(), 0
-        while place < len(content):
-            length = int.from_bytes(content[place : place + 8], "little")
-            begin, place = place + 12, place + 16 + length  # the length, the data, and a checksum of four bytes each
-            if place <= len(content):
-                event = Event.FromString(content[begin : begin + length])
-                found.update(value.tag for value in event.summary.value if event.step == step)
-    return found
+    """The tags that have something of this step in the files."""
+    return {value.tag for event in read_events(files) for value in event.summary.value if event.step == step}

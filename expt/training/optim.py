@@ -14,13 +14,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from expt.config import groups, user_class
+from expt.config.schedules import Scheduler, planned_steps
 from expt.config.tasks import Better
 from expt.errors import ConfigError
 from expt.training.muon import build_muon
 from expt.training.parameter_groups import LR_SCALE, parameter_groups, rate_of, scale_rates
 from expt.training.patches.unguarded import optimizer as without_guards
 
-Scheduler = groups.Constant | groups.Cosine | groups.Step | groups.OneCycle | groups.Plateau | groups.TargetScheduler
 ONLY_LOSS: Mapping[str, Better] = MappingProxyType({"loss": "min"})
 
 
@@ -103,8 +103,9 @@ def build_scheduler(
         return _own_scheduler(config, optimizer, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
     if isinstance(config, groups.Plateau):
         return Plateau(config, optimizer, better[config.metric.partition("/")[0]])
+    total_steps = planned_steps(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps) or total_steps
     if isinstance(config, groups.OneCycle):
-        return OneCycleLR(
+        return OneCycle(
             optimizer,
             max_lr=[group["lr"] for group in optimizer.param_groups],
             total_steps=max(total_steps, 2),
@@ -135,6 +136,17 @@ class Schedule(LambdaLR):
         return [group["lr"] for group in self.optimizer.param_groups]
 
 
+class OneCycle(OneCycleLR):
+    """torch's, which stays at its end where the run goes on after it."""
+
+    def step(self, epoch: int | None = None) -> None:
+        """The next step's learning rate and momentum."""
+        if self.last_epoch + 1 < self.total_steps:
+            super().step()
+        else:
+            self.last_epoch += 1
+
+
 class Plateau(ReduceLROnPlateau):
     """torch's, which knows what it looks at."""
 
@@ -158,11 +170,7 @@ def _own_scheduler(
 ) -> LRScheduler:
     """Told how often it will be advanced, if it asks; refused where its interval can't be what it was made for."""
     epochs = math.ceil(total_steps / steps_per_epoch)
-    by_epoch = config.interval == "epoch"
-    known = {"total_steps": epochs if by_epoch else total_steps, "steps_per_epoch": 1 if by_epoch else steps_per_epoch}
-    asked = inspect.signature(user_class.resolve(config.target, LRScheduler)).parameters
-    lacking = [key for key in known if key in asked and asked[key].default in (inspect.Parameter.empty, None)]
-    told = {} if known.keys() & config.kwargs.keys() else {key: known[key] for key in lacking}
+    told = _told(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
     scheduler = user_class.build(config.target, LRScheduler, optimizer, **told, **config.kwargs)
     where = f"scheduler.interval={config.interval}: {type(scheduler).__name__}"
     if config.interval == "step" and isinstance(scheduler, ReduceLROnPlateau):
@@ -173,6 +181,24 @@ def _own_scheduler(
             "use interval: step where it counts optimiser steps"
         )
     return scheduler
+
+
+def _told(config: groups.TargetScheduler, *, steps_per_epoch: int, total_steps: int) -> dict[str, int]:
+    """What its constructor names of how often it will be advanced, and its YAML does not give."""
+    by_epoch, epochs = config.interval == "epoch", math.ceil(total_steps / steps_per_epoch)
+    known = {"total_steps": epochs if by_epoch else total_steps, "steps_per_epoch": 1 if by_epoch else steps_per_epoch}
+    asked = inspect.signature(user_class.resolve(config.target, LRScheduler)).parameters
+    lacking = [key for key in known if key in asked and asked[key].default in (inspect.Parameter.empty, None)]
+    return {} if known.keys() & config.kwargs.keys() else {key: known[key] for key in lacking}
+
+
+def plan(config: Scheduler, *, steps_per_epoch: int, total_steps: int) -> int | None:
+    """How often the schedule is advanced to the end of its plan; None where its learning rates depend on no end."""
+    if not isinstance(config, groups.TargetScheduler):
+        return planned_steps(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+    told = _told(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+    given: int | None = told.get("total_steps", config.kwargs.get("total_steps"))
+    return given
 
 
 def advance_after_epoch(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
@@ -231,7 +232,9 @@ def build_observer(
     events = None
     if worker.rank == 0:
         charts = tags.layout(config.eval_split, worker.world_size, metrics_of(config.task))
-        events = writer(paths, hyperparameters(shown(config)), charts, resumed_at=resumed_at)
+        told = dataclasses.replace(config, resume=None) if config.resume == "auto" else config
+        at_end = config.tensorboard.images == "end"
+        events = writer(paths, hyperparameters(shown(told)), charts, resumed_at=resumed_at, end_pictures=at_end)
     return build_dashboard(config, events, data, learner, position)
 
 

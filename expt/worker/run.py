@@ -52,6 +52,8 @@ class Run:
         beat()
         random_state.seed(config.seed + 1 + worker.rank)  # but not the same dropout
         self.position = build.build_position(config, self.data)
+        length = {"steps_per_epoch": self.position.steps_per_epoch, "total_steps": self.position.total_steps}
+        self.plan = optim.plan(config.scheduler, **length)
         skips, at_once = config.on_nan == "skip", self.learner.overwrites
         self.sums = Sums(self.learner.task, worker.device, finite_only=skips, at_once=at_once)
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
@@ -138,6 +140,8 @@ class Run:
         )
         if position.steps_left_in_epoch:
             return False
+        if position.is_within_epoch:
+            self._save_within_epoch()
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
         self._log_epoch(self.sums.averages(total), self.history.end_epoch(), batches.waited_s)
         if self.config.tensorboard.health:
@@ -202,20 +206,32 @@ class Run:
 
     def _save(self, *, is_best: bool = False) -> None:
         """Begin to write a checkpoint; a collective."""
+        if state := self._state(is_best=is_best):
+            self.checkpoints.save(state, is_best=is_best, keeps_best=self.position.is_within_epoch)
+
+    def _save_within_epoch(self) -> None:
+        """Write what a longer run would be here, where this one ends the epoch with its last step; a collective."""
+        if state := self._state(is_best=False):
+            checkpoint.save(self.paths.within_epoch, state)
+
+    def _state(self, *, is_best: bool) -> dict[str, Any] | None:
+        """What a checkpoint is to hold, on rank 0; a collective."""
         state = self.snapshot.state_dict()
         if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()
         self.checkpoints.wait()  # should what follows end the run: the checkpoint before this is whole then
         divergence.refuse_weights(self.learner.module, self.position, divergence.mend_of(self.config))
         self.save_times.saved()
-        if self.worker.rank == 0:
-            history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
-            more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config)}
-            if self.config.early_stop:
-                more["early_stop"] = self.early_stop.state_dict()
-            if self.config.callbacks:
-                more["callbacks"] = self.callbacks.state_dict()
-            self.checkpoints.save({**state, **history, **more}, is_best=is_best)
+        if self.worker.rank != 0:
+            return None
+        history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
+        more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config)}
+        more |= {"plan": self.plan, "steps_per_epoch": self.position.steps_per_epoch}
+        if self.config.early_stop:
+            more["early_stop"] = self.early_stop.state_dict()
+        if self.config.callbacks:
+            more["callbacks"] = self.callbacks.state_dict()
+        return {**state, **history, **more}
 
     def _refuse_loss(self, values: Averages) -> None:
         if values.has_weight and not math.isfinite(values.loss):

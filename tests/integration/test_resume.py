@@ -56,9 +56,9 @@ def _assert_equal(first: RunFolder, second: RunFolder) -> None:
             assert _same(states[0][key], states[1][key]), (name, key)
 
 
-def _kill_at(folder: Path, arguments: tuple[str, ...], step: int) -> None:
+def _kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) -> None:
     """Begin the run in `folder`, and kill the driver, and with it the workers, when it has come to `step`."""
-    process = start(*arguments, f"hydra.run.dir={folder}", cwd=folder.parent)
+    process = start(*arguments, f"hydra.run.dir={folder}", cwd=folder.parent, **extra)
     metrics, end = folder / "metrics.jsonl", time.monotonic() + 60
     while process.poll() is None and time.monotonic() < end:
         if metrics.exists() and f'"step": {step},' in metrics.read_text() and any(folder.glob("checkpoints/last.pt")):

@@ -155,17 +155,92 @@ def test_a_run_is_not_made_shorter_than_it_is(
         resume.find(dataclasses.replace(config, **{key: value}), Content(), paths, may_have_run=True)
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "epochs", "jumps"), [("cosine", 9, True), ("cosine", 4, False), ("step", 9, False)]
-)
-def test_of_a_schedule_that_gets_another_end_one_is_told_first(
-    scheduler: str, epochs: int, jumps: bool, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+OWN = ("~scheduler.warmup_epochs", "+scheduler._target_=torch.optim.lr_scheduler.OneCycleLR")
+PLANS: dict[str, tuple[tuple[str, ...], dict[str, Any], tuple[str, ...], str]] = {
+    # of a run of epochs=4, 10 steps an epoch: its schedule, the checkpoint's plan, what is asked, what is said
+    "constant": (("scheduler=constant",), {"plan": None}, ("epochs=9",), ""),
+    "step": (("scheduler=step",), {"plan": None}, ("epochs=9",), ""),
+    "plateau": (("scheduler=plateau",), {"plan": None}, ("epochs=9",), ""),
+    "the same end": (("scheduler=cosine",), {"plan": 40}, ("epochs=4",), ""),
+    "cosine": (
+        ("scheduler=cosine", "scheduler.min_lr=0.001"),
+        {"plan": 40},
+        ("epochs=9",),
+        "epochs=9: the schedule of {} is planned to the run's end, epochs=4, and one with another end has had other "
+        "learning rates until here; keep its plan by scheduler.epochs=4, after which the learning rate stays where it "
+        "ends, or begin a further run, with a schedule of its own, from its weights by weights={}@last",
+    ),
+    "a cosine to nothing": (("scheduler=cosine",), {"plan": 40}, ("epochs=9",), "where it ends (0, which trains nothi"),
+    "by steps": (
+        ("scheduler=one_cycle", "max_steps=25"),
+        {"plan": 25},
+        ("max_steps=30",),
+        "max_steps=30: the schedule of {} is planned to the run's end, epochs=4 and max_steps=25, and one with another "
+        "end has had other learning rates until here; keep its plan by scheduler.epochs=2.5, after which the learning",
+    ),
+    "no longer by steps": (
+        ("scheduler=cosine", "max_steps=25"), {"plan": 25}, ("max_steps=null",), "max_steps=null: the schedule of "
+    ),
+    "beyond the plan": (("scheduler=cosine",), {"plan": 40}, ("epochs=9", "scheduler.epochs=4"), ""),
+    "beyond the plan, by steps": (
+        ("scheduler=one_cycle", "max_steps=25"), {"plan": 25}, ("max_steps=30", "scheduler.epochs=2.5"), ""
+    ),
+    "within the plan": (("scheduler=cosine", "scheduler.epochs=9"), {"plan": 90}, ("epochs=9",), ""),
+    "another plan": (
+        ("scheduler=cosine", "scheduler.epochs=9"),
+        {"plan": 90},
+        ("scheduler.epochs=8",),
+        "scheduler.epochs=8: the schedule of {} is planned to the end of scheduler.epochs=9, and",
+    ),
+    "an older version's": (("scheduler=cosine",), {"steps_per_epoch": None}, ("epochs=9",), "keep its plan by sche"),
+    "an older version's, with its plan": (
+        ("scheduler=cosine",), {"steps_per_epoch": None}, ("epochs=9", "scheduler.epochs=4"), ""
+    ),
+    "own, told its end": (
+        (*OWN, "+scheduler.max_lr=1"),
+        {"plan": 4},
+        ("epochs=9",),
+        "epochs=9: the schedule of {} is planned to the run's end, epochs=4, and one with another end has had other "
+        "learning rates until here; keep its plan by +scheduler.total_steps=4, or begin",
+    ),
+    "own, told its end, which stays": (
+        (*OWN, "+scheduler.max_lr=1"), {"plan": 4}, ("epochs=9", "+scheduler.total_steps=4"), ""
+    ),
+    "own, with an end": ((*OWN, "+scheduler.max_lr=1", "+scheduler.total_steps=9"), {"plan": 9}, ("epochs=9",), ""),
+    "own, with another end": (
+        (*OWN, "+scheduler.max_lr=1", "+scheduler.total_steps=9"),
+        {"plan": 9},
+        ("++scheduler.total_steps=8",),
+        "scheduler.total_steps=8: the schedule of {} is planned to the end of scheduler.total_steps=9, and",
+    ),
+    "own, without one": ((*OWN, "+scheduler.max_lr=1"), {"plan": None}, ("epochs=9",), ""),
+    "own, which gets one": (
+        (*OWN, "+scheduler.max_lr=1"),
+        {"plan": None},
+        ("+scheduler.total_steps=8",),
+        "scheduler.total_steps=8: the checkpoint {}/checkpoints/last.pt is of a run with null; give that",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_schedule_that_is_planned_to_the_runs_end_is_told_of_first(
+    name: str, configured: Configured, tmp_path: Path
 ) -> None:
-    paths, config = RunPaths(tmp_path / "run"), configured(f"scheduler={scheduler}", "epochs=4")
-    checkpoint.save(paths.last, state(config, 50, best=1, optimizer={"param_groups": [{"lr": 3e-5}]}))
-    resume.find(dataclasses.replace(config, epochs=epochs), Content(), paths, may_have_run=True)
-    told = "epochs=9: was 4; scheduler=cosine plans the learning rate to the run's end, so that it jumps from 3e-05"
-    assert (told in capsys.readouterr().err) == jumps
+    words, of_plan, more, says = PLANS[name]
+    paths, config = RunPaths(tmp_path / "run"), configured(*words, "epochs=4")
+    saved = {"steps_per_epoch": 10, **of_plan}
+    if saved["steps_per_epoch"] is None:
+        del saved["steps_per_epoch"]
+    checkpoint.save(paths.last, state(config, 20, best=1, **saved))
+    asked = configured(*words, "epochs=4", *more)
+    if not says:
+        assert resume.find(asked, Content(), paths, may_have_run=True) == paths.last
+        return
+    with pytest.raises(ConfigError) as refused:
+        resume.find(asked, Content(), paths, may_have_run=True)
+    assert says.replace("{}", str(paths.folder)) in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def of_source(code: str, paths: RunPaths) -> None:

@@ -1,0 +1,136 @@
+"""A run that has ended is trained longer: it is then what it would have been at once, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
+
+from expt.command.rerun import NOT_REPEATED
+from expt.config.identity import Content
+from expt.runs import checkpoint, resume
+from expt.runs.paths import RunPaths
+from expt.runs.result import create_result
+from expt.tensorboard import events
+from tests.conftest import Configured, RunFolder
+from tests.conftest import Trained as TrainInWorkers
+from tests.integration.test_resume import _kill_at, _same
+from tests.worker.conftest import TrainAlone, Trained
+
+SHORT = ("dataset.train_limit=320", "log_every=2", "optimizer.lr=0.2", "batch_size=32")
+ALL_AT_ONCE = ("optimizer=adam", "model.dropout=0.3", "ema=0.9", "gradient_accumulation=2", "mixup=0.2")
+AUGMENTED = ("dataset.augment.crop_padding=1", "dataset.augment.flip=true", "dataset.augment.cutout=2")
+CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # the words of the run, and the ends that it gets one after another
+    "constant, with all that draws and averages": (
+        (*ALL_AT_ONCE, *AUGMENTED, "model=convnet", "checkpoint.every_epochs=2"), ("epochs=3", "epochs=6")
+    ),
+    "step, twice": (
+        ("scheduler=step", "scheduler.every_epochs=2.5", "scheduler.warmup_epochs=1.5", "model.dropout=0.2"),
+        ("epochs=2", "epochs=4", "epochs=6"),
+    ),
+    "plateau": (("scheduler=plateau", "scheduler.patience=0", "optimizer.lr=0.5"), ("epochs=3", "epochs=3", "epochs=6")),
+    "cosine, beyond its plan": (
+        ("scheduler=cosine", "scheduler.min_lr=0.01"), ("epochs=3", "epochs=6 scheduler.epochs=3")
+    ),
+    "one cycle, beyond its plan": (
+        ("scheduler=one_cycle", "scheduler.end_factor=0.01"), ("epochs=3", "epochs=5 scheduler.epochs=3")
+    ),
+    "one cycle, towards its end": (("scheduler=one_cycle", "scheduler.epochs=5"), ("epochs=3", "epochs=5")),
+    "steps that end within an epoch": (
+        ("model.dropout=0.2", "objective=loss/val", "scheduler=plateau", "scheduler.patience=0", "ema=0.8"),
+        ("max_steps=5", "max_steps=23", "max_steps=31", "max_steps=57"),
+    ),
+    "steps, then epochs": (("drop_last=false", "dataset.train_limit=300"), ("max_steps=14", "epochs=2", "epochs=3")),
+    "an early stop": (
+        ("early_stop={metric: loss/val, patience: 1}", "optimizer.lr=3", "tensorboard.images=false"),
+        ("epochs=2", "epochs=9", "epochs=12")
+    ),
+}  # fmt: skip
+
+
+def _longer(train_alone: TrainAlone, configured: Configured, paths: RunPaths, *words: str) -> Trained:
+    """Train the run of `paths` to its next end, as its driver would have it."""
+    source = resume.find(configured(*words), Content(), paths, may_have_run=True)
+    assert source is not None
+    resume.cut_back(source, paths)
+    return train_alone(*words, name=paths.folder.name, source=source)
+
+
+def _drawn(folder: Path) -> dict[str, Any]:
+    """What TensorBoard shows of a run: each curve, the steps of pictures, and what HPARAMS tells of it."""
+    drawn = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0}).Reload()
+    found = drawn.Tags()
+    start = drawn.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    scalars = [tag for tag in found["scalars"] if not tag.startswith(NOT_REPEATED)]
+    return {
+        **{tag: [(point.step, point.value) for point in drawn.Scalars(tag)] for tag in scalars},
+        **{tag: [picture.step for picture in drawn.Images(tag)] for tag in found["images"]},
+        "hparams": {k: str(v) for k, v in metadata.parse_session_start_info_plugin_data(start).hparams.items()},
+        "others": sorted(found["tensors"]),
+    }
+
+
+def _assert_same(longer: RunFolder, at_once: RunFolder) -> None:
+    assert longer.points == at_once.points
+    for name in ("last.pt", "best.pt"):
+        ours, theirs = (checkpoint.load(run.folder / "checkpoints" / name) for run in (longer, at_once))
+        for key in theirs.keys() - {"epoch_s", "eval_s", "elapsed_s", "metrics_bytes", "provenance", "last", "config"}:
+            assert _same(ours[key], theirs[key]), (name, key)
+    told = ("metrics", "best", "objective", "stopped_early", "steps", "total_steps", "identity", "seedless_identity")
+    for key in told:
+        ours, theirs = (run.result.get(key) for run in (longer, at_once))
+        if key == "metrics":
+            ours, theirs = (
+                {tag: value for tag, value in found.items() if not tag.startswith(NOT_REPEATED)}
+                for found in (ours, theirs)
+            )
+        assert ours == theirs, key
+    assert len(longer.result["epoch_s"]) == len(at_once.result["epoch_s"])
+    assert _drawn(longer.folder) == _drawn(at_once.folder)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_trained_longer_is_what_it_would_have_been_at_once(
+    name: str, train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_let_the_second_pass", lambda folder: None)  # a running TensorBoard alone needs it
+    words, (first, *ends) = (*SHORT, *CASES[name][0]), CASES[name][1]
+    for folder in ("longer", "at_once"):
+        create_result(RunPaths(tmp_path / folder))
+    train_alone(*words, first, name="longer")
+    for end in ends:
+        longer = _longer(train_alone, configured, RunPaths(tmp_path / "longer"), *words, *end.split())
+    _assert_same(longer, train_alone(*words, *ends[-1].split(), name="at_once"))
+
+
+WORKERS = (
+    "world_size=2",
+    "model.dropout=0.3",
+    "optimizer=adam",
+    "optimizer.lr=0.01",
+    "ema=0.9",
+    "gradient_accumulation=2",
+    "threads=1",
+)
+
+
+def test_two_workers_that_are_killed_on_their_way_and_a_new_folder(trained: TrainInWorkers) -> None:
+    words = (*SHORT, *WORKERS, "dataset.augment.crop_padding=1")
+    short = trained(*words, "epochs=3", name="short")
+    before = {path: path.read_bytes() for path in short.folder.rglob("*") if path.is_file()}
+    at_once = trained(*words, "epochs=6", name="at_once")
+    elsewhere = trained(*words, "epochs=6", f"resume={short.folder}", name="elsewhere")
+    assert {path: path.read_bytes() for path in short.folder.rglob("*") if path.is_file()} == before
+    _kill_at(short.folder, ("resume=auto", "epochs=6"), 42, EXPT_FAULT="1:44:hang")
+    longer = trained("resume=auto", name="short")
+    assert longer.result["attempts"] == 3
+    _assert_same(longer, at_once)
+    drawn = _drawn(elsewhere.folder)
+    drawn["hparams"]["resume"] = _drawn(at_once.folder)["hparams"]["resume"]
+    assert drawn == _drawn(at_once.folder)
+    assert elsewhere.result["identity"] == at_once.result["identity"]
+    assert elsewhere.points == at_once.points
