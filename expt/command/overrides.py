@@ -25,7 +25,8 @@ def as_dict(overrides: Sequence[str]) -> dict[str, Any]:
 
 def about_run(name: str, overrides: Sequence[str]) -> Record:
     """The fields of result.json that say what the run is called, and how to ask for it again."""
-    return {"name": name, "overrides": as_dict(overrides), "arguments": list(overrides)}
+    settings = [word for word in overrides if word != "resume=auto"]  # which tells no run from another
+    return {"name": name, "overrides": as_dict(settings), "arguments": list(overrides)}
 
 
 def swept_keys(overrides: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from expt.runs.atomic import write_atomically
 from expt.runs.paths import is_sweep
 from expt.runs.result import LOST, FoundRecord
 from expt.runs.view import verdict
+from expt.runs.view.ancestry import print_ancestry
 from expt.runs.view.cells import say
 from expt.runs.view.comparison import as_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
@@ -107,6 +108,7 @@ def report(console: Console, asked: argparse.Namespace) -> None:
     runs = [run for folder in asked.folders for run in _below(folder)]
     if len(asked.folders) == 2 and len(runs) == 2 and is_plain(asked):
         console.print(side_by_side(*runs))
+        print_ancestry(console, [(run.folder, run.result) for run in runs])
         print_stale(console, stale((run.folder, run.result) for run in runs))
         return
     runs = _asked_for(runs, asked)
@@ -125,6 +127,7 @@ def report(console: Console, asked: argparse.Namespace) -> None:
             plot.learning_curves([run.folder for run in runs], asked.plot)
     old = stale((run.folder, run.result) for run in runs)
     print_listing(console, runs, old)
+    print_ancestry(console, [(run.folder, run.result) for run in runs])
     print_stale(console, old)
     print_lost(console, [run.folder for run in runs if run.result["status"] == LOST])
     if asked.csv:

@@ -104,7 +104,10 @@ def _differences(config: RunConfig, content: Content, then: Record) -> list[str]
     before = Content(**made) if made else None
     found = []
     recorded = dataclasses.replace(config, resume=then["config"]["resume"])
-    if identity(recorded, before) != then["identity"]:
+    known = {identity(recorded, before), identity(recorded, before, by_paths=True)}
+    if before is not None:
+        known.add(identity(recorded, before._replace(continues=True)))
+    if then["identity"] not in known:
         found.append("what the run took from the environment is other than then")
     if before and before.data != content.data:
         found.append("the dataset's files are other than then")

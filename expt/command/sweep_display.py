@@ -201,7 +201,10 @@ def show_dry_run(
 
 
 def _begin(job: Job) -> str:
-    return "resume from its last checkpoint" if job.paths.last.exists() else "start"
+    if job.paths.last.exists():
+        return "resume from its last checkpoint"
+    shorter = job.request.goes_on_from if job.request else None
+    return f"go on from {shorter.name}, which is shorter" if shorter else "start"
 
 
 def _size(job: Job) -> int:

@@ -18,6 +18,7 @@ from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import about_run, folder_names, swept_keys
 from expt.command.own_class import folded
 from expt.command.point_composer import PointComposer
+from expt.command.sweep_shorter import ShorterRuns
 from expt.config import main_code, user_code
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.identity import OF_TRACKERS, Content, identity, shown
@@ -114,6 +115,7 @@ class Grid:
         self._jobs: dict[str, Job] = {}
         self._contents: dict[str, Content] = {}
         self._is_of_others = bool(self._known)  # until a point is found there
+        self._shorter, self._is_longer = ShorterRuns(folder), False
 
     def compose(
         self,
@@ -145,6 +147,12 @@ class Grid:
         if not self._is_of_others:
             return
         self._is_of_others = False  # once: sweepers may come with further batches
+        if self._is_longer:
+            warn(
+                f"hydra.sweep.dir={self.folder}: its runs are shorter ones and stay as they are; those asked for are "
+                "others, and train from their beginning; add resume=auto, and each goes on from the shorter one"
+            )
+            return
         warn(
             f"hydra.sweep.dir={self.folder}: the runs there are of another grid, none of the {num_points} asked for; "
             "type that grid to resume it, or leave hydra.sweep.dir out for a folder of their own"
@@ -180,6 +188,11 @@ class Grid:
         request = None
         if config is not None and settings is not None and content is not None:
             about = about_run(paths.folder.name, overrides)
+            shorter = None
+            if known is None and (config.resume == "auto" or self._is_of_others) and self._known:
+                shorter = self._shorter.of(config, content)
+                self._is_longer |= shorter is not None
+                self._is_of_others &= shorter is None or config.resume != "auto"
             request = RunRequest(
                 config=config,
                 settings=settings,
@@ -188,6 +201,7 @@ class Grid:
                 about=about,
                 env={} if composed is None else _env(composed, paths),
                 may_have_run=True,
+                goes_on_from=shorter.folder if shorter and config.resume == "auto" else None,
             )
         status = QUEUED
         objective = self._completed.get(paths.folder)

@@ -41,6 +41,20 @@ def build(config: NamedModel, *, channels: int, image_size: tuple[int, int], num
     return module
 
 
+def normalisation(config: NamedModel, module: nn.Module) -> tuple[list[float], list[float]] | None:
+    """Mean and standard deviation of the channels that the published weights of `module` expect."""
+    if config.name == "torchvision":
+        models: Any = importlib.import_module("torchvision.models")
+        if config.arch not in models.list_models(module=models):
+            return None
+        transforms = models.get_model_weights(config.arch).DEFAULT.transforms()
+        return list(transforms.mean), list(transforms.std)
+    published: Any = getattr(module, "pretrained_cfg", None) or {}
+    if not {"mean", "std"} <= published.keys():
+        return None
+    return list(published["mean"]), list(published["std"])
+
+
 def _in_words(error: Exception, config: NamedModel, images: str) -> str:
     why = " ".join(str(error).split()) or type(error).__name__
     if config.pretrained and isinstance(error, OSError):

@@ -112,11 +112,12 @@ class Attempt:
     def _checkpoint(self, *, resumes: bool) -> Path | None:
         config, paths = self.request.config, self.paths
         ran = resumes and (paths.checkpoints.exists() or paths.metrics.exists())
-        if not ran and config.resume in (None, "auto"):
+        begins = self.request.goes_on_from
+        if not ran and config.resume in (None, "auto") and begins is None:
             return None
         from expt.runs import resume  # late: it imports torch, which a new run's driver has no need of
 
-        return resume.find(config, self.request.content, paths, may_have_run=resumes)
+        return resume.find(config, self.request.content, paths, may_have_run=resumes, else_from=begins)
 
     def _first_record(self, port: int | None, earlier: Record) -> Record:
         """`earlier` is what the run that goes on here has said: where its weights come from does not change."""
@@ -124,8 +125,9 @@ class Attempt:
         begun: Record = {}
         if config.weights is not None:
             then = earlier or lineage.record_of_resumed(config)
-            begun = {"weights_from": then.get("weights_from") or begun_from(config.weights)}
-            content = content._replace(weights=(earlier.get("content") or {}).get("weights", content.weights))
+            if "content" in earlier:
+                content = content._replace(weights=earlier["content"].get("weights", content.weights))
+            begun = {"weights_from": then.get("weights_from") or begun_from(config.weights, content.weights)}
         return {
             **begun,
             "started": time.time() - (time.monotonic() - self.waited_since),

@@ -52,6 +52,9 @@ class RunRequest:
     may_have_run: bool = False
     """Whether the folder may hold a record of this very run: of an earlier attempt, or of when it was refused."""
 
+    goes_on_from: Path | None = None
+    """The folder of this very run, only shorter, where its own has nothing yet to go on from."""
+
     @property
     def resumes(self) -> bool:
         """Whether the run is to go on from what it finds in its folder."""
@@ -64,8 +67,14 @@ class RunRequest:
     def to_send(self) -> dict[str, Any]:
         """The request for another process, in JSON, without what came from the environment; see `received`."""
         folder = str(self.paths.folder.resolve())
+        begins = {} if self.goes_on_from is None else {"goes_on_from": str(self.goes_on_from.resolve())}
         content = {"folder": folder, "settings": self.settings, "about": self.about, "env": self.env}
-        return {**secrets.hidden(content), "may_have_run": self.may_have_run, "content": self.content._asdict()}
+        return {
+            **secrets.hidden(content),
+            "may_have_run": self.may_have_run,
+            "content": self.content._asdict(),
+            **begins,
+        }
 
 
 def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> RunRequest:
@@ -79,4 +88,5 @@ def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> R
         env=secrets.restored(sent["env"], {}),
         typed_at=typed_at,
         may_have_run=sent["may_have_run"],
+        goes_on_from=Path(sent["goes_on_from"]) if "goes_on_from" in sent else None,
     )

@@ -85,10 +85,22 @@ class EvaluationOf(TypedDict):
 
 
 class Begun(TypedDict):
-    """The file that a run's first weights were loaded from, and the identity of the run that wrote it, if one did."""
+    """The file that a run's first weights were loaded from, and what is known of the run that wrote it, if one did."""
 
     file: str
     identity: str | None
+    run: NotRequired[str]
+    """Its folder."""
+    which: NotRequired[str | None]
+    """Of its checkpoints: best or last."""
+    epoch: NotRequired[int]
+    """After how many it was saved."""
+    checksum: NotRequired[str | None]
+    """As in `content`."""
+    average: NotRequired[bool]
+    """Whether they are a moving average."""
+    left_out: NotRequired[list[str]]
+    """Tensors of the model that were not in the file, or of another shape."""
 
 
 class Made(TypedDict):

@@ -27,8 +27,10 @@ MAY_CHANGE = NOT_IN_RESULT | {
 }  # fmt: skip
 
 
-def find(config: RunConfig, content: Content, paths: RunPaths, *, may_have_run: bool) -> Path | None:
-    """The checkpoint from which the run of `paths` resumes; None for a start from the beginning.
+def find(
+    config: RunConfig, content: Content, paths: RunPaths, *, may_have_run: bool, else_from: Path | None = None
+) -> Path | None:
+    """The checkpoint from which the run of `paths` resumes, or that of `else_from`; None for a new start.
 
     Damaged checkpoints of this run are set aside, with a warning. Raises CheckpointError if none is left, ConfigError
     if it is another experiment's.
@@ -42,6 +44,8 @@ def find(config: RunConfig, content: Content, paths: RunPaths, *, may_have_run: 
             warn(f"{paths.folder}: has no checkpoint yet, the run starts from the beginning")
     if source is None and config.resume not in (None, "auto"):
         source = _elsewhere(Path(str(config.resume)))
+    if source is None and else_from is not None:
+        source = _elsewhere(else_from)
     if source is not None:
         state = checkpoint.load(source, lazily=True)
         _refuse_another(config, state["config"], source)

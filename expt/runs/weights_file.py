@@ -4,11 +4,99 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import NamedTuple
 
-from expt.errors import ConfigError
+from expt.config.tasks import metrics_of
+from expt.errors import ConfigError, warn
 from expt.runs import provenance
-from expt.runs.paths import RunPaths
-from expt.runs.result import Begun, Record, read_result, results_below
+from expt.runs.paths import RunPaths, is_sweep
+from expt.runs.result import (
+    RUNNING,
+    Begun,
+    Record,
+    objective_of,
+    read_result,
+    result_of_any,
+    results,
+    results_below,
+)
+
+WHICH = ("best", "last")
+
+
+class Chosen(NamedTuple):
+    """What `weights` names."""
+
+    file: Path
+    run: Path | None
+    """The folder of the run that wrote it; None for a file of another program's."""
+    which: str | None
+    """Of its checkpoints: best or last, or of an older one its name."""
+
+
+def weights_file(given: str) -> Path:
+    """The file that `weights` names, see `chosen`."""
+    return chosen(given).file
+
+
+def chosen(given: str) -> Chosen:
+    """A file, or of a run's folder the best checkpoint, or else the last; `FOLDER@last` is the last in any case.
+
+    Raises ConfigError for what is none of these.
+    """
+    path, which = Path(given), ""
+    if not path.exists() and "@" in given:
+        folder, _, which = given.rpartition("@")
+        path = Path(folder)
+        if path.exists() and (which not in WHICH or path.is_file()):
+            mend = "give the file alone" if path.is_file() else "use @best or @last"
+            raise ConfigError(f"weights={given}: {path} is there, and @{which} names none of its checkpoints; {mend}")
+    if path.is_file():
+        run = path.parent.parent if RunPaths(path.parent.parent).result.exists() else None
+        return Chosen(path, run, path.stem if run else None)
+    if is_sweep(path):
+        raise ConfigError(f"weights={given}: {_of_sweep(path, which)}")
+    paths = RunPaths(path)
+    files = {"best": paths.best, "last": paths.last}
+    for name in (which,) if which else WHICH:
+        if files[name].is_file():
+            return Chosen(files[name], path, name)
+    what = f"has no {which or ''} checkpoint".replace("  ", " ") if path.is_dir() else "there is no such file or folder"
+    raise ConfigError(f"weights={given}: {what}; give a run's folder, a checkpoint, or a file of weights")
+
+
+def _of_sweep(folder: Path, which: str) -> str:
+    """What to say of a sweep's folder: which of its runs has come to the best, for one must be named."""
+    found = [(paths.folder, record) for paths, record in results(folder) if paths.best.is_file()]
+    measured = [(run, record) for run, record in found if objective_of(record) == objective_of(record)]
+    if not measured:
+        return "is a sweep, and no run of it has weights yet; name a run"
+    name = measured[0][1]["objective"]["name"]
+    best = (min if _falls(measured[0][1], name) else max)(measured, key=lambda each: objective_of(each[1]))[0]
+    again = f"'weights=\"{best}{f'@{which}' if which else ''}\"'"
+    return f"is a sweep of {len(found)} runs with weights; name one, as in {again}, its best by {name}"
+
+
+def _falls(record: Record, objective: str) -> bool:
+    return metrics_of((record.get("config") or {}).get("task"))[objective.partition("/")[0]] == "min"
+
+
+def begun_from(given: str, checksum: str | None) -> Begun:
+    """What result.json says of the weights `given`; of a file that a resumed run has no need of, its name.
+
+    It warns where the run that writes them is still under way: what is loaded is of now.
+    """
+    try:
+        file, run, which = chosen(given)
+    except ConfigError:
+        return {"file": given, "identity": None}
+    begun: Begun = {"file": str(file), "identity": None, "checksum": checksum}
+    if run is None:
+        return begun
+    record = result_of_any(RunPaths(run))
+    if record.get("status") == RUNNING:
+        warn(f"weights={given}: the run of {run} is still under way; what is loaded is what it has come to now")
+    return {**begun, "identity": read_result(RunPaths(run)).get("identity"), "run": str(run.resolve()), "which": which}
 
 
 def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
@@ -38,25 +126,3 @@ def _no_run(folder: Path) -> str:
         example = shlex.join([*provenance.program().split(), "report", str(folder)])
         return f"{folder}: holds {len(below)} runs; name one of them, as {below[0]} ({example} lists them)"
     return f"{folder}: is no folder of a run that has begun to train; give that of one"
-
-
-def weights_file(given: str) -> Path:
-    """The file `given`, or of a run's folder the best checkpoint, or else the last. Raises ConfigError for neither."""
-    path = Path(given)
-    if path.is_file():
-        return path
-    paths = RunPaths(path)
-    found = next((file for file in (paths.best, paths.last) if file.is_file()), None)
-    if found is None:
-        what = "has no checkpoint" if path.is_dir() else "there is no such file or folder"
-        raise ConfigError(f"weights={given}: {what}; give a run's folder, a checkpoint, or a file of weights")
-    return found
-
-
-def begun_from(given: str) -> Begun:
-    """What result.json says of the weights `given`; of a file that a resumed run has no need of, its name."""
-    try:
-        file = weights_file(given)
-    except ConfigError:
-        return {"file": given, "identity": None}
-    return {"file": str(file), "identity": read_result(RunPaths(file.parent.parent)).get("identity")}

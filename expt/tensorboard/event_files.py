@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def read_events(files: Sequence[Path]) -> Iterator[Event]:
     """All events, in their order; a file may end in the middle of one."""
-    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[attr-defined]
 
     for path in files:
         content, place = path.read_bytes(), 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from expt.errors import ConfigError, warn
-from expt.models.partial_load import load_what_fits, plain_weights
+from expt.models.partial_load import Fit, load_what_fits, plain_weights
 from expt.runs import checkpoint
 from expt.runs.weights_file import weights_file
 from expt.training import collectives
@@ -18,30 +19,55 @@ from expt.training.collectives import Worker
 _MEND = "save it by torch.save(model.state_dict(), FILE)"
 
 
-def load(module: nn.Module, given: str, worker: Worker) -> None:
+class Loaded(NamedTuple):
+    """What rank 0 knows of them."""
+
+    about: Mapping[str, Any] = MappingProxyType({})
+    """For result.json, see expt.runs.result.Begun."""
+    config: Mapping[str, Any] = MappingProxyType({})
+    """All settings of the run that wrote them; empty for none."""
+
+
+def load(module: nn.Module, given: str, worker: Worker) -> Loaded:
     """Load into `module` what fits of `given`, on every worker what rank 0 reads; it tells what did not fit.
 
     Raises ConfigError where no parameter fits, or the file holds no weights.
     """
+    loaded = Loaded()
     if worker.rank == 0:
         file = weights_file(given)
-        fit = load_what_fits(module, _weights_in(file, given, module.state_dict().keys()))
+        content = _read(file, given)
+        fit = load_what_fits(module, _weights_in(content, file, given, module.state_dict().keys()))
         misfits = fit.misfits()
         if not {name for name, _ in module.named_parameters()} & {*fit.loaded}:
             raise ConfigError(f"weights={given}: {file} fits this model nowhere ({misfits}); give weights of its like")
         if misfits:
             warn(f"weights={given}: {len(fit.loaded)} tensors are loaded; {misfits}")
+        loaded = _about(content, fit)
     collectives.broadcast_parameters(module)
+    return loaded
 
 
-def _weights_in(file: Path, given: str, names: Collection[str]) -> dict[str, Tensor]:
+def _about(content: Any, fit: Fit) -> Loaded:
+    told = content if isinstance(content, Mapping) else {}
+    about: dict[str, Any] = {"left_out": [*fit.missing, *(each.partition(" ")[0] for each in fit.other_shape)]}
+    if isinstance(position := told.get("position"), Mapping):
+        about |= {"epoch": position.get("epoch"), "average": "ema" in told}
+    config = told.get("config")
+    return Loaded(about, config if isinstance(config, Mapping) else {})
+
+
+def _read(file: Path, given: str) -> Any:
     try:
-        content: Any = checkpoint.load(file)
+        return checkpoint.load(file)
     except Exception as error:  # RuntimeError, UnpicklingError, EOFError, ...: damaged, or with code in it
         raise ConfigError(
             f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it is damaged, or holds more "
             f"than tensors); {_MEND}"
         ) from error
+
+
+def _weights_in(content: Any, file: Path, given: str, names: Collection[str]) -> dict[str, Tensor]:
     state = plain_weights(content, names)
     if not (state and all(isinstance(value, Tensor) for value in state.values())):
         raise ConfigError(f"weights={given}: {file} holds no state_dict; {_MEND}")

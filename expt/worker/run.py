@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import checkpoint, tags
 from expt.runs.paths import RunPaths
+from expt.runs.result import read_result
 from expt.tasks.sums import Averages, Sums, loss_is_finite
 from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.observer import Observer
-from expt.worker import build, divergence, fault, first_weights, random_state, rank_health
+from expt.worker import build, divergence, fault, first_weights, other_scale, random_state, rank_health
 from expt.worker.agreement import Agreement
 from expt.worker.callbacks import Callbacks
 from expt.worker.early_stop import EarlyStop
@@ -72,9 +73,10 @@ class Run:
         """All of it, from the checkpoint `source` if there is one; returns the status, completed or interrupted."""
         if source is not None:
             self._resume(source)
-        elif self.config.weights is not None:
-            first_weights.load(self.learner.module, self.config.weights, self.worker)
+        begun = self._first_weights() if source is None else {}
         self._begin(observe, resumed_at=None if source is None else self.position.step)
+        if begun and self.worker.rank == 0:
+            self.record.result(weights_from={**read_result(self.paths).get("weights_from", {}), **begun})
         while not self.is_done and not self.agreement.stopping:
             if self._train_epoch():
                 values = self._evaluate(self.config.eval_split)
@@ -107,6 +109,18 @@ class Run:
         self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         self.learner.precision.skipped.fill_(self.history.last.get(tags.SKIPPED_STEPS, 0.0))
+
+    def _first_weights(self) -> Mapping[str, Any]:
+        """Load them where some are named; returns what result.json is to say of them."""
+        given, module = self.config.weights, self.learner.module
+        if given is None:
+            if self.worker.rank == 0:
+                other_scale.warn_of_published(self.config, module)
+            return {}
+        loaded = first_weights.load(module, given, self.worker)
+        if self.worker.rank == 0:
+            other_scale.warn_of_runs(self.config, loaded.config, self.data.info.standardised)
+        return loaded.about
 
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
         """Let people see it, and say what is trained."""

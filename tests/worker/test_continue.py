@@ -32,7 +32,8 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("scheduler=step", "scheduler.every_epochs=2.5", "scheduler.warmup_epochs=1.5", "model.dropout=0.2"),
         ("epochs=2", "epochs=4", "epochs=6"),
     ),
-    "plateau": (("scheduler=plateau", "scheduler.patience=0", "optimizer.lr=0.5"), ("epochs=3", "epochs=3", "epochs=6")),
+    "plateau, ended twice": (
+        ("scheduler=plateau", "scheduler.patience=0", "optimizer.lr=0.5"), ("epochs=3", "epochs=3", "epochs=6")),
     "cosine, beyond its plan": (
         ("scheduler=cosine", "scheduler.min_lr=0.01"), ("epochs=3", "epochs=6 scheduler.epochs=3")
     ),
@@ -77,18 +78,23 @@ def _drawn(folder: Path) -> dict[str, Any]:
 def _assert_same(longer: RunFolder, at_once: RunFolder) -> None:
     assert longer.points == at_once.points
     for name in ("last.pt", "best.pt"):
-        ours, theirs = (checkpoint.load(run.folder / "checkpoints" / name) for run in (longer, at_once))
-        for key in theirs.keys() - {"epoch_s", "eval_s", "elapsed_s", "metrics_bytes", "provenance", "last", "config"}:
-            assert _same(ours[key], theirs[key]), (name, key)
-    told = ("metrics", "best", "objective", "stopped_early", "steps", "total_steps", "identity", "seedless_identity")
+        states = [checkpoint.load(run.folder / "checkpoints" / name) for run in (longer, at_once)]
+        for key in states[1].keys() - {
+            "epoch_s",
+            "eval_s",
+            "elapsed_s",
+            "metrics_bytes",
+            "provenance",
+            "last",
+            "config",
+        }:
+            assert _same(*(each[key] for each in states)), (name, key)
+    told = ("best", "objective", "stopped_early", "steps", "total_steps", "identity", "seedless_identity")
     for key in told:
-        ours, theirs = (run.result.get(key) for run in (longer, at_once))
-        if key == "metrics":
-            ours, theirs = (
-                {tag: value for tag, value in found.items() if not tag.startswith(NOT_REPEATED)}
-                for found in (ours, theirs)
-            )
-        assert ours == theirs, key
+        assert longer.result.get(key) == at_once.result.get(key), key
+    metrics = (run.result["metrics"].items() for run in (longer, at_once))
+    ours, theirs = ({tag: value for tag, value in found if not tag.startswith(NOT_REPEATED)} for found in metrics)
+    assert ours == theirs
     assert len(longer.result["epoch_s"]) == len(at_once.result["epoch_s"])
     assert _drawn(longer.folder) == _drawn(at_once.folder)
 

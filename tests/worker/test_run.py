@@ -199,7 +199,7 @@ def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone
             saved.append((state["position"]["step"], is_best))
             write(state, is_best=is_best, keeps_best=keeps_best)
 
-        run.checkpoints.save = save  # type: ignore[method-assign]
+        run.checkpoints.save = save  # type: ignore[method-assign, assignment]
 
     done = train_alone(
         "epochs=3", "checkpoint.every_steps=9", "dataset.train_limit=320", "objective=loss/val", before=watch
