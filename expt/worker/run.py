@@ -76,7 +76,8 @@ class Run:
         begun = self._first_weights() if source is None else {}
         self._begin(observe, resumed_at=None if source is None else self.position.step)
         if begun and self.worker.rank == 0:
-            self.record.result(weights_from={**read_result(self.paths).get("weights_from", {}), **begun})
+            file = {"file": str(self.config.weights), "identity": None}
+            self.record.result(weights_from={**read_result(self.paths).get("weights_from", file), **begun})
         while not self.is_done and not self.agreement.stopping:
             if self._train_epoch():
                 values = self._evaluate(self.config.eval_split)

@@ -298,3 +298,28 @@ def test_a_malformed_record_is_damaged_and_hides_no_other(record: dict[str, Any]
     named = "damaged      outputs/sweeps/s/lr=1/result.json cannot be read, and counts nowhere"
     assert named in told("outputs/sweeps/s")
     assert len(told("--csv", "-")) == 1 + 4
+
+
+def test_whose_weights_a_run_began_with_is_told_back_to_the_first(outputs: Path, told: Told) -> None:
+    def begun(name: str, **more: Any) -> dict[str, Any]:
+        run = str(outputs / name)
+        return {"file": f"{run}/checkpoints/best.pt", "run": run, "identity": name, "which": "best", **more}
+
+    for number, name in enumerate(("a", "b", "c", "d")):
+        more = {"weights_from": begun("abc"[number - 1], epoch=number, average=number == 1)} if number else {}
+        leave(outputs / name, 10.0 + number, 0.5, identity=name, **more)
+    leave(outputs / "e", 20.0, 0.5, weights_from={"file": "resnet.pt", "identity": None})
+    here = outputs.name
+    lines = told(f"{here}/d")
+    assert lines[-3:] == [
+        f"weights      {here}/d: from {here}/c (best, epoch 3)",
+        f"               which began from {here}/b (best, epoch 2)",
+        f"                 which began from {here}/a (best, epoch 1, moving average)",
+    ]
+    assert f"weights      {here}/e: from resnet.pt" in told(here)
+    leave(outputs / "f", 21.0, 0.5, weights_from=begun("gone"))
+    leave(outputs / "g", 22.0, 0.5, weights_from=begun("gone"))
+    update_result(RunPaths(outputs / "b"), identity="another")
+    lines = told(here)
+    assert f"weights      2 runs: from {here}/gone (best, no longer there)" in lines
+    assert f"weights      {here}/c: from {here}/b (best, epoch 2, another run is there now)" in lines

@@ -16,14 +16,14 @@ from PIL import Image
 
 import expt
 from expt.config import datasets
-from expt.config.identity import identity
+from expt.config.identity import identity, shown
 from expt.config.parse import parse_again
 from expt.data import fingerprint
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.machine import detect
 from expt.runs.atomic import write_atomically
 from expt.runs.paths import RunPaths
-from expt.runs.result import read_result
+from expt.runs.result import create_result, read_result, update_result
 from tests.conftest import Configured, Trained, run, start
 from tests.data.test_files import write_idx_set
 from tests.faults.running import wait_until
@@ -216,7 +216,7 @@ def test_a_run_of_an_older_version_is_known_by_its_settings(tmp_path: Path) -> N
 
 
 def test_where_a_run_starts_belongs_to_it(trained: Trained, tmp_path: Path) -> None:
-    first = trained("epochs=1", "max_steps=2", "world_size=1", name="first")
+    first = trained("epochs=1", "max_steps=2", "world_size=1", "gradient_accumulation=2", name="first")
     words = ("epochs=1", "max_steps=4", "world_size=1", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     results = expt.sweep(f"resume=null,'{first.folder}'", *words)
     assert len({result.folder for result in results}) == 2
@@ -321,7 +321,28 @@ def test_first_weights_are_known_by_what_they_hold(tmp_path: Path, configured: C
     assert fingerprint.content_of(config).weights != content.weights
     with pytest.raises(RunFailed, match="the first weights changed after the command was typed"):
         fingerprint.refuse_changed(config, content)
-    file.unlink()
+    moved = file.rename(tmp_path / "moved.pt")
+    elsewhere = configured(f"weights={moved}")
+    assert identity(elsewhere, fingerprint.content_of(elsewhere)) == identity(
+        config, content._replace(weights=fingerprint.content_of(elsewhere).weights)
+    ), "wherever they lie"
+    assert identity(elsewhere, fingerprint.content_of(elsewhere)) != identity(config, content), "but not what they are"
     with pytest.raises(ConfigError, match="there is no such file or folder"):
         fingerprint.content_of(config)
     assert fingerprint.content_of(dataclasses.replace(config, resume="auto")).weights is None
+
+
+def test_what_goes_on_from_itself_is_the_run_that_it_would_have_been(tmp_path: Path, configured: Configured) -> None:
+    shorter = configured("epochs=2", f"weights={tmp_path}/gone.pt")
+    made = fingerprint.Content(weights="abcd")
+    told: dict[str, Any] = {"data": None, "code": None, "weights": "abcd"}
+    create_result(RunPaths(tmp_path / "run"), config=shown(shorter), content=told, identity=identity(shorter, made))
+    longer = dataclasses.replace(shorter, epochs=4, resume=str(tmp_path / "run"))
+    content = fingerprint.content_of(longer)
+    assert content == (None, None, "abcd", True)
+    assert identity(longer, content) == identity(dataclasses.replace(longer, resume=None), made)
+    other = dataclasses.replace(longer, gradient_accumulation=2)
+    assert not fingerprint.content_of(other).continues
+    assert identity(other, fingerprint.content_of(other)) != identity(dataclasses.replace(other, resume=None), made)
+    update_result(RunPaths(tmp_path / "run"), identity="of one that began elsewhere")
+    assert not fingerprint.content_of(longer).continues

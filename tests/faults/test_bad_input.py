@@ -58,6 +58,8 @@ CASES = {
     "no checkpoint there": Bad("resume=nowhere", 2, "resume=nowhere: there is no checkpoint; give a run's folder"),
     "a folder without checkpoints": Bad("resume=good", 2, "resume=good: there is no checkpoint; give a run's folder"),
     "no checkpoint but something else": Bad("resume=file", 2, "resume=file: no checkpoint is left to go on from"),
+    "weights of nowhere": Bad("weights=nowhere@last", 2, "weights=nowhere@last: there is no such file or folder; give"),
+    "weights of no checkpoint": Bad("weights=trained@lats", 2, "@lats names none of its checkpoints; use @best or @"),
     "to go on nowhere": Bad("resume=auto", 2, "resume=auto: goes on in the folder of a run; name it, as in"),
     "a run folder that exists": Bad("hydra.run.dir=trained", 2, "hydra.run.dir=trained: holds a run already; choose"),
     "a run folder that is a file": Bad("hydra.run.dir=file", 2, "hydra.run.dir=file: File exists; choose another"),
@@ -91,6 +93,9 @@ CASES = {
     "none of it": Bad("epochs=0", 2, "epochs=0: input should be greater than or equal to 1"),
     "a negative number": Bad("optimizer.lr=-1", 2, "optimizer.lr=-1: input should be greater than 0"),
     "a text for a number": Bad("epochs=abc", 2, "epochs='abc': input should be a valid integer"),
+    "a plan that is all warm-up": Bad(
+        "scheduler=cosine scheduler.epochs=1 scheduler.warmup_epochs=2", 2, "scheduler.epochs=1: is all warm-up, sched"
+    ),
     "99 GPUs": Bad("gpus=99 batch_size=99", 2, "gpus=99: this machine has no GPUs; use gpus=0 to run on the CPU"),
     "a value with spaces, quoted once": Bad(f"{MNIST}'ünï code'", 2, "(plain or .gz) not found in ünï code/"),
 }  # fmt: skip

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from expt.config.identity import identity
+from expt.config.identity import Content, identity, shown
 from expt.errors import ConfigError, Interrupted, RunFailed
+from expt.runs import checkpoint
 from expt.runs.attempt import Attempt, record_end, record_refusal
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import EVENT_FILES, RunPaths
@@ -181,3 +182,40 @@ def test_a_refusal_is_recorded_with_what_is_known(tmp_path: Path, known: bool) -
     found = read_result(asked.paths)
     assert (found["status"], found["error"], found["arguments"]) == ("failed", "lr=x: no number", ["seed=0"])
     assert ("identity" in found, "config" in found) == (known, known)
+
+
+def test_a_run_that_goes_on_keeps_where_its_weights_came_from(tmp_path: Path) -> None:
+    file = tmp_path / "file.pt"
+    file.write_bytes(b"one")
+    first = request(tmp_path / "run", weights=str(file))
+    first = dataclasses.replace(first, content=Content(weights="of then"))
+    attempt(first).begin()
+    began = read_result(first.paths)
+    assert began["weights_from"] == {"file": str(file), "identity": None, "checksum": "of then"}
+    state = {"model": {}, "workers": [], "config": shown(first.config), "metrics_bytes": 0, "best": None}
+    position = {"epoch": 1, "step": 2, "step_in_epoch": 2}
+    checkpoint.save(first.paths.last, {**state, "position": position, "plan": None})
+    file.write_bytes(b"another")
+    again = dataclasses.replace(first, config=dataclasses.replace(first.config, resume="auto"))
+    attempt(dataclasses.replace(again, content=Content(weights="of now")), 1).begin()
+    now = read_result(first.paths)
+    assert {key: now[key] for key in ("weights_from", "identity", "content")} == {  # type: ignore[literal-required]
+        key: began[key]
+        for key in ("weights_from", "identity", "content")  # type: ignore[literal-required]
+    }
+    assert now["resumed_from"]["step"] == 2
+
+
+def test_of_a_run_that_is_still_under_way_one_is_told_whose_weights_are_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = RunPaths(tmp_path / "source")
+    create_result(paths, identity="abc", node="another machine")
+    paths.checkpoints.mkdir()
+    paths.best.touch()
+    attempt(request(tmp_path / "run", weights=str(paths.folder))).begin()
+    assert capsys.readouterr().err == (
+        f"warning: weights={paths.folder}: the run of {paths.folder} is still under way; what is loaded is what it has "
+        "come to now\n"
+    )
+    assert read_result(RunPaths(tmp_path / "run"))["weights_from"]["identity"] == "abc"

@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import metadata
 
+import expt
 from expt.command.rerun import NOT_REPEATED
 from expt.config.identity import Content
 from expt.runs import checkpoint, resume
@@ -140,3 +141,28 @@ def test_two_workers_that_are_killed_on_their_way_and_a_new_folder(trained: Trai
     assert drawn == _drawn(at_once.folder)
     assert elsewhere.result["identity"] == at_once.result["identity"]
     assert elsewhere.points == at_once.points
+
+
+def test_a_longer_sweep_goes_on_from_its_runs_which_stay_as_they_are(
+    tmp_path: Path, trained: TrainInWorkers, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = (*SHORT, "world_size=1", "threads=1", "model.dropout=0.3", "tensorboard.images=false")
+    sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    short = expt.sweep("seed=0,1", "epochs=2", *sweep)
+    before = {path: path.read_bytes() for run in short for path in run.folder.rglob("*") if path.is_file()}
+    assert expt.sweep("seed=0", "epochs=3", *sweep, "hydra.launcher.dry_run=true") == []
+    assert "its runs are shorter ones and stay as they are; those asked for are others, and train from" in (
+        capfd.readouterr().err
+    )
+    longer = expt.sweep("seed=0,1", "epochs=4", "resume=auto", *sweep)
+    captured = capfd.readouterr()
+    assert "grid" not in captured.err
+    assert "resume" not in captured.out, "no column"
+    assert {path: path.read_bytes() for path in before} == before
+    assert len({run.folder for run in (*short, *longer)}) == 4
+    assert [run.record["resumed_from"]["step"] for run in longer] == [20, 20]
+    at_once = trained(*words, "seed=1", "epochs=4", name="at_once")
+    assert RunFolder(longer[1].folder).points == at_once.points
+    assert longer[1].record["identity"] == at_once.result["identity"]
+    known = expt.sweep("seed=0,1", "epochs=4", *sweep)
+    assert [run.record for run in known] == [run.record for run in longer], "whatever was typed"

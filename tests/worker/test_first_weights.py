@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
+from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.models.partial_load import plain_weights
 from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
+from expt.runs.result import create_result
 from expt.runs.weights_file import weights_file
+from expt.training.observer import Observer
 from expt.worker import first_weights
-from tests.conftest import run
+from expt.worker.run import Run
+from tests.conftest import RunFolder, run
 from tests.worker.conftest import ALONE, TrainAlone
 
 
@@ -89,8 +96,37 @@ def test_a_runs_folder_gives_its_best(tmp_path: Path) -> None:
     assert weights_file(str(tmp_path / "run")) == folder / "last.pt"
     (folder / "best.pt").touch()
     assert weights_file(str(tmp_path / "run")) == folder / "best.pt"
-    with pytest.raises(ConfigError, match="there is no such file or folder"):
-        weights_file(str(tmp_path / "nowhere"))
+    assert weights_file(f"{tmp_path / 'run'}@last") == folder / "last.pt"
+    assert weights_file(f"{tmp_path / 'run'}@best") == folder / "best.pt"
+    (folder / "best.pt").unlink()
+    for given, says in {
+        "nowhere": "there is no such file or folder; give",
+        "nowhere@last": "there is no such file or folder; give",
+        "run@best": "has no best checkpoint; give",
+        "run@lats": "run is there, and @lats names none of its checkpoints; use @best or @last",
+        "run/checkpoints/last.pt@last": "last.pt is there, and @last names none of its checkpoints; give the f",
+    }.items():
+        with pytest.raises(ConfigError, match=says) as refused:
+            weights_file(str(tmp_path / given))
+        assert str(refused.value).startswith(f"weights={tmp_path / given}: ")
+
+
+@pytest.mark.parametrize(("objective", "best"), [("accuracy/val", "seed=1"), ("loss/val", "seed=0")])
+def test_of_a_sweep_its_best_run_is_named(tmp_path: Path, objective: str, best: str) -> None:
+    (tmp_path / "multirun.yaml").touch()
+    with pytest.raises(ConfigError, match="is a sweep, and no run of it has weights yet; name a run"):
+        weights_file(str(tmp_path))
+    for seed, value in enumerate((0.2, 0.9, None, float("nan"))):
+        paths = RunPaths(tmp_path / f"seed={seed}")
+        create_result(paths, objective={"name": objective, "value": value})
+        paths.checkpoints.mkdir()
+        paths.best.touch()
+    with pytest.raises(ConfigError) as refused:
+        weights_file(f"{tmp_path}@last")
+    assert str(refused.value) == (
+        f"weights={tmp_path}@last: is a sweep of 4 runs with weights; name one, as in "
+        f"'weights=\"{tmp_path}/{best}@last\"', its best by {objective}"
+    )
 
 
 def test_what_is_frozen_stays_as_it_was_loaded_and_a_resume_does_not_load_it_again(
@@ -116,8 +152,17 @@ def test_a_run_says_where_it_began_and_all_workers_begin_alike(tmp_path: Path) -
     more = ("world_size=3", "batch_size=63", "hydra.run.dir=second")
     done = run(*few, "weights=first", "freeze=['3.bias']", *more, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    result = (tmp_path / "second/result.json").read_text()
-    assert '"file": "first/checkpoints/best.pt"' in result
+    first, second = (RunFolder(tmp_path / name).result for name in ("first", "second"))
+    assert second["weights_from"] == {
+        "file": "first/checkpoints/best.pt",
+        "run": str(tmp_path / "first"),
+        "which": "best",
+        "identity": first["identity"],
+        "checksum": second["content"]["weights"],
+        "epoch": 1,
+        "average": False,
+        "left_out": [],
+    }
     for word, says in (
         ("weights=nowhere", "there is no such file or folder; give"),
         ("freeze=['(']", "is no regular exp"),
@@ -135,3 +180,100 @@ def test_of_a_run_with_a_moving_average_it_is_the_average_that_counts(tmp_path: 
     first_weights.load(module, str(tmp_path / "best.pt"), ALONE)
     assert all(torch.equal(value, average[name]) for name, value in module.state_dict().items())
     assert not torch.equal(trained["0.weight"], average["0.weight"])
+
+
+FEW = ("dataset.train_limit=256", "batch_size=32", "tensorboard.images=false")
+OTHER_HEAD = ("dataset=synthetic", "dataset.num_classes=4", "dataset.image_size=[8,8]", "dataset.channels=1",
+              "dataset.train_size=320", "dataset.test_size=64")  # fmt: skip
+
+
+class FirstStep(Observer):
+    """Keeps the weights that the run begins with, its first batch, and what its first step makes of them."""
+
+    def __init__(self) -> None:
+        self.began: dict[str, torch.Tensor] = {}
+        self.batch: Batch | None = None
+        self.run: Run | None = None
+
+    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        assert self.run is not None
+        module = self.run.learner.module
+        if not self.began:
+            self.began = {name: value.clone() for name, value in module.state_dict().items()}
+        for batch in batches:
+            self.batch = self.batch or Batch(batch.inputs.clone(), batch.targets.clone(), batch.global_size)
+            yield batch
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_other_data_and_another_head_begin_with_the_runs_tensors_and_the_new_rate(
+    which: str, tmp_path: Path, train_alone: TrainAlone, capsys: pytest.CaptureFixture[str]
+) -> None:
+    average = which == "last"
+    net = ("model=convnet", "model.batch_norm=false", "model.dropout=0")
+    train_alone(*net, *FEW, "epochs=2", "optimizer.lr=0.3", *(("ema=0.7",) if average else ()), name="source")
+    if not average:
+        (tmp_path / "source/checkpoints/last.pt").unlink()
+    saved = torch.load(tmp_path / f"source/checkpoints/{which}.pt", weights_only=True)
+    theirs = saved["ema"] if average else saved["model"]
+    theirs = {name.removeprefix("module."): value for name, value in theirs.items() if name != "n_averaged"}
+    seen = FirstStep()
+
+    def keep(run: Run) -> None:
+        seen.run = run
+
+    create_result(RunPaths(tmp_path / "tuned"))
+    words = (*net, *FEW[1:], *OTHER_HEAD, "max_steps=1", "optimizer.lr=0.002", "optimizer.momentum=0.9")
+    tuned = train_alone(
+        *words, f"weights={tmp_path}/source@{which}", name="tuned", before=keep, observe=lambda *_: seen
+    )
+    fresh = Run(tuned.run.config, RunPaths(tmp_path / "fresh"), ALONE, typed_at=0.0, beat=lambda: None).learner.module
+    head = [name for name, value in theirs.items() if value.shape != seen.began[name].shape]
+    assert len(head) == 2
+    for name, value in seen.began.items():
+        assert torch.equal(value, fresh.state_dict()[name] if name in head else theirs[name]), name
+    fresh.load_state_dict(seen.began)
+    assert seen.batch is not None
+    by_hand = torch.optim.SGD(
+        fresh.parameters(), lr=0.002, momentum=0.9, weight_decay=tuned.run.config.optimizer.weight_decay
+    )
+    functional.cross_entropy(fresh(seen.batch.inputs), seen.batch.targets).backward()
+    by_hand.step()
+    for name, value in tuned.run.learner.module.state_dict().items():
+        assert torch.allclose(value, fresh.state_dict()[name], atol=1e-7), name
+    told = tuned.result["weights_from"]
+    assert (told["average"], told["epoch"], told["left_out"]) == (average, saved["position"]["epoch"], head)
+    first, second = capsys.readouterr().err.splitlines()[-2:]
+    assert f"2 of another shape: {head[0]} [10, " in first
+    assert second == (
+        f"warning: weights={tmp_path}/source@{which}: images are normalised by this run's dataset (not at all: pixels "
+        "are in [0, 1]), and those that the weights were trained on by dataset=digits (dataset.mean=[0.3053], "
+        "dataset.std=[0.376]); for theirs give 'dataset.mean=[0.3053]' 'dataset.std=[0.376]'"
+    )
+
+
+class Own(nn.Module):
+    """A model of a person's own."""
+
+    def __init__(self, channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(channels, 3, 3)
+        self.head = nn.Linear(3, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.body(images).amax((2, 3)))
+        return out
+
+
+def test_of_an_own_model_what_fits_other_channels_is_loaded(
+    tmp_path: Path, train_alone: TrainAlone, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = (f"+model._target_={__name__}.Own", "~model.hidden", "~model.dropout", "~model.name", "max_steps=1")
+    source = train_alone(*own, *FEW, name="source")
+    saved = torch.load(source.folder / "checkpoints/best.pt", weights_only=True)["model"]
+    colour = (*OTHER_HEAD, "dataset.channels=3", "dataset.num_classes=10", "freeze=[head]")
+    tuned = train_alone(*own, *FEW[1:], *colour, f"weights={source.folder}", "seed=5", name="tuned")
+    now = tuned.run.learner.module.state_dict()
+    assert all(torch.equal(now[name], saved[name]) for name in ("head.weight", "head.bias"))
+    says = "3 tensors are loaded; 1 of another shape: body.weight [3, 1, 3, 3], the model's [3, 3, 3, 3]"
+    assert says in capsys.readouterr().err
