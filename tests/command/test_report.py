@@ -306,7 +306,9 @@ def test_whose_weights_a_run_began_with_is_told_back_to_the_first(outputs: Path,
         return {"file": f"{run}/checkpoints/best.pt", "run": run, "identity": name, "which": "best", **more}
 
     for number, name in enumerate(("a", "b", "c", "d")):
-        more = {"weights_from": begun("abc"[number - 1], epoch=number, average=number == 1)} if number else {}
+        more: dict[str, Any] = (
+            {"weights_from": begun("abc"[number - 1], epoch=number, average=number == 1)} if number else {}
+        )
         leave(outputs / name, 10.0 + number, 0.5, identity=name, **more)
     leave(outputs / "e", 20.0, 0.5, weights_from={"file": "resnet.pt", "identity": None})
     here = outputs.name

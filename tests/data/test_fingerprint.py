@@ -16,14 +16,14 @@ from PIL import Image
 
 import expt
 from expt.config import datasets
-from expt.config.identity import identity, shown
+from expt.config.identity import Content, identity, shown
 from expt.config.parse import parse_again
 from expt.data import fingerprint
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 from expt.machine import detect
 from expt.runs.atomic import write_atomically
 from expt.runs.paths import RunPaths
-from expt.runs.result import create_result, read_result, update_result
+from expt.runs.result import Made, create_result, read_result, update_result
 from tests.conftest import Configured, Trained, run, start
 from tests.data.test_files import write_idx_set
 from tests.faults.running import wait_until
@@ -334,12 +334,12 @@ def test_first_weights_are_known_by_what_they_hold(tmp_path: Path, configured: C
 
 def test_what_goes_on_from_itself_is_the_run_that_it_would_have_been(tmp_path: Path, configured: Configured) -> None:
     shorter = configured("epochs=2", f"weights={tmp_path}/gone.pt")
-    made = fingerprint.Content(weights="abcd")
-    told: dict[str, Any] = {"data": None, "code": None, "weights": "abcd"}
+    made = Content(weights="abcd")
+    told: Made = {"data": None, "code": None, "weights": "abcd"}
     create_result(RunPaths(tmp_path / "run"), config=shown(shorter), content=told, identity=identity(shorter, made))
     longer = dataclasses.replace(shorter, epochs=4, resume=str(tmp_path / "run"))
     content = fingerprint.content_of(longer)
-    assert content == (None, None, "abcd", True)
+    assert content == Content(None, None, "abcd", continues=True)
     assert identity(longer, content) == identity(dataclasses.replace(longer, resume=None), made)
     other = dataclasses.replace(longer, gradient_accumulation=2)
     assert not fingerprint.content_of(other).continues

@@ -199,9 +199,8 @@ def test_a_run_that_goes_on_keeps_where_its_weights_came_from(tmp_path: Path) ->
     again = dataclasses.replace(first, config=dataclasses.replace(first.config, resume="auto"))
     attempt(dataclasses.replace(again, content=Content(weights="of now")), 1).begin()
     now = read_result(first.paths)
-    assert {key: now[key] for key in ("weights_from", "identity", "content")} == {  # type: ignore[literal-required]
-        key: began[key]
-        for key in ("weights_from", "identity", "content")  # type: ignore[literal-required]
+    assert {key: now[key] for key in ("weights_from", "identity", "content")} == {
+        key: began[key] for key in ("weights_from", "identity", "content")
     }
     assert now["resumed_from"]["step"] == 2
 
