@@ -18,11 +18,12 @@ from expt.command.overrides import register_resolvers
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_points import ComposedRun, Grid
 from expt.config.identity import identity, shown
+from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, RunFailed
 from expt.launch.job import request_of
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, create_result, update_result
+from expt.runs.result import COMPLETED, Made, create_result, update_result
 from expt.runs.sweep_index import results_of_sweep
 
 HERE = Machine(gpus=(), cpus=2)
@@ -192,3 +193,20 @@ def test_a_grid_that_has_run_with_other_code_or_data_is_no_other(
     create_result(RunPaths(tmp_path / "seed=0"), identity="of other code", arguments=["seed=0"])
     composed([["seed=0"], ["seed=1"]], "seed=0,1")
     assert not capsys.readouterr().err
+
+
+def test_first_weights_are_looked_at_for_each_point_and_known_as_an_older_version_knew_them(
+    tmp_path: Path, composed: Composed
+) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.pt").write_text(name)
+    points = [[f"weights={tmp_path}/{name}.pt"] for name in "ab"]
+    runs = composed(points, f"weights={tmp_path}/a.pt,{tmp_path}/b.pt")
+    requests = [request_of(run.job) for run in runs]
+    assert [each.content for each in requests] == [content_of(each.config) for each in requests]
+    assert len({each.content.weights for each in requests}) == 2
+    complete(runs[0], 0.5)
+    by_paths = identity(requests[0].config, requests[0].content, by_paths=True)
+    content: Made = {"data": None, "code": None, "weights": str(requests[0].content.weights)}
+    update_result(runs[0].job.paths, identity=by_paths, content=content)
+    assert [run.job.status for run in composed(points)] == [COMPLETED, "queued"]

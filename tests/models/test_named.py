@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch import nn
 from expt.config import groups
 from expt.errors import ConfigError
 from expt.models.build import build
-from tests.conftest import run
+from expt.worker import other_scale
+from tests.conftest import Configured, run
 
 DEFAULT = groups.DefaultInit(name="default")
 
@@ -117,3 +119,23 @@ def test_a_named_model_trains_by_command_and_a_wrong_name_is_refused(tmp_path: P
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: model.arch=mobilenet_v3_smal: torchvision has no such classifier. Did you")
     assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("library", "arch"), [("torchvision", "resnet18"), ("timm", "resnet18")])
+def test_whose_normalisation_is_used_with_published_weights_is_told(
+    library: Any, arch: str, configured: Configured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if library == "timm":
+        pytest.importorskip("timm")
+    config = configured(f"model={library}", f"model.arch={arch}", "model.pretrained=true")
+    module = named(library, arch)
+    other_scale.warn_of_published(config, module)
+    assert capsys.readouterr().err == (
+        "warning: model.pretrained=true: images are normalised by this run's dataset (dataset.mean=[0.3053], "
+        "dataset.std=[0.376]), and those that the weights were trained on by its authors "
+        "(dataset.mean=[0.485,0.456,0.406], dataset.std=[0.229,0.224,0.225])\n"
+    )
+    theirs: Any = dataclasses.replace(config.dataset, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    other_scale.warn_of_published(dataclasses.replace(config, dataset=theirs), module)
+    other_scale.warn_of_published(configured(f"model={library}", f"model.arch={arch}"), module)
+    assert capsys.readouterr().err == ""
