@@ -147,8 +147,8 @@ def test_a_longer_sweep_goes_on_from_its_runs_which_stay_as_they_are(
     tmp_path: Path, trained: TrainInWorkers, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = (*SHORT, "world_size=2", "threads=1", "model.dropout=0.3", "tensorboard.images=false")
-    words = (*words, "scheduler=step", "scheduler.every_epochs=1.5")
-    sweep = (*words, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    stepped = (*words, "scheduler=step", "scheduler.every_epochs=1.5")
+    sweep = (*stepped, f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     short = expt.sweep("seed=0,1", "epochs=2", *sweep)
     before = {path: path.read_bytes() for run in short for path in run.folder.rglob("*") if path.is_file()}
     assert expt.sweep("seed=0", "epochs=3", *sweep, "hydra.launcher.dry_run=true") == []
@@ -162,7 +162,7 @@ def test_a_longer_sweep_goes_on_from_its_runs_which_stay_as_they_are(
     assert {path: path.read_bytes() for path in before} == before
     assert len({run.folder for run in (*short, *longer)}) == 4
     assert [run.record["resumed_from"]["step"] for run in longer] == [20, 20]
-    at_once = trained(*words, "seed=1", "epochs=4", name="at_once")
+    at_once = trained(*stepped, "seed=1", "epochs=4", name="at_once")
     _assert_same(RunFolder(longer[1].folder), at_once)
     known = expt.sweep("seed=0,1", "epochs=4", *sweep)
     assert [run.record for run in known] == [run.record for run in longer], "whatever was typed"
