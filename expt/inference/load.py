@@ -84,7 +84,7 @@ def saved(run: str | Path, which: str = "best") -> tuple[Record, dict[str, Any]]
     record, file = found(run, which)
     checkpoint.check(file)
     state = checkpoint.load(file)
-    main_code.find_kept(paths.code)
+    main_code.find_kept(RunPaths(Path(run)).code)
     _warn_of_other_code(state["config"], record)
     return record, state
 
