@@ -21,6 +21,7 @@ from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
 from expt.models.partial_load import plain_weights
 from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
 from expt.runs.result import Record
 from expt.runs.weights_file import found
 from expt.training.patches import onednn_linear
