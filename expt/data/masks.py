@@ -69,11 +69,8 @@ class ImageMaskLoader(SampleLoader):
         # Logits of many classes are as large as an image: no more of them at a time than in training.
         chunk = max(1, options.batch_size // options.shard.world_size)
         options = dataclasses.replace(options, eval_batch_size=chunk)
-        super().__init__(dataset, indices, options, collate=samples.collated, num_workers=num_workers)
-        self._finish = Finish(options, channels=3)
-
-    def _finished(self, inputs: Tensor, drawn: Tensor | None) -> Tensor:
-        return self._finish(inputs, drawn)
+        finish = Finish(options, channels=3)
+        super().__init__(dataset, indices, options, collate=samples.collated, num_workers=num_workers, finish=finish)
 
 
 def loading(dataset: MaskFolder, num_workers: int) -> Callable[[Tensor, LoaderOptions], Loader]:

@@ -45,9 +45,11 @@ class SampleLoader(ShardedLoader):
         *,
         collate: Callable[[list[Any]], tuple[Any, Any]],
         num_workers: int = 0,
+        finish: Callable[[Any, Tensor | None], Any] = lambda inputs, drawn: inputs,
     ) -> None:
+        """`finish` makes of inputs on the device what the model gets; random numbers [5, b] augment images."""
         super().__init__(indices, options)
-        self._device = options.device
+        self._device, self._finish = options.device, finish
         self._sampler = _BatchSampler()
         self._loader = _data_loader(_Seeded(dataset), self._sampler, options.device, num_workers, _Collate(collate))
 
@@ -69,11 +71,7 @@ class SampleLoader(ShardedLoader):
                 raise DataError(loaded.problems)
             inputs, targets = tree_to_device(loaded, self._device)
             numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
-            yield Batch(self._finished(inputs, numbers), targets, piece.global_size, piece.weightless)
-
-    def _finished(self, inputs: Any, drawn: Tensor | None) -> Any:
-        """What the model gets of `inputs` on the device; the random numbers `drawn` [5, b] augment images."""
-        return inputs
+            yield Batch(self._finish(inputs, numbers), targets, piece.global_size, piece.weightless)
 
 
 class StreamLoader(SampleLoader):
@@ -93,12 +91,8 @@ class StreamLoader(SampleLoader):
         num_classes: int,
         num_workers: int = 0,
     ) -> None:
-        checked = _Checked(dataset, shape, num_classes)
-        super().__init__(checked, indices, options, collate=_stacked, num_workers=num_workers)
-        self._finish = Finish(options, channels=shape[0])
-
-    def _finished(self, inputs: Tensor, drawn: Tensor | None) -> Tensor:
-        return self._finish(inputs, drawn)
+        checked, finish = _Checked(dataset, shape, num_classes), Finish(options, channels=shape[0])
+        super().__init__(checked, indices, options, collate=_stacked, num_workers=num_workers, finish=finish)
 
 
 def to_tensor(image: Any) -> Tensor:
