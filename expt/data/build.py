@@ -32,7 +32,6 @@ from expt.data.image_folder import FolderDataset
 from expt.data.image_folder_cache import decoded_folder
 from expt.data.image_folder_files import list_parts
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard
-from expt.data.masks import MaskValues
 from expt.data.memory import InMemoryLoader, place
 from expt.data.mixing import Mixing
 from expt.data.source import Part, Source, of_images, streamed
@@ -110,18 +109,17 @@ def build(
     channels_last: bool,
     num_workers: int = 0,
     batch_parts: int = 1,
-    mask_values: MaskValues | None = None,
     mixup: float | None = None,
     cutmix: float | None = None,
 ) -> Data:
     """The loaders of `dataset` on one worker; `batch_size` is global, `num_workers` reads for this worker.
 
-    A batch is a multiple of `batch_parts`, which is told where it is too large. The configured `task` says what a
-    table's targets are; they are masks where `mask_values` are given. For `mixup` and `cutmix` see Mixing.
+    A batch is a multiple of `batch_parts`, which is told where it is too large. The configured `task` says what the
+    targets of a table or of a person's own samples are. For `mixup` and `cutmix` see Mixing.
 
     Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit it.
     """
-    source = found(dataset, task, device, num_workers, mask_values)
+    source = _source(dataset, task, device, num_workers)
     checks.check_image_keys(dataset, source)
     train_idx, val_idx = split(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
@@ -194,10 +192,7 @@ def split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
     return indexing.split_fold(source.classes, dataset.folds, dataset.fold, dataset.train_limit, limited_by)
 
 
-def found(
-    dataset: DatasetConfig, task: Any, device: torch.device, num_workers: int, values: MaskValues | None = None
-) -> Source:
-    """The dataset as it lies there, before it is split and batched. Raises as `build`."""
+def _source(dataset: DatasetConfig, task: Any, device: torch.device, num_workers: int) -> Source:
     if isinstance(dataset, datasets.Synthetic):
         return _of_arrays(*synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device, num_workers)
     if isinstance(dataset, datasets.Torchvision):
@@ -209,9 +204,9 @@ def found(
     if isinstance(dataset, datasets.Text):
         return _text(dataset)
     if isinstance(dataset, datasets.TargetDataset):
-        return own_dataset.source(dataset, num_workers, values, task)
+        return own_dataset.source(dataset, num_workers, task)
     if isinstance(dataset, datasets.SegmentationFolder):
-        return _mask_folder(dataset, num_workers, values or MaskValues(num_classes=dataset.num_classes))
+        return _mask_folder(dataset, num_workers, masks.values_of(dataset, task))
     if isinstance(dataset, table.TableConfig):
         return table_source.rows_in_memory(dataset, task, device)
     train, test = _tensors(load(dataset, "train")), _tensors(load(dataset, "test"))
@@ -261,7 +256,7 @@ def _of_text(part: Extent, context: int) -> Part:
     return Part(len(windows), functools.partial(TextLoader, windows, context))
 
 
-def _mask_folder(dataset: datasets.SegmentationFolder, num_workers: int, values: MaskValues) -> Source:
+def _mask_folder(dataset: datasets.SegmentationFolder, num_workers: int, values: masks.MaskValues) -> Source:
     size = dataset.image_size
     parts: dict[str, Part] = {}
     for part, pairs in mask_files.list_parts(dataset.root).items():

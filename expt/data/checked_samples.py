@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sized
 from typing import Any, cast
 
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config import tasks
+from expt.config import datasets, tasks
+from expt.data import masks
 from expt.data.text import NO_TARGET
 from expt.errors import DataError
 
-Check = Callable[[Any, Any], "str | None"]
+Check = Callable[[Any], Any]
+"""Gives a sample as it is to be used. Raises DataError that says what is wrong with it."""
+Wrong = Callable[[Any, Any], "str | None"]
 """Says what is wrong with a sample's inputs and targets, which may be of any kind."""
 _OF_THE_DATASET = ("collate", "vocab_size", "context")
 
 
 class CheckedSamples(Dataset[Any]):
-    """A Dataset of (inputs, targets). Raises DataError, when it is read, for a sample that the check finds wrong."""
+    """A Dataset whose samples are checked. Raises DataError, when it is read, for one that is wrong, by its index."""
 
     collate: Callable[[list[Any]], Any]
 
@@ -33,18 +37,32 @@ class CheckedSamples(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         sample = self._dataset[index]
-        if isinstance(sample, list | tuple) and len(sample) == 2 and (wrong := self._check(*sample)):
-            raise DataError(f"sample {index}: {wrong}")
+        try:
+            return self._check(sample)
+        except DataError as error:
+            raise DataError(f"sample {index}: {error}") from None
+
+
+def checked(dataset: Dataset[Any], config: datasets.TargetDataset, task: Any) -> Dataset[Any]:
+    """The dataset of `config`, whose samples are looked at where the configured `task` takes not any."""
+    if isinstance(task, tasks.Segmentation):
+        return CheckedSamples(dataset, functools.partial(masks.checked_mask, values=masks.values_of(config, task)))
+    if isinstance(task, tasks.Multilabel):
+        return CheckedSamples(dataset, _unless(_labels))
+    if isinstance(task, tasks.LanguageModel) and hasattr(dataset, "vocab_size"):
+        return CheckedSamples(dataset, _unless(_tokens(dataset.vocab_size)))
+    return dataset
+
+
+def _unless(wrong: Wrong) -> Check:
+    """The sample as it is, unless something is wrong with its inputs and targets."""
+
+    def check(sample: Any) -> Any:
+        if isinstance(sample, list | tuple) and len(sample) == 2 and (told := wrong(*sample)):
+            raise DataError(told)
         return sample
 
-
-def checked(dataset: Dataset[Any], task: Any) -> Dataset[Any]:
-    """The dataset, whose samples are looked at where the configured `task` takes not any."""
-    if isinstance(task, tasks.Multilabel):
-        return CheckedSamples(dataset, _labels)
-    if isinstance(task, tasks.LanguageModel) and hasattr(dataset, "vocab_size"):
-        return CheckedSamples(dataset, _tokens(dataset.vocab_size))
-    return dataset
+    return check
 
 
 def _labels(_: Any, labels: Any) -> str | None:
@@ -55,7 +73,7 @@ def _labels(_: Any, labels: Any) -> str | None:
     )
 
 
-def _tokens(vocab_size: int) -> Check:
+def _tokens(vocab_size: int) -> Wrong:
     def check(inputs: Any, targets: Any) -> str | None:
         for name, tokens, also in (("inputs", inputs, ()), ("targets", targets, (NO_TARGET,))):
             if not isinstance(tokens, Tensor):

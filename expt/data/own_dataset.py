@@ -10,19 +10,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.config import datasets, user_class
-from expt.data import masks, samples
+from expt.config import datasets, tasks, user_class
+from expt.data import samples
 from expt.data.checked_samples import checked
-from expt.data.masks import MaskValues
 from expt.data.source import Part, Source, of_images, streamed
 from expt.data.stream import to_tensor
 from expt.errors import ConfigError, DataError
 
 
-def source(
-    dataset: datasets.TargetDataset, num_workers: int, values: MaskValues | None = None, task: Any = None
-) -> Source:
-    """Its parts; its first sample tells the shapes, and targets are masks where their `values` are given.
+def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) -> Source:
+    """Its parts; its first sample tells the shapes, and the configured `task` what its targets are.
 
     Raises ConfigError and DataError.
     """
@@ -35,10 +32,10 @@ def source(
         if len(cast(Sized, part)) == 0:
             raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
     if dataset.num_classes is None:
-        if values is None:
-            return _own_samples(checked(train, task), checked(test, task), num_workers)
-        pairs = _own_samples(masks.CheckedMasks(train, values), masks.CheckedMasks(test, values), num_workers)
-        return dataclasses.replace(pairs, shapes={**pairs.shapes, "num_classes": values.num_classes})
+        found = _own_samples(checked(train, dataset, task), checked(test, dataset, task), num_workers)
+        if not isinstance(task, tasks.Segmentation):
+            return found
+        return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
     try:
         image, _ = train[0]
         channels, height, width = to_tensor(image).shape

@@ -10,15 +10,13 @@ import torch
 from torch import nn
 
 from expt.config import constraints, datasets
-from expt.config.datasets import SegmentationFolder
 from expt.config.identity import hyperparameters, shown
 from expt.config.schema import RunConfig
-from expt.config.tasks import Classification, Segmentation, in_evaluations_alone, metrics_of
+from expt.config.tasks import Classification, in_evaluations_alone, metrics_of
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.files import refuse_missing
-from expt.data.loading import Batch, Shard
-from expt.data.masks import MaskValues
+from expt.data.loading import Shard
 from expt.data.tree import mapped
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
@@ -79,20 +77,9 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
         channels_last=config.channels_last,
         num_workers=num_workers,
         batch_parts=config.world_size * config.gradient_accumulation,
-        mask_values=mask_values(config),
         mixup=config.mixup,
         cutmix=config.cutmix,
     )
-
-
-def mask_values(config: RunConfig) -> MaskValues | None:
-    """What masks may hold, where the targets are masks."""
-    task, dataset = config.task, config.dataset
-    if not isinstance(task, Segmentation):
-        return None
-    number = dataset.num_classes if isinstance(dataset, SegmentationFolder) else task.num_classes
-    assert number is not None  # expt.config.rules
-    return MaskValues(num_classes=number, ignore_index=task.ignore_index)
 
 
 def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
