@@ -8,13 +8,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from expt.config import datasets, tasks, user_class
 from expt.data import samples
-from expt.data.checked_samples import checked
+from expt.data.checked_samples import Check
 from expt.data.source import Part, Source, of_images, streamed
 from expt.data.stream import to_tensor
+from expt.data.target_checks import check_for
 from expt.errors import ConfigError, DataError
 
 
@@ -24,20 +25,23 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
     Raises ConfigError and DataError.
     """
     cls: type[Dataset[Any]] = user_class.resolve(dataset.target, Dataset)
-    if issubclass(cls, IterableDataset) or not hasattr(cls, "__len__"):
-        raise ConfigError(f"dataset._target_={dataset.target}: must have __len__ and __getitem__ (a map-style Dataset)")
+    if not hasattr(cls, "__len__"):
+        raise ConfigError(
+            f"dataset._target_={dataset.target}: must have __len__; where an epoch ends, and which samples are whose, "
+            "depends on it"
+        )
     train = _construct(dataset, cls, {**dataset.kwargs, **dataset.train})
     test = _construct(dataset, cls, {**dataset.kwargs, **dataset.test})
     for name, part in (("training", train), ("test", test)):
         if len(cast(Sized, part)) == 0:
             raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
     if dataset.num_classes is None:
-        found = _own_samples(checked(train, dataset, task), checked(test, dataset, task), num_workers)
+        found = _own_samples(train, test, num_workers, check_for(train, dataset, task))
         if not isinstance(task, tasks.Segmentation):
             return found
         return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
     try:
-        image, _ = train[0]
+        image, _ = samples.first(train)
         channels, height, width = to_tensor(image).shape
     except (TypeError, ValueError) as error:
         raise DataError(f"dataset._target_={dataset.target}: its sample 0 is not (image, label): {error}") from error
@@ -52,10 +56,10 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
     return of_images(shape, names, to_train, to_test, classes=_classes_of(train))
 
 
-def _own_samples(train: Dataset[Any], test: Dataset[Any], num_workers: int) -> Source:
+def _own_samples(train: Dataset[Any], test: Dataset[Any], num_workers: int, check: Check) -> Source:
     """Samples of any kind, for a task that is not classification."""
-    example = samples.example(train)
-    parts = (Part(len(cast(Sized, part)), samples.loading(part, num_workers)) for part in (train, test))
+    example = samples.example(train, check)
+    parts = (Part(len(cast(Sized, part)), samples.loading(part, num_workers, check)) for part in (train, test))
     to_train, to_test = parts
     return Source(samples.shapes(train, *example), (), example, to_train, to_test, classes=torch.zeros(to_train.size))
 

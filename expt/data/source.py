@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
-from expt.data.loading import Load, Loader, LoaderOptions
-from expt.data.stream import StreamLoader
+from expt.data.iterable import IterableLoader
+from expt.data.loading import Finish, Load, Loader, LoaderOptions
+from expt.data.stream import StreamLoader, checked_image, stacked
 
 
 class Part(NamedTuple):
@@ -72,6 +74,10 @@ def streamed(dataset: Dataset[Any], shape: tuple[int, int, int], num_classes: in
     """Images of a Dataset, read one by one while a run trains."""
 
     def load_part(indices: Tensor, options: LoaderOptions) -> Loader:
+        if isinstance(dataset, IterableDataset):
+            check = functools.partial(checked_image, shape=shape, num_classes=num_classes)
+            how: Any = {"num_workers": num_workers, "finish": Finish(options, channels=shape[0])}
+            return IterableLoader(dataset, indices, options, check=check, collate=stacked, **how)
         return StreamLoader(dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers)
 
     return Part(len(cast(Sized, dataset)), load_part)

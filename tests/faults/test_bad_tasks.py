@@ -170,7 +170,7 @@ CASES = {
     # samples
     "nan in a sample": Bad(f"{ROWS}'no number'", "the loss was nan at step 1 (epoch 1) on rank 0; try a lower opti", 1),
     "no samples": Bad(f"{ROWS}empty", "dataset._target_=bad_tasks.Rows: its training part has no samples"),
-    "a stream": Bad("task=own model=net dataset=stream", "must have __len__ and __getitem__ (a map-style Dataset)"),
+    "a stream": Bad("task=own model=net dataset=stream", "must have __len__; where an epoch ends, and wh"),
     "a collate that gives nothing": Bad(f"{ROWS}'no collate'", "a batch holds no tensor, it is a NoneType; return ten"),
     "a collate that fails": Bad(f"{ROWS}'wrong collate'", "AttributeError: 'list' object has no attribute 'nothing';"),
     "samples of unequal length": Bad(f"{ROWS}lengths", "give the dataset a method collate(samples) -> batch"),
