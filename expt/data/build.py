@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.config import datasets
+from expt.config import datasets, tasks
 from expt.data import (
     checks,
     huggingface,
@@ -41,6 +41,8 @@ from expt.data.text_files import VOCAB_SIZES, Extent, parts_of
 from expt.data.tree import mapped
 from expt.errors import ConfigError, warn
 
+_FAR = 100.0  # deviations from 0, beyond which a variance from sums of squares loses more than four digits
+
 
 @dataclass(frozen=True)
 class DataInfo:
@@ -63,6 +65,15 @@ class DataInfo:
     """of a table's columns that are to be predicted"""
     class_counts: tuple[int, ...] = ()
     """samples of each class to train on; empty where the dataset does not tell before they are read"""
+    target_origin: float = 0.0
+    """what targets that are numbers lie near, where that is far from 0 by their deviation"""
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
+        sizes = {name: getattr(self, name) for name in ("train_size", "val_size", "test_size")}
+        more = {name: getattr(self, name) for name in ("class_names", "standardised") if getattr(self, name)}
+        return {**self.shapes, **sizes, **more}
 
     @property
     def channels(self) -> int:
@@ -73,6 +84,12 @@ class DataInfo:
     def num_classes(self) -> int:
         """The number of a model's outputs."""
         return int(self.shapes["num_classes"])
+
+
+def shapes_told(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The shapes in what `DataInfo.told` has told."""
+    others = {field.name for field in dataclasses.fields(DataInfo)}
+    return {key: value for key, value in record.items() if key not in others}
 
 
 @dataclass(frozen=True)
@@ -149,7 +166,7 @@ def build(
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
     return Data(
-        info=_info(source, train_idx, val=val, test=test),
+        info=_info(source, train_idx, task, val=val, test=test),
         example=mapped(lambda tensor: torch.zeros_like(tensor, device=device), source.example),
         train=source.train.load(train_idx, to_train),
         val=val,
@@ -162,7 +179,7 @@ def _transforms(dataset: DatasetConfig) -> Sequence[Callable[[Any], Any]]:
     return transforms.build(configured) if configured else ()
 
 
-def _info(source: Source, train: Tensor, *, val: Loader | None, test: Loader | None) -> DataInfo:
+def _info(source: Source, train: Tensor, task: Any, *, val: Loader | None, test: Loader | None) -> DataInfo:
     names = source.class_names
     counts = torch.bincount(source.classes[train], minlength=len(names)) if source.tells_classes else torch.empty(0)
     return DataInfo(
@@ -175,11 +192,21 @@ def _info(source: Source, train: Tensor, *, val: Loader | None, test: Loader | N
         feature_names=source.feature_names,
         target_names=source.target_names,
         class_counts=tuple(counts.tolist()),
+        target_origin=_origin(source, train) if isinstance(task, tasks.Regression) else 0.0,
     )
 
 
-def split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
-    """The training samples to train on, and those held out to validate [N]."""
+def _origin(source: Source, train: Tensor) -> float:
+    """See DataInfo; alike on all workers, and in a run that resumes."""
+    if source.targets_of is None:
+        return 0.0
+    values = source.targets_of(train).double()
+    mean = float(values.mean())
+    return mean if abs(mean) > _FAR * float(values.std(correction=0)) else 0.0
+
+
+def _split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
+    """The training samples to train on, and those held out to validate."""
     size, limited_by = source.train.size, None if source.in_random_order else source.classes
     if dataset.folds is None or dataset.fold is None:
         return indexing.split(size, 0.0 if source.val else dataset.val_fraction, dataset.train_limit, limited_by)

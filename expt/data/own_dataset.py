@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Sized
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from expt.config import datasets, tasks, user_class
 from expt.data import samples
 from expt.data.checked_samples import Check
 from expt.data.source import Part, Source, of_images, streamed
-from expt.data.stream import to_tensor
+from expt.data.stream import seeded, to_tensor
 from expt.data.target_checks import check_for
 from expt.errors import ConfigError, DataError
+
+_SOME = 8  # samples, whose targets tell where all lie
 
 
 def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) -> Source:
@@ -61,7 +65,22 @@ def _own_samples(train: Dataset[Any], test: Dataset[Any], num_workers: int, chec
     example = samples.example(train, check)
     parts = (Part(len(cast(Sized, part)), samples.loading(part, num_workers, check)) for part in (train, test))
     to_train, to_test = parts
-    return Source(samples.shapes(train, *example), (), example, to_train, to_test, classes=torch.zeros(to_train.size))
+    shapes, alike = samples.shapes(train, *example), torch.zeros(to_train.size)
+    targets_of = functools.partial(_some_targets, train) if isinstance(example[1], Tensor) else None
+    return Source(shapes, (), example, to_train, to_test, alike, targets_of=targets_of)
+
+
+def _some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
+    """Those of a few samples, spread evenly over those at `indices`; of a stream its first."""
+    places = torch.linspace(0, len(indices) - 1, _SOME).long()
+    with seeded(0):
+        if isinstance(train, IterableDataset):
+            found = [*itertools.islice(train, _SOME)]
+        else:
+            found = [train[index] for index in indices[places].unique().tolist()]
+    # One by one: they may differ in length.
+    targets = [samples.collated([sample], getattr(train, "collate", None))[1] for sample in found]
+    return torch.cat([target.flatten() for target in targets if isinstance(target, Tensor)])
 
 
 def _classes_of(dataset: Dataset[Any]) -> Tensor:

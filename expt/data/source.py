@@ -52,6 +52,9 @@ class Source:
     fitted: Callable[[Tensor], Source] | None = None
     """the same, with what is taken from the training samples at these indices, which are chosen first"""
 
+    targets_of: Callable[[Tensor], Tensor] | None = None
+    """the targets of the training samples at these indices, or of some of them, where they are numbers"""
+
     @property
     def tells_classes(self) -> bool:
         """Whether `classes` are the classes of the training samples, by their numbers."""

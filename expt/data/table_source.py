@@ -21,7 +21,19 @@ def rows_in_memory(dataset: table.TableConfig, task: Any, device: torch.device) 
 
     Raises ConfigError and DataError, see table.load.
     """
-    rows, train, test = _read(dataset, task)
+    rows = table.load(dataset, task)
+    train, test = (index.numpy() for index in indexing.split(len(rows.features), dataset.test_fraction, None))
+    classes = torch.from_numpy(rows.targets[train]) if rows.class_names else torch.zeros(len(train))
+
+    def part(rows: table.Rows, index: np.ndarray) -> Part:
+        samples = mapped(lambda tensor: place(tensor, device), _tensors(rows, index))
+        return Part(len(index), functools.partial(InMemorySampleLoader, samples))
+
+    def source(rows: table.Rows, **more: Any) -> Source:
+        example = mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1]))
+        parts = part(rows, train), part(rows, test) if len(test) else None
+        targets = torch.from_numpy(rows.targets[train])
+        return Source(_shapes(rows), rows.class_names, example, *parts, classes, targets_of=targets.__getitem__, **more)
 
     def fitted(chosen: Tensor) -> Source:
         standardised, scales = table.standardised(dataset, rows, train[chosen.numpy()])

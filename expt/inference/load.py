@@ -16,7 +16,8 @@ from expt.config import groups
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.user_code import fingerprint, targets_recorded
-from expt.errors import warn
+from expt.data.build import shapes_told
+from expt.errors import ConfigError, warn
 from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
 from expt.models.partial_load import plain_weights
@@ -24,10 +25,6 @@ from expt.runs import checkpoint
 from expt.runs.result import Record
 from expt.runs.weights_file import found
 from expt.training.patches import onednn_linear
-
-NOT_SHAPES = {"train_size", "val_size", "test_size", "standardised", "class_names", "class_counts"}
-NOT_SHAPES |= {"feature_names", "target_names"}
-"""Keys of a record's `data` that tell a model nothing."""
 
 
 class TrainedModel(nn.Module):
@@ -84,7 +81,7 @@ def rebuilt(record: Record, state: Mapping[str, Any], device: torch.device, *, p
 
 def _built(config: RunConfig, record: Record) -> nn.Module:
     """The model, its weights of no meaning yet; torch's random numbers stay what they are."""
-    shapes = {key: value for key, value in record["data"].items() if key not in NOT_SHAPES}
+    shapes = shapes_told(record["data"])
     example: Tensor | None = None
     if "image_size" in shapes:
         shapes["image_size"] = tuple(shapes["image_size"])

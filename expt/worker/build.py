@@ -146,6 +146,7 @@ def _build_task(config: RunConfig, info: DataInfo) -> Task:
         label_smoothing=config.label_smoothing,
         class_counts=info.class_counts,
         class_names=info.class_names,
+        target_origin=info.target_origin,
     )
 
 
