@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from tests.every_task import BATCH, CASES, EPOCHS, LR, SEED, SIZE, TESTED_ON, TR
 from tests.ranks import together
 
 CPU = torch.device("cpu")
-GRID = [(name, *how) for name, how in itertools.product(CASES, ((3, False), (1, True)))]
-"""Task, parts of gradient accumulation, and drop_last."""
+HOW, MORE = ((3, False), (1, True)), ((1, False), (3, True))
+"""Parts of gradient accumulation, and drop_last."""
 Found = Mapping[str, Any]
 
 
@@ -111,10 +112,13 @@ def measured_of(case: Case, weights: Mapping[str, Any]) -> dict[str, dict[str, f
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics")  # of three samples, not of each class
+@pytest.mark.parametrize("how", [HOW, pytest.param(MORE, marks=pytest.mark.slow)], ids=["", "more"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
-    workers: int, configured: Configured, tmp_path: Path
+    workers: int, how: Sequence[tuple[int, bool]], configured: Configured, tmp_path: Path
 ) -> None:
+    importlib.import_module("torchmetrics")  # once, and not in each rank
+    grid = [(name, *each) for name, each in itertools.product(CASES, how)]
     configs = {name: config_of(name, configured) for name in CASES}
 
     def each(worker: Worker) -> list[Found]:
@@ -125,11 +129,11 @@ def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
                     configs[name], world_size=workers, gradient_accumulation=parts, drop_last=drop_last
                 ),
             )
-            for name, parts, drop_last in GRID
+            for name, parts, drop_last in grid
         ]
 
     for rank in together(tmp_path, workers, each):
-        for (name, parts, drop_last), found in zip(GRID, rank, strict=True):
+        for (name, parts, drop_last), found in zip(grid, rank, strict=True):
             which = f"{name}, {parts} parts, drop_last={drop_last}"
             losses, weights = plain_loop(name, drop_last)
             assert len(losses) == EPOCHS * (4 if drop_last else 5)
