@@ -22,7 +22,7 @@ from expt.worker import fault
 from expt.worker.run import Run
 from tests import ranks
 from tests.conftest import Configured, RunFolder
-from tests.every_task import CASES, config_of
+from tests.every_task import config_of
 
 HALVES = [["classification", "multilabel", "regression"], ["segmentation", "language_model", "own"]]
 SAVED, KILLED_IN, LOGGED = 2, 9, 4
