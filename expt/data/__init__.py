@@ -26,6 +26,7 @@
     table       a person's table: which columns are features and targets, and what they may hold
     table_files the columns of a .csv, .npz or .parquet
     table_source        its rows as tensors, standardised
+    images_and_noise    those of experiment=gan
     source      a dataset as it is found, before it is split and batched
     checks      whether settings fit the data
     synthetic   images made on the spot

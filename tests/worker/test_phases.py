@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,16 +11,12 @@ from torch.nn.functional import softplus
 
 from expt.errors import ConfigError
 from expt.runs import checkpoint
-from expt.runs.paths import RunPaths
-from expt.training.collectives import Worker
-from expt.training.observer import Observer
 from expt.training.phases import parameters_of
 from expt.worker import build
 from expt.worker.run import Run
-from tests.conftest import Configured, RunFolder
-from tests.ranks import together
+from tests.conftest import Configured
 from tests.worker.adversarial import GAN, Adversarial, Partial
-from tests.worker.conftest import ALONE, TrainAlone
+from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
 from tests.worker.test_run import values
 
 CONTRASTIVE = {"dataset": "TwoViews", "model": "Encoder", "task": "SimCLR"}
@@ -67,26 +60,7 @@ def test_the_numbers_of_a_plain_loop(train_alone: TrainAlone, configured: Config
     assert values(train_alone(*WORDS, name="stopped", source=last)) == values(done)
 
 
-@pytest.fixture
-def train_together(tmp_path: Path, configured: Configured) -> Callable[..., RunFolder]:
-    """As train_alone, on `size` workers."""
-
-    def train(size: int, *words: str, name: str) -> RunFolder:
-        config, folder = dataclasses.replace(configured(*words), world_size=size), tmp_path / name
-        folder.mkdir()
-
-        def each(worker: Worker) -> str:
-            run = Run(config, RunPaths(folder), worker, typed_at=0.0, beat=lambda: None)
-            return run.train(None, lambda *_: Observer())
-
-        (store := tmp_path / f"store of {name}").mkdir()
-        assert together(store, size, each) == ["completed"] * size
-        return RunFolder(folder)
-
-    return train
-
-
-def test_the_same_on_any_number_of_workers(train_alone: TrainAlone, train_together: Callable[..., RunFolder]) -> None:
+def test_the_same_on_any_number_of_workers(train_alone: TrainAlone, train_together: TrainTogether) -> None:
     """In the last batch of an epoch, of one sample, some have none."""
     one = train_alone(*WORDS, name="one")
     assert len(one.curve("running/loss")) == 14
@@ -133,7 +107,7 @@ def test_what_is_frozen_need_be_in_no_phase() -> None:
     "ignore:.*functional.all_gather is deprecated:FutureWarning"
 )  # what torch 2.15 has is private
 def test_a_loss_that_looks_at_the_whole_batch_is_the_same_on_any_number_of_workers(
-    train_alone: TrainAlone, train_together: Callable[..., RunFolder]
+    train_alone: TrainAlone, train_together: TrainTogether
 ) -> None:
     own = [f"+{key}._target_=tests.worker.contrastive.{name}" for key, name in CONTRASTIVE.items()]
     words = ("~dataset", "~model", "~task", *own, "epochs=2", "batch_size=16", "log_every=1", "+dataset.num_workers=0")
