@@ -122,7 +122,7 @@ class ImageFolder(Images):
 class Text(_Dataset):
     name: Literal["text"]
     root: Folder
-    tokens: Literal["bytes"]
+    tokens: Folder  # bytes, or a file of tokenizers
     context: Count
     test_fraction: Fraction
     mean: tuple[float, ...] | None = None

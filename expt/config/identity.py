@@ -66,6 +66,8 @@ def identity(config: RunConfig, content: Content | None = None, *, but: Collecti
         del settings["batch_norm"]
     if config.dataset.train_limit and config.dataset.name in ("image_folder", "_target_"):
         settings["dataset.train_limit"] = f"{config.dataset.train_limit} of all classes"  # once the first ones
+    if config.dataset.name == "text" and config.dataset.tokens != "bytes":
+        settings["dataset.tokens"] = "tokenizer"  # what the file holds is in the content, wherever it lies
     if content is not None:
         settings |= {f"content.{part}": digits for part, digits in content._asdict().items() if digits}
         if config.resume not in (None, "auto"):  # where it starts

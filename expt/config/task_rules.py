@@ -236,6 +236,8 @@ def _text(config: RunConfig) -> list[str]:
         return [
             f"dataset.val_fraction={val}: with dataset.test_fraction={test} it leaves nothing to train on; use less"
         ]
+    if dataset.tokens != "bytes" and not dataset.tokens.endswith(".json"):
+        return [f"dataset.tokens={dataset.tokens}: is neither bytes nor a tokenizer's .json; use dataset.tokens=bytes"]
     if dataset.test_fraction == 0 and "test" in (config.eval_split, config.objective.partition("/")[2]):
         return ["dataset.test_fraction=0.0: leaves nothing to test on; use eval_split=val objective=auto"]
     return []

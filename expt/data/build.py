@@ -37,7 +37,7 @@ from expt.data.mixing import Mixing
 from expt.data.source import Part, Source, of_images, streamed
 from expt.data.synthetic import synthetic
 from expt.data.text import TextLoader, Windows
-from expt.data.text_files import VOCAB_SIZES, Extent, parts_of
+from expt.data.text_files import parts_of, tokens_of, vocab_size
 from expt.data.tree import mapped
 from expt.errors import ConfigError, warn
 
@@ -271,16 +271,16 @@ def _folder(dataset: datasets.ImageFolder, device: torch.device, num_workers: in
 
 
 def _text(dataset: datasets.Text) -> Source:
-    train, val, test = (part and _of_text(part, dataset.context) for part in parts_of(dataset))
+    read = None if dataset.tokens == "bytes" else tokens_of(dataset)
+    train, val, test = (part and _of_text(Windows(part, dataset.context, read)) for part in parts_of(dataset))
     assert train
     tokens = torch.zeros(dataset.context, dtype=torch.int64)
-    shapes = {"vocab_size": VOCAB_SIZES[dataset.tokens], "context": dataset.context}
+    shapes = {"vocab_size": vocab_size(dataset), "context": dataset.context}
     return Source(shapes, (), (tokens, tokens), train, test, torch.zeros(train.size), val=val)
 
 
-def _of_text(part: Extent, context: int) -> Part:
-    windows = Windows(part, context)
-    return Part(len(windows), functools.partial(TextLoader, windows, context))
+def _of_text(windows: Windows) -> Part:
+    return Part(len(windows), functools.partial(TextLoader, windows))
 
 
 def _mask_folder(dataset: datasets.SegmentationFolder, num_workers: int, values: masks.MaskValues) -> Source:

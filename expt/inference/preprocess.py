@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.config.datasets import SegmentationFolder, TargetDataset
+from expt.config.datasets import SegmentationFolder, TargetDataset, Text
 from expt.data.image_folder_files import fitted, read_image, stretched
 from expt.data.loading import Normalise
 from expt.data.table import TableConfig
+from expt.data.text_files import encoded
 from expt.errors import ConfigError
 
 Sample: TypeAlias = Any
@@ -26,12 +27,12 @@ class Preprocess:
     Images are scaled to cover the size that the model was trained on and cropped at the centre, or stretched to it
     where those of a segmentation_folder were; as tensors they are uint8, or float in [0, 1], [C, H, W] or
     [N, C, H, W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F] or [N, F] of a table come
-    out standardised, [N, 1, 1, F]. A text comes out as its bytes, int64 [1, length]. What is of none of these kinds,
+    out standardised, [N, 1, 1, F]. A text comes out as its tokens, int64 [1, length]. What is of none of these kinds,
     as the samples of one's own dataset without classes, is refused where it is no tensor, and else only moved.
     """
 
     def __init__(self, dataset: object, data: Mapping[str, Any], device: torch.device) -> None:
-        self._data, self._device = data, device
+        self._dataset, self._data, self._device = dataset, data, device
         self._is_text = "vocab_size" in data
         self._is_table = isinstance(dataset, TableConfig)
         self._resized = stretched if isinstance(dataset, SegmentationFolder) else fitted
@@ -84,6 +85,8 @@ class Preprocess:
         return rows.float().view(-1, 1, 1, num_features).to(self._device)
 
     def _tokens(self, given: Any) -> Tensor:
+        if isinstance(given, str) and isinstance(self._dataset, Text):
+            given = torch.tensor([encoded(self._dataset, given)])
         if isinstance(given, str | bytes):
             given = torch.tensor([list(given.encode() if isinstance(given, str) else given)])
         return _tensor(given).long().to(self._device)
