@@ -68,6 +68,10 @@ def identity(config: RunConfig, content: Content | None = None, *, but: Collecti
         settings["dataset.train_limit"] = f"{config.dataset.train_limit} of all classes"  # once the first ones
     if config.dataset.name == "text" and config.dataset.tokens != "bytes":
         settings["dataset.tokens"] = "tokenizer"  # what the file holds is in the content, wherever it lies
+    if config.dataset.name == "huggingface":  # it once had images alone
+        for key, before in (("dataset.standardise", True), ("dataset.standardise_targets", False)):
+            if settings[key] is before:
+                del settings[key]
     if content is not None:
         settings |= {f"content.{part}": digits for part, digits in content._asdict().items() if digits}
         if config.resume not in (None, "auto"):  # where it starts

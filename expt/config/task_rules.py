@@ -8,17 +8,21 @@ from expt.config.constraints import Target
 from expt.config.datasets import (
     Augment,
     Diabetes,
+    HuggingFace,
     ImageFolder,
     Images,
     SegmentationFolder,
     Table,
     TargetDataset,
     Text,
+    has_rows,
 )
 from expt.config.groups import Plateau, Transformer, UNet
 from expt.config.tasks import (
     Classification,
     LanguageModel,
+    Multilabel,
+    Regression,
     Segmentation,
     TargetTask,
     in_evaluations_alone,
@@ -30,8 +34,8 @@ if TYPE_CHECKING:
     from expt.config.schema import EarlyStop, RunConfig
 
 TASK_DATASETS: dict[str, tuple[type, ...]] = {
-    "multilabel": (TargetDataset, Table),
-    "regression": (TargetDataset, Table, Diabetes),
+    "multilabel": (TargetDataset, Table, HuggingFace),
+    "regression": (TargetDataset, Table, Diabetes, HuggingFace),
     "language_model": (Text, TargetDataset),
     "segmentation": (SegmentationFolder, TargetDataset),
 }
@@ -60,8 +64,10 @@ def _mixed(config: RunConfig) -> list[str]:
         alpha = getattr(config, key)
         if alpha is not None and not isinstance(config.task, Classification):
             problems.append(f"{key}={alpha}: is of task=classification; use {key}=null")
-    if config.cutmix is not None and isinstance(dataset, Table):
-        problems.append(f"cutmix={config.cutmix}: cuts images, and dataset=table has rows of numbers; use mixup")
+    if config.cutmix is not None and has_rows(dataset):
+        problems.append(
+            f"cutmix={config.cutmix}: cuts images, and dataset={dataset.name} has rows of numbers; use mixup"
+        )
     if not isinstance(dataset, Images) or dataset.transforms is None:
         return problems
     if not dataset.transforms:
@@ -74,6 +80,8 @@ def _mixed(config: RunConfig) -> list[str]:
             problems.append(
                 f"dataset.transforms.{place}: would normalise training images alone; give dataset.mean and std instead"
             )
+    if has_rows(dataset):
+        problems.append("dataset.transforms: are of images, and dataset.input names columns of numbers; leave them out")
     if isinstance(dataset, ImageFolder) and dataset.cache is True:
         problems.append("dataset.cache=true: dataset.transforms read each image as it lies; use cache=auto")
     return problems
@@ -120,10 +128,13 @@ def _task(config: RunConfig) -> list[str]:
         problems.append("dataset.num_classes: task=classification needs it, as in dataset.num_classes=10")
     if isinstance(task, Classification) and isinstance(dataset, Diabetes):
         problems.append("task=classification: dataset=diabetes has a number to predict, no class; use task=regression")
-    several = len(dataset.targets) if isinstance(dataset, Table) and not isinstance(dataset.targets, str) else 1
-    if isinstance(task, Classification) and several > 1:
+    key = "target" if isinstance(dataset, HuggingFace) else "targets"
+    targets = getattr(dataset, key) if isinstance(dataset, Table | HuggingFace) else ""
+    if isinstance(dataset, HuggingFace):
+        problems += _rows_or_images(dataset, task)
+    if isinstance(task, Classification) and not isinstance(targets, str) and len(targets) > 1:
         problems.append(
-            f"task=classification: dataset.targets names {several} columns, and a class is one; name one, or use "
+            f"task=classification: dataset.{key} names {len(targets)} columns, and a class is one; name one, or use "
             "task=multilabel or task=regression"
         )
     if isinstance(dataset, SegmentationFolder):
@@ -174,6 +185,16 @@ def _segmentation_folder(dataset: SegmentationFolder, task: object) -> list[str]
     elif isinstance(task, Segmentation) and task.num_classes not in (None, dataset.num_classes):
         problems.append(f"task.num_classes={task.num_classes}: dataset.num_classes={dataset.num_classes}; leave it out")
     return problems
+
+
+def _rows_or_images(dataset: HuggingFace, task: object) -> list[str]:
+    if has_rows(dataset):
+        size = dataset.image_size
+        return [f"dataset.image_size={list(size)}: dataset.input names columns of numbers; use null"] if size else []
+    mend = f"name columns of numbers, as in 'dataset.input=[{dataset.input}]'"
+    if isinstance(task, Multilabel | Regression):
+        return [f"task={task.name}: dataset.input={dataset.input} is of images with a class each; {mend}"]
+    return ["dataset.standardise_targets=true: is of rows; " + mend] if dataset.standardise_targets else []
 
 
 def _own_masks(dataset: TargetDataset, task: Segmentation) -> list[str]:

@@ -225,7 +225,7 @@ def _source(dataset: DatasetConfig, task: Any, device: torch.device, num_workers
     if isinstance(dataset, datasets.Torchvision):
         return torchvision_sets.source(dataset, device, num_workers)
     if isinstance(dataset, datasets.HuggingFace):
-        return huggingface.source(dataset, num_workers)
+        return huggingface.source(dataset, task, device, num_workers)
     if isinstance(dataset, datasets.ImageFolder):
         return _folder(dataset, device, num_workers)
     if isinstance(dataset, datasets.Text):

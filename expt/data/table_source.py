@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from expt.config.datasets import HuggingFace
 from expt.data import indexing, table
 from expt.data.memory import InMemorySampleLoader, place
 from expt.data.source import Part, Source
@@ -23,6 +24,14 @@ def rows_in_memory(dataset: table.TableConfig, task: Any, device: torch.device) 
     """
     rows = table.load(dataset, task)
     train, test = (index.numpy() for index in indexing.split(len(rows.features), dataset.test_fraction, None))
+    return of_rows(dataset, rows, {"train": train, "test": test}, device)
+
+
+def of_rows(
+    dataset: table.TableConfig | HuggingFace, rows: table.Rows, parts: Mapping[str, np.ndarray], device: torch.device
+) -> Source:
+    """The rows at the indices of each of the parts `train`, and `val` and `test` if there are such."""
+    train = parts["train"]
     classes = torch.from_numpy(rows.targets[train]) if rows.class_names else torch.zeros(len(train))
 
     def part(rows: table.Rows, index: np.ndarray) -> Part:
@@ -31,9 +40,9 @@ def rows_in_memory(dataset: table.TableConfig, task: Any, device: torch.device) 
 
     def source(rows: table.Rows, **more: Any) -> Source:
         example = mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1]))
-        parts = part(rows, train), part(rows, test) if len(test) else None
-        targets = torch.from_numpy(rows.targets[train])
-        return Source(_shapes(rows), rows.class_names, example, *parts, classes, targets_of=targets.__getitem__, **more)
+        each = {name: part(rows, index) for name, index in parts.items() if len(index)}
+        more |= {"val": each.get("val"), "targets_of": torch.from_numpy(rows.targets[train]).__getitem__}
+        return Source(_shapes(rows), rows.class_names, example, each["train"], each.get("test"), classes, **more)
 
     def fitted(chosen: Tensor) -> Source:
         standardised, scales = table.standardised(dataset, rows, train[chosen.numpy()])
