@@ -24,10 +24,11 @@ class Preprocess:
     """`preprocess(SAMPLE)` and `preprocess([SAMPLE, ...])` give a batch for the model, on its device.
 
     Images are scaled to cover the size that the model was trained on and cropped at the centre, or stretched to it
-    where those of a segmentation_folder were; as tensors they are uint8, or float in [0, 1], [C, H, W] or
-    [N, C, H, W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F] or [N, F] of a table, lists
-    of numbers too, come out standardised, [N, 1, 1, F]. A text comes out as its tokens, int64 [1, length]. What is of none of these kinds,
-    as the samples of one's own dataset without classes, is refused where it is no tensor, and else only moved.
+    where those of a segmentation_folder were; as tensors they are uint8, or float in [0, 1], [C, H, W] or [N, C, H,
+    W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F] or [N, F] of a table, lists of
+    numbers too, come out standardised, [N, 1, 1, F]. A text comes out as its tokens, int64 [1, length]. What is of
+    none of these kinds, as the samples of one's own dataset without classes, is refused where it is no tensor, and
+    else only moved.
     """
 
     def __init__(self, dataset: object, data: Mapping[str, Any], device: torch.device) -> None:

@@ -125,7 +125,7 @@ def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(
             "dataset.input=picture: train has no such column; its columns are image, label",
         ),
         (["dataset.target=kind"], None, "dataset.target=kind: train has no such column"),
-        (["dataset.input=weight"], None, "dataset.input=weight: holds float32, not images; dataset=table takes rows"),
+        (["dataset.input=weight"], None, "dataset.input=weight: holds float32, not images; for rows of numbers name"),
         (["dataset.target=weight"], None, "dataset.target=weight: holds 1.5; a class is an integer or a text"),
     ],
 )
