@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from expt.config.constraints import Target
@@ -221,9 +222,7 @@ def _objective(config: RunConfig) -> list[str]:
         key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
         problems.append(f"{key}: dataset.test_fraction=0.0 leaves no test set; use dataset.test_fraction=0.2")
     metrics, (metric, _, split) = metrics_of(config.task), config.objective.partition("/")
-    splits = ["train", "test"] if config.eval_split == "test" else ["train", "val", "test"]
-    untrained = in_evaluations_alone(config.task)
-    tags = [f"{name}/{split}" for name in metrics for split in splits if split != "train" or name not in untrained]
+    tags = _tags(config, ["train", "test"] if config.eval_split == "test" else ["train", "val", "test"])
     if metric in metrics and split == "val" and config.eval_split == "test":
         problems.append(f"objective={config.objective}: eval_split=test has no val; use objective={metric}/test")
     elif config.objective not in tags:
@@ -232,11 +231,15 @@ def _objective(config: RunConfig) -> list[str]:
     return problems
 
 
+def _tags(config: RunConfig, splits: Sequence[str]) -> list[str]:
+    """What is measured of these splits: in training not those that evaluations alone measure."""
+    metrics, untrained = metrics_of(config.task), in_evaluations_alone(config.task)
+    return [f"{name}/{split}" for name in metrics for split in splits if split != "train" or name not in untrained]
+
+
 def _watched(config: RunConfig) -> list[str]:
     """What early stopping and a plateau look at must be there after each epoch."""
-    splits, untrained = ("train", config.eval_split), in_evaluations_alone(config.task)
-    names = [(metric, split) for metric in metrics_of(config.task) for split in splits]
-    measured = [f"{metric}/{split}" for metric, split in names if split != "train" or metric not in untrained]
+    measured = _tags(config, ["train", config.eval_split])
     watched: dict[str, EarlyStop | Plateau | None] = {"early_stop": config.early_stop}
     if isinstance(config.scheduler, Plateau):
         watched["scheduler"] = config.scheduler

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from expt.config.user_code import own_frame
 from expt.data.checked_samples import Check, CheckedSamples, checked
 from expt.data.iterable import IterableLoader, first_of
 from expt.data.loading import Load, Loader, LoaderOptions
@@ -46,10 +46,11 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
         raise
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frame = own_frame(error)
         mend = "give the dataset a method collate(samples) -> batch"
         if own:
-            mend = f"mend the dataset's method collate ({frame.filename}, line {frame.lineno})"
+            where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
+            mend = f"mend the dataset's method collate{where}"
         raise DataError(f"samples cannot be made a batch: {type(error).__name__}: {first}; {mend}") from error
     inputs, targets = batch if isinstance(batch, list | tuple) and len(batch) == 2 else (batch, None)
     if next(leaves((inputs, targets)), None) is None:

@@ -18,6 +18,7 @@ TableConfig: TypeAlias = datasets.Table | datasets.Diabetes
 Kind: TypeAlias = Literal["class", "label", "number"]
 
 _MEND = "give it a number, or remove the row"
+_LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
 DIABETES = Path(__file__).with_name("diabetes.csv")
 
 
@@ -76,7 +77,7 @@ def _load(
     if kind == "class":
         answers, class_names = _classes(path, targets[0], columns[targets[0]])
         return Rows(found, answers, feature_names, targets, class_names)
-    answers, target_names = numbers_of(path, columns, targets)
+    answers, target_names = numbers_of(path, columns, targets, _LABELS if kind == "label" else _MEND)
     if kind == "label":
         check_labels(path, target_names, answers)
     return Rows(found, answers, feature_names, target_names, ())
