@@ -20,15 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from expt.config.schema import RunConfig
 from expt.data import indexing
-from expt.tasks.sums import Averages, Sums
 from expt.training.collectives import Worker
-from expt.training.loop import evaluate, train_epoch
-from expt.worker.build import build_data, build_learner, build_position
 from tests.conftest import Configured
 from tests.every_task import BATCH, CASES, EPOCHS, LR, SEED, SIZE, TESTED_ON, TRAINED_ON, Case, Rows, config_of
 from tests.ranks import together
+from tests.training.plain import trained_on
 
 CPU = torch.device("cpu")
 HOW, MORE = ((3, False), (1, True)), ((1, False), (3, True))
@@ -42,25 +39,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)  # several would wait for each other in tensors as small as these
     yield
     torch.set_num_threads(before)
-
-
-def trained_on(worker: Worker, config: RunConfig) -> Found:
-    torch.manual_seed(SEED)
-    data = build_data(config, worker)
-    learner, position, seen = build_learner(config, data, worker), build_position(config, data), list[Averages]()
-    sums = Sums(learner.task, CPU)
-    for epoch in range(1, EPOCHS + 1):
-        position.begin_epoch()
-        batches = data.train.epoch(epoch)
-        train_epoch(learner, batches, position, sums, log_every=1, on_log=lambda values, _: seen.append(values))
-    assert data.val
-    assert data.test
-    return {
-        "losses": [values.loss for values in seen],
-        "val": dict(evaluate(learner, data.val.evaluation(), CPU).values),
-        "test": dict(evaluate(learner, data.test.evaluation(), CPU).values),
-        "weights": {name: values.tolist() for name, values in learner.module.state_dict().items()},
-    }
 
 
 @functools.cache
@@ -137,7 +115,7 @@ def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
             which = f"{name}, {parts} parts, drop_last={drop_last}"
             losses, weights = plain_loop(name, drop_last)
             assert len(losses) == EPOCHS * (4 if drop_last else 5)
-            assert found["losses"] == pytest.approx(losses, abs=1e-4, nan_ok=True), which
+            assert [values["loss"] for values in found["steps"]] == pytest.approx(losses, abs=1e-4, nan_ok=True), which
             for key, expected in weights.items():
                 assert torch.allclose(torch.tensor(found["weights"][key]), expected, atol=1e-4), (which, key)
             for split, values in measured_of(CASES[name], found["weights"]).items():
