@@ -58,7 +58,7 @@ def rows(number: int, first: int = 0, *, labels: Any = None, **more: Any) -> Any
     return hf.Dataset.from_dict({"image": images, "label": found, **more}, features=features)
 
 
-def of(data: Data, part: str) -> tuple[torch.Tensor, list[int]]:
+def of(data: Data, part: str) -> tuple[torch.Tensor, list[Any]]:
     batches = list(getattr(data, part).evaluation())
     return torch.cat([batch.inputs for batch in batches]), torch.cat([batch.targets for batch in batches]).tolist()
 

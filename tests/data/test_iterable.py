@@ -126,7 +126,12 @@ def test_one_of_unknown_length_is_refused_with_the_reason() -> None:
 
 
 def test_a_run_on_it_resumes_to_the_same_bits(train_alone: TrainAlone, tmp_path: Path) -> None:
-    words = ("~dataset", f"+dataset._target_={__name__}.Numbers", "+dataset.num_workers=0", "task=regression")
+    words: tuple[str, ...] = (
+        "~dataset",
+        f"+dataset._target_={__name__}.Numbers",
+        "+dataset.num_workers=0",
+        "task=regression",
+    )
     words += ("model=mlp", "model.hidden=[]", "batch_size=5", "epochs=2", "drop_last=false", "log_every=1")
 
     def stop(run: Run) -> None:
