@@ -23,6 +23,7 @@
     pictures            what reads the images of both, one by one
     text        windows of a text's tokens
     text_files  what lies in a text's file or folder, and which of its bytes train, validate and test
+    text_source its windows
     table       a person's table: which columns are features and targets, and what they may hold
     table_files the columns of a .csv, .npz or .parquet
     table_source        its rows as tensors, standardised

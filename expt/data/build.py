@@ -22,6 +22,7 @@ from expt.data import (
     own_dataset,
     table,
     table_source,
+    text_source,
     torchvision_sets,
     transforms,
 )
@@ -36,8 +37,6 @@ from expt.data.memory import InMemoryLoader, place
 from expt.data.mixing import Mixing
 from expt.data.source import Part, Source, of_images, streamed
 from expt.data.synthetic import synthetic
-from expt.data.text import TextLoader, Windows
-from expt.data.text_files import parts_of, tokens_of, vocab_size
 from expt.data.tree import mapped
 from expt.errors import ConfigError, warn
 
@@ -72,7 +71,8 @@ class DataInfo:
     def told(self) -> dict[str, Any]:
         """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
         sizes = {name: getattr(self, name) for name in ("train_size", "val_size", "test_size")}
-        more = {name: getattr(self, name) for name in ("class_names", "standardised") if getattr(self, name)}
+        where_there_are = ("class_names", "standardised", "feature_names", "target_names", "target_origin")
+        more = {name: getattr(self, name) for name in where_there_are if getattr(self, name)}
         return {**self.shapes, **sizes, **more}
 
     @property
@@ -136,7 +136,7 @@ def build(
 
     Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit it.
     """
-    source = _source(dataset, task, device, num_workers)
+    source = found(dataset, task, device, num_workers)
     checks.check_image_keys(dataset, source)
     train_idx, val_idx = split(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
@@ -205,8 +205,8 @@ def _origin(source: Source, train: Tensor) -> float:
     return mean if abs(mean) > _FAR * float(values.std(correction=0)) else 0.0
 
 
-def _split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
-    """The training samples to train on, and those held out to validate."""
+def split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
+    """The training samples to train on, and those held out to validate [N]."""
     size, limited_by = source.train.size, None if source.in_random_order else source.classes
     if dataset.folds is None or dataset.fold is None:
         return indexing.split(size, 0.0 if source.val else dataset.val_fraction, dataset.train_limit, limited_by)
@@ -219,7 +219,8 @@ def _split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
     return indexing.split_fold(source.classes, dataset.folds, dataset.fold, dataset.train_limit, limited_by)
 
 
-def _source(dataset: DatasetConfig, task: Any, device: torch.device, num_workers: int) -> Source:
+def found(dataset: DatasetConfig, task: Any, device: torch.device, num_workers: int) -> Source:
+    """The dataset as it lies there, before it is split and batched. Raises as `build`."""
     if isinstance(dataset, datasets.Synthetic):
         return _of_arrays(*synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device, num_workers)
     if isinstance(dataset, datasets.Torchvision):
@@ -229,7 +230,7 @@ def _source(dataset: DatasetConfig, task: Any, device: torch.device, num_workers
     if isinstance(dataset, datasets.ImageFolder):
         return _folder(dataset, device, num_workers)
     if isinstance(dataset, datasets.Text):
-        return _text(dataset)
+        return text_source.windows(dataset)
     if isinstance(dataset, datasets.TargetDataset):
         return own_dataset.source(dataset, num_workers, task)
     if isinstance(dataset, datasets.SegmentationFolder):
@@ -268,19 +269,6 @@ def _folder(dataset: datasets.ImageFolder, device: torch.device, num_workers: in
     classes, originals = torch.tensor(listings["train"].labels), FolderDataset(listings["train"], None)
     to_train = transforms.transformed(parts["train"], originals, shape, len(names), num_workers)
     return of_images(shape, names, to_train, parts.get("test"), val=parts.get("val"), classes=classes)
-
-
-def _text(dataset: datasets.Text) -> Source:
-    read = None if dataset.tokens == "bytes" else tokens_of(dataset)
-    train, val, test = (part and _of_text(Windows(part, dataset.context, read)) for part in parts_of(dataset))
-    assert train
-    tokens = torch.zeros(dataset.context, dtype=torch.int64)
-    shapes = {"vocab_size": vocab_size(dataset), "context": dataset.context}
-    return Source(shapes, (), (tokens, tokens), train, test, torch.zeros(train.size), val=val)
-
-
-def _of_text(windows: Windows) -> Part:
-    return Part(len(windows), functools.partial(TextLoader, windows))
 
 
 def _mask_folder(dataset: datasets.SegmentationFolder, num_workers: int, values: masks.MaskValues) -> Source:

@@ -26,8 +26,16 @@ _PARTS = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "te
 _GREY = ("1", "L")
 
 
-def source(dataset: HuggingFace, task: Any, device: torch.device, num_workers: int) -> Source:
+def source(
+    dataset: HuggingFace,
+    task: Any,
+    device: torch.device,
+    num_workers: int,
+    trained_on: Mapping[str, Any] | None = None,
+) -> Source:
     """Its parts, by the names of its splits, and their images of classes, or rows as the configured `task` takes them.
+
+    Rows are standardised as those that a record says `trained_on` of, where it is given.
 
     Raises ConfigError for a column that it has not, DataError for one that holds something else, and for a folder that
     is no dataset.
@@ -35,7 +43,7 @@ def source(dataset: HuggingFace, task: Any, device: torch.device, num_workers: i
     splits = _splits(dataset)
     if not isinstance(dataset.input, str):
         rows, parts = _table(dataset, dataset.input, splits, task)
-        return of_rows(dataset, rows, parts, device)
+        return of_rows(dataset, rows, parts, device, trained_on)
     names, numbers = _classes(dataset, splits)
     return _images(dataset, dataset.input, splits, names, numbers, num_workers)
 

@@ -237,7 +237,7 @@ def _at_unit_scale(values: np.ndarray, training: np.ndarray) -> tuple[np.ndarray
     return (values - mean) / std, list(zip(mean.tolist(), std.tolist(), strict=True))
 
 
-def in_order_of(trained_on: Mapping[str, Any], rows: Rows, dataset: TableConfig) -> Rows:
+def in_order_of(trained_on: Mapping[str, Any], rows: Rows, dataset: TableConfig | datasets.HuggingFace) -> Rows:
     """The rows with the columns of a run, in its order and by its names, as its record says of its data.
 
     A single target may have another name. Raises ConfigError where a column is missing.

@@ -17,7 +17,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.user_code import fingerprint, targets_recorded
 from expt.data.build import shapes_told
-from expt.errors import ConfigError, warn
+from expt.errors import warn
 from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
 from expt.models.partial_load import plain_weights

@@ -16,7 +16,7 @@ from expt.config.tasks import Classification, in_evaluations_alone, metrics_of
 from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.files import refuse_missing
-from expt.data.loading import Shard
+from expt.data.loading import Batch, Shard
 from expt.data.tree import mapped
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build

@@ -11,7 +11,7 @@ from typing import Any
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.config.tasks import metrics_of
-from expt.data.loading import Batch, TimedBatches
+from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import checkpoint, tags
 from expt.runs.paths import RunPaths
@@ -250,10 +250,3 @@ class Run:
             "first_step_s": self.steps.first_s,
             "steps": steps,
         }
-
-
-def _each_told(batches: Iterable[Batch], tell: Callable[[], None]) -> Iterator[Batch]:
-    """The batches, calling `tell` before each."""
-    for batch in batches:
-        tell()
-        yield batch

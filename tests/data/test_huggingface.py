@@ -15,8 +15,10 @@ from PIL import Image
 
 from expt.config.identity import identity
 from expt.config.schema import RunConfig
+from expt.data import evaluation
 from expt.data.build import Data
 from expt.data.fingerprint import content_of
+from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
 from expt.inference.preprocess import Preprocess
 from expt.training.collectives import Worker
@@ -247,3 +249,15 @@ def test_what_does_not_go_with_rows_is_refused(
 
 def test_runs_on_images_are_known_as_before(configured: Configured) -> None:
     assert identity(configured("dataset=huggingface", "dataset.path=x")) == "36e71fe833cc"
+
+
+def test_an_evaluation_has_the_rows_of_the_run(numbers: dict[str, Any], chosen: Callable[..., RunConfig]) -> None:
+    """By the scales of what the run was trained on."""
+    config = chosen(*MODEL, "dataset.target=y", "task=regression", "dataset.standardise_targets=true")
+    data = build_data(config, ALONE)
+    options = LoaderOptions(batch_size=4, device=ALONE.device)
+    again = evaluation.load(config.dataset, config.task, "test", data.info.told, options, own=True)
+    assert data.test is not None
+    for mine, theirs in zip(again.batches(), data.test.evaluation(), strict=True):
+        torch.testing.assert_close(mine.inputs, theirs.inputs)
+        torch.testing.assert_close(mine.targets, theirs.targets)
