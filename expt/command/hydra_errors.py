@@ -59,6 +59,8 @@ def _unknown_option(error: Any) -> str:
 
 def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
     typed, group, known = _typed(key, overrides), key.partition(".")[0], set(keys())
+    if any(text.startswith(f"+{group}._target_=") for text in overrides):
+        return f"{typed}: there is no key '{key}' yet; type +{typed}"
     if key in known:
         return f"{typed}: the chosen {group} has no key '{key}'; another {group}=... has"
     if _is_own(group, overrides):
@@ -122,6 +124,11 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2]
 
 
+def _in_brackets(word: str) -> str:
+    key, _, node = word.partition("=")
+    return f"{word}: is a list; put brackets around it, as in {shlex.quote(f'{key}=[{node}]')}"
+
+
 def _not_text(error: Any, overrides: Sequence[str]) -> str:
     """Which file it is, the error does not say."""
     folders = [path for word in overrides if (path := Path(word.rpartition("=")[2])).is_dir()]
@@ -173,6 +180,10 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
         lambda _, word, __: f"{word}: several values make a sweep; add -m, as in python -m expt -m {shlex.quote(word)}",
     ),
     (Exception, r"Primary config|config directory", lambda error, *_: f"{_first_line(error)}; {PRIMARY}"),
+    (
+        *(Exception, r"Error merging override ([^=]+=\{.+)"),
+        lambda error, word, _: _in_brackets(word) if "with ListConfig" in str(error.__cause__) else "",
+    ),
     (
         *(Exception, r"Error merging override (.+)"),
         lambda error, word, _: f"{word}: {_first_line(error.__cause__ or error)}",

@@ -17,7 +17,8 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Folder = Annotated[str, AfterValidator(os.path.expanduser)]
 Size = tuple[Count, Count]  # height, width
-DottedName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")]
+DOTTED_NAME = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"
+DottedName = Annotated[str, Field(pattern=DOTTED_NAME)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -90,10 +90,14 @@ class Torchvision(Images):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class HuggingFace(Images):
+    """Images, each of one class, by the name of their column; or rows of numbers, by a list of columns."""
+
     name: Literal["huggingface"]
     path: Folder
-    input: str
-    target: str
+    input: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    target: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    standardise: bool = True
+    standardise_targets: bool = False
     image_size: Size | None
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
 
@@ -122,7 +126,7 @@ class ImageFolder(Images):
 class Text(_Dataset):
     name: Literal["text"]
     root: Folder
-    tokens: Literal["bytes"]
+    tokens: Folder  # bytes, or a file of tokenizers
     context: Count
     test_fraction: Fraction
     mean: tuple[float, ...] | None = None
@@ -201,6 +205,12 @@ DATASETS: dict[str, Any] = {
     "_target_": TargetDataset,
 }
 
+
+def has_rows(dataset: Any) -> bool:
+    """Whether its samples are rows of numbers."""
+    return isinstance(dataset, _Table) or (isinstance(dataset, HuggingFace) and not isinstance(dataset.input, str))
+
+
 _NOUNS = {"text": "window", "table": "row", "diabetes": "row"}
 
 
@@ -209,4 +219,6 @@ def noun_of(record: Mapping[str, Any]) -> str:
     dataset = (record.get("config") or {}).get("dataset") or {}
     if dataset.get("name") == "_target_":
         return "image" if dataset.get("num_classes") else "sample"
+    if dataset.get("name") == "huggingface" and not isinstance(dataset.get("input"), str):
+        return "row"
     return _NOUNS.get(str(dataset.get("name")), "image")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from expt.config import secrets
 from expt.config.schema import RunConfig
+from expt.config.tasks import in_evaluations_alone
 
 # Where data lies, what is kept and shown, how patiently it is waited for: none of it changes a number.
 NOT_IN_RESULT = {"resume", "max_restarts", "timeout_s", "debug", "profile", "print_every"}
@@ -74,14 +75,42 @@ def identity(
         del settings["batch_norm"]
     if config.dataset.train_limit and config.dataset.name in ("image_folder", "_target_"):
         settings["dataset.train_limit"] = f"{config.dataset.train_limit} of all classes"  # once the first ones
+    if config.dataset.name == "text" and config.dataset.tokens != "bytes":
+        settings["dataset.tokens"] = "tokenizer"  # what the file holds is in the content, wherever it lies
+    if config.dataset.name == "huggingface":  # it once had images alone
+        for key, before in (("dataset.standardise", True), ("dataset.standardise_targets", False)):
+            if settings[key] is before:
+                del settings[key]
     if content is not None:
         digits = {"data": content.data, "code": content.code, "weights": content.weights}
         settings |= {f"content.{part}": found for part, found in digits.items() if found}
         continues = content.continues and not by_paths
         if config.resume not in (None, "auto") and not continues:  # where it starts
             settings["resume"] = config.resume
+    settings |= _ambiguous(config)
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _ambiguous(config: RunConfig) -> dict[str, Any]:
+    """The arguments of a person's own classes of which the flat settings do not tell all, as they are."""
+    found = {}
+    holders = {name: getattr(config, name) for name in ("model", "task", "dataset", "optimizer", "scheduler")}
+    metrics = {f"task.metrics.{name}": metric for name, metric in in_evaluations_alone(config.task).items()}
+    for name, holder in {**holders, **metrics}.items():
+        for field in ("kwargs", "train", "test"):
+            arguments = getattr(holder, field, None)
+            if isinstance(arguments, dict) and not _is_flat(plain := _plain(arguments)):
+                found[f"{name}.{field} as they are"] = plain
+    return found
+
+
+def _is_flat(arguments: Mapping[str, Any]) -> bool:
+    """Whether no dict in it is empty, which the flat settings would leave out, and no key has a dot."""
+    return all(
+        "." not in str(key) and (not isinstance(value, dict) or (bool(value) and _is_flat(value)))
+        for key, value in arguments.items()
+    )
 
 
 def shown(config: RunConfig) -> dict[str, Any]:

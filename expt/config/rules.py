@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from expt.config.datasets import Diabetes, Table
+from expt.config.datasets import has_rows
 from expt.config.groups import SGD, ConvNet, DefaultInit, NamedModel, ResNet18, Transformer
 from expt.config.task_rules import of_samples, of_task, of_tokens
 from expt.config.trackers import of_trackers
@@ -105,7 +105,7 @@ def _model(config: RunConfig) -> list[str]:
         return [f"init={config.init.name}: would draw anew what model.pretrained=true loads; use init=default"]
     if isinstance(config.model, Transformer):
         return [*_heads(config.model), *of_tokens(config)]
-    if isinstance(config.dataset, Table | Diabetes) and isinstance(config.model, ConvNet | ResNet18):
+    if has_rows(config.dataset) and isinstance(config.model, ConvNet | ResNet18):
         name = config.model.name
         return [f"model={name}: takes images, and dataset={config.dataset.name} has rows of numbers; use model=mlp"]
     if not isinstance(config.model, ConvNet):

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from expt.config.constraints import Target
 from expt.config.datasets import (
     Augment,
     Diabetes,
+    HuggingFace,
     ImageFolder,
     Images,
     SegmentationFolder,
     Table,
     TargetDataset,
     Text,
+    has_rows,
 )
 from expt.config.groups import Plateau, Transformer, UNet
 from expt.config.tasks import (
     Classification,
     LanguageModel,
+    Multilabel,
+    Regression,
     Segmentation,
     TargetTask,
     in_evaluations_alone,
@@ -30,8 +35,8 @@ if TYPE_CHECKING:
     from expt.config.schema import EarlyStop, RunConfig
 
 TASK_DATASETS: dict[str, tuple[type, ...]] = {
-    "multilabel": (TargetDataset, Table),
-    "regression": (TargetDataset, Table, Diabetes),
+    "multilabel": (TargetDataset, Table, HuggingFace),
+    "regression": (TargetDataset, Table, Diabetes, HuggingFace),
     "language_model": (Text, TargetDataset),
     "segmentation": (SegmentationFolder, TargetDataset),
 }
@@ -60,8 +65,10 @@ def _mixed(config: RunConfig) -> list[str]:
         alpha = getattr(config, key)
         if alpha is not None and not isinstance(config.task, Classification):
             problems.append(f"{key}={alpha}: is of task=classification; use {key}=null")
-    if config.cutmix is not None and isinstance(dataset, Table):
-        problems.append(f"cutmix={config.cutmix}: cuts images, and dataset=table has rows of numbers; use mixup")
+    if config.cutmix is not None and has_rows(dataset):
+        problems.append(
+            f"cutmix={config.cutmix}: cuts images, and dataset={dataset.name} has rows of numbers; use mixup"
+        )
     if not isinstance(dataset, Images) or dataset.transforms is None:
         return problems
     if not dataset.transforms:
@@ -74,6 +81,8 @@ def _mixed(config: RunConfig) -> list[str]:
             problems.append(
                 f"dataset.transforms.{place}: would normalise training images alone; give dataset.mean and std instead"
             )
+    if has_rows(dataset):
+        problems.append("dataset.transforms: are of images, and dataset.input names columns of numbers; leave them out")
     if isinstance(dataset, ImageFolder) and dataset.cache is True:
         problems.append("dataset.cache=true: dataset.transforms read each image as it lies; use cache=auto")
     return problems
@@ -120,10 +129,13 @@ def _task(config: RunConfig) -> list[str]:
         problems.append("dataset.num_classes: task=classification needs it, as in dataset.num_classes=10")
     if isinstance(task, Classification) and isinstance(dataset, Diabetes):
         problems.append("task=classification: dataset=diabetes has a number to predict, no class; use task=regression")
-    several = len(dataset.targets) if isinstance(dataset, Table) and not isinstance(dataset.targets, str) else 1
-    if isinstance(task, Classification) and several > 1:
+    key = "target" if isinstance(dataset, HuggingFace) else "targets"
+    targets = getattr(dataset, key) if isinstance(dataset, Table | HuggingFace) else ""
+    if isinstance(dataset, HuggingFace):
+        problems += _rows_or_images(dataset, task)
+    if isinstance(task, Classification) and not isinstance(targets, str) and len(targets) > 1:
         problems.append(
-            f"task=classification: dataset.targets names {several} columns, and a class is one; name one, or use "
+            f"task=classification: dataset.{key} names {len(targets)} columns, and a class is one; name one, or use "
             "task=multilabel or task=regression"
         )
     if isinstance(dataset, SegmentationFolder):
@@ -176,6 +188,16 @@ def _segmentation_folder(dataset: SegmentationFolder, task: object) -> list[str]
     return problems
 
 
+def _rows_or_images(dataset: HuggingFace, task: object) -> list[str]:
+    if has_rows(dataset):
+        size = dataset.image_size
+        return [f"dataset.image_size={list(size)}: dataset.input names columns of numbers; use null"] if size else []
+    mend = f"name columns of numbers, as in 'dataset.input=[{dataset.input}]'"
+    if isinstance(task, Multilabel | Regression):
+        return [f"task={task.name}: dataset.input={dataset.input} is of images with a class each; {mend}"]
+    return ["dataset.standardise_targets=true: is of rows; " + mend] if dataset.standardise_targets else []
+
+
 def _own_masks(dataset: TargetDataset, task: Segmentation) -> list[str]:
     if dataset.num_classes is not None:
         number = dataset.num_classes
@@ -200,9 +222,7 @@ def _objective(config: RunConfig) -> list[str]:
         key = "eval_split=test" if config.eval_split == "test" else f"objective={config.objective}"
         problems.append(f"{key}: dataset.test_fraction=0.0 leaves no test set; use dataset.test_fraction=0.2")
     metrics, (metric, _, split) = metrics_of(config.task), config.objective.partition("/")
-    splits = ["train", "test"] if config.eval_split == "test" else ["train", "val", "test"]
-    untrained = in_evaluations_alone(config.task)
-    tags = [f"{name}/{split}" for name in metrics for split in splits if split != "train" or name not in untrained]
+    tags = _tags(config, ["train", "test"] if config.eval_split == "test" else ["train", "val", "test"])
     if metric in metrics and split == "val" and config.eval_split == "test":
         problems.append(f"objective={config.objective}: eval_split=test has no val; use objective={metric}/test")
     elif config.objective not in tags:
@@ -211,11 +231,15 @@ def _objective(config: RunConfig) -> list[str]:
     return problems
 
 
+def _tags(config: RunConfig, splits: Sequence[str]) -> list[str]:
+    """What is measured of these splits: in training not those that evaluations alone measure."""
+    metrics, untrained = metrics_of(config.task), in_evaluations_alone(config.task)
+    return [f"{name}/{split}" for name in metrics for split in splits if split != "train" or name not in untrained]
+
+
 def _watched(config: RunConfig) -> list[str]:
     """What early stopping and a plateau look at must be there after each epoch."""
-    splits, untrained = ("train", config.eval_split), in_evaluations_alone(config.task)
-    names = [(metric, split) for metric in metrics_of(config.task) for split in splits]
-    measured = [f"{metric}/{split}" for metric, split in names if split != "train" or metric not in untrained]
+    measured = _tags(config, ["train", config.eval_split])
     watched: dict[str, EarlyStop | Plateau | None] = {"early_stop": config.early_stop}
     if isinstance(config.scheduler, Plateau):
         watched["scheduler"] = config.scheduler
@@ -236,6 +260,8 @@ def _text(config: RunConfig) -> list[str]:
         return [
             f"dataset.val_fraction={val}: with dataset.test_fraction={test} it leaves nothing to train on; use less"
         ]
+    if dataset.tokens != "bytes" and not dataset.tokens.endswith(".json"):
+        return [f"dataset.tokens={dataset.tokens}: is neither bytes nor a tokenizer's .json; use dataset.tokens=bytes"]
     if dataset.test_fraction == 0 and "test" in (config.eval_split, config.objective.partition("/")[2]):
         return ["dataset.test_fraction=0.0: leaves nothing to test on; use eval_split=val objective=auto"]
     return []

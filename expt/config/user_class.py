@@ -9,13 +9,12 @@ import importlib
 import inspect
 import re
 import sys
-import traceback
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from expt.config.constraints import DOTTED_NAME
 from expt.config.main_code import PREFIX
-from expt.config.user_code import is_installed
+from expt.config.user_code import own_frame
 from expt.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -43,11 +42,9 @@ def resolve(path: str, base: type[T]) -> type[T]:
 
 def _of_import(module: str, error: BaseException) -> str:
     """What to say where importing `module` raised: that it is not found, or where in the person's own code it fails."""
-    frames = reversed(traceback.extract_tb(error.__traceback__))
-    own = (frame for frame in frames if not (frame.filename.startswith("<") or is_installed(Path(frame.filename))))
     if module.startswith(PREFIX):
         return f"it is of a notebook's or script's __main__ ({error}); give the class there, or use expt rerun FOLDER"
-    if (frame := next(own, None)) is None:
+    if (frame := own_frame(error)) is None:
         return f"cannot import {module} ({error}); its folder must be the current one or on PYTHONPATH"
     told = f"{type(error).__name__}: {error}".partition("\n")[0]
     return f"importing {module} raised {told} ({frame.filename}, line {frame.lineno})"
@@ -96,7 +93,7 @@ def _planned(value: Any) -> Any:
     if "_target_" not in value:
         return arguments
     path = value["_target_"]
-    if not (isinstance(path, str) and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", path)):
+    if not (isinstance(path, str) and re.fullmatch(DOTTED_NAME, path)):
         raise ConfigError(f"_target_={path}: name a class, as in _target_: torchvision.transforms.v2.RandAugment")
     if path.partition(".")[0] in sys.stdlib_module_names:  # before anything there is imported
         raise ConfigError(_of_python(path))

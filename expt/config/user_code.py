@@ -11,6 +11,7 @@ import hashlib
 import importlib.machinery
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,13 @@ def is_installed(path: Path) -> bool:
     of_packages = [folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
     folders = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), *of_packages)
     return any(path.is_relative_to(folder) for folder in folders)
+
+
+def own_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Where in the person's own code it was raised, or what raised it was called; None where not from there."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    own = (frame for frame in frames if not (frame.filename.startswith("<") or is_installed(Path(frame.filename))))
+    return next(own, None)
 
 
 def _imports(path: Path, module: str) -> Iterator[str]:

@@ -13,6 +13,7 @@
     prefetch    on a GPU, the next batch while this one computes
     memory      the loaders of images, and of samples of any kind, that fit in memory
     stream      the loader of everything larger
+    iterable    the loader of an IterableDataset of known length
     image_folder        a person's folder of images, read image by image
     image_folder_files  what lies in such a folder, and how one image is decoded
     image_folder_cache  such a folder, decoded once into the cache
@@ -22,9 +23,11 @@
     pictures            what reads the images of both, one by one
     text        windows of a text's tokens
     text_files  what lies in a text's file or folder, and which of its bytes train, validate and test
+    text_source its windows
     table       a person's table: which columns are features and targets, and what they may hold
     table_files the columns of a .csv, .npz or .parquet
     table_source        its rows as tensors, standardised
+    images_and_noise    those of experiment=gan
     source      a dataset as it is found, before it is split and batched
     checks      whether settings fit the data
     synthetic   images made on the spot

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.config import datasets
+from expt.config import datasets, tasks
 from expt.data import (
     checks,
     huggingface,
@@ -22,6 +22,7 @@ from expt.data import (
     own_dataset,
     table,
     table_source,
+    text_source,
     torchvision_sets,
     transforms,
 )
@@ -32,15 +33,14 @@ from expt.data.image_folder import FolderDataset
 from expt.data.image_folder_cache import decoded_folder
 from expt.data.image_folder_files import list_parts
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard
-from expt.data.masks import MaskValues
 from expt.data.memory import InMemoryLoader, place
 from expt.data.mixing import Mixing
 from expt.data.source import Part, Source, of_images, streamed
 from expt.data.synthetic import synthetic
-from expt.data.text import TextLoader, Windows
-from expt.data.text_files import VOCAB_SIZES, Extent, parts_of
 from expt.data.tree import mapped
 from expt.errors import ConfigError, warn
+
+_FAR = 100.0  # deviations from 0, beyond which a variance from sums of squares loses more than four digits
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,16 @@ class DataInfo:
     """of a table's columns that are to be predicted"""
     class_counts: tuple[int, ...] = ()
     """samples of each class to train on; empty where the dataset does not tell before they are read"""
+    target_origin: float = 0.0
+    """what targets that are numbers lie near, where that is far from 0 by their deviation"""
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
+        sizes = {name: getattr(self, name) for name in ("train_size", "val_size", "test_size")}
+        where_there_are = ("class_names", "standardised", "feature_names", "target_names", "target_origin")
+        more = {name: getattr(self, name) for name in where_there_are if getattr(self, name)}
+        return {**self.shapes, **sizes, **more}
 
     @property
     def channels(self) -> int:
@@ -74,6 +84,12 @@ class DataInfo:
     def num_classes(self) -> int:
         """The number of a model's outputs."""
         return int(self.shapes["num_classes"])
+
+
+def shapes_told(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The shapes in what `DataInfo.told` has told."""
+    others = {field.name for field in dataclasses.fields(DataInfo)}
+    return {key: value for key, value in record.items() if key not in others}
 
 
 @dataclass(frozen=True)
@@ -110,18 +126,17 @@ def build(
     channels_last: bool,
     num_workers: int = 0,
     batch_parts: int = 1,
-    mask_values: MaskValues | None = None,
     mixup: float | None = None,
     cutmix: float | None = None,
 ) -> Data:
     """The loaders of `dataset` on one worker; `batch_size` is global, `num_workers` reads for this worker.
 
-    A batch is a multiple of `batch_parts`, which is told where it is too large. The configured `task` says what a
-    table's targets are; they are masks where `mask_values` are given. For `mixup` and `cutmix` see Mixing.
+    A batch is a multiple of `batch_parts`, which is told where it is too large. The configured `task` says what the
+    targets of a table or of a person's own samples are. For `mixup` and `cutmix` see Mixing.
 
     Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit it.
     """
-    source = found(dataset, task, device, num_workers, mask_values)
+    source = found(dataset, task, device, num_workers)
     checks.check_image_keys(dataset, source)
     train_idx, val_idx = split(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
@@ -151,7 +166,7 @@ def build(
     if len(val_idx):
         val = source.train.load(val_idx, in_order)
     return Data(
-        info=_info(source, train_idx, val=val, test=test),
+        info=_info(source, train_idx, task, val=val, test=test),
         example=mapped(lambda tensor: torch.zeros_like(tensor, device=device), source.example),
         train=source.train.load(train_idx, to_train),
         val=val,
@@ -164,7 +179,7 @@ def _transforms(dataset: DatasetConfig) -> Sequence[Callable[[Any], Any]]:
     return transforms.build(configured) if configured else ()
 
 
-def _info(source: Source, train: Tensor, *, val: Loader | None, test: Loader | None) -> DataInfo:
+def _info(source: Source, train: Tensor, task: Any, *, val: Loader | None, test: Loader | None) -> DataInfo:
     names = source.class_names
     counts = torch.bincount(source.classes[train], minlength=len(names)) if source.tells_classes else torch.empty(0)
     return DataInfo(
@@ -177,7 +192,17 @@ def _info(source: Source, train: Tensor, *, val: Loader | None, test: Loader | N
         feature_names=source.feature_names,
         target_names=source.target_names,
         class_counts=tuple(counts.tolist()),
+        target_origin=_origin(source, train) if isinstance(task, tasks.Regression) else 0.0,
     )
+
+
+def _origin(source: Source, train: Tensor) -> float:
+    """See DataInfo; alike on all workers, and in a run that resumes."""
+    if source.targets_of is None:
+        return 0.0
+    values = source.targets_of(train).double()
+    mean = float(values.mean())
+    return mean if abs(mean) > _FAR * float(values.std(correction=0)) else 0.0
 
 
 def split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
@@ -194,24 +219,22 @@ def split(dataset: DatasetConfig, source: Source) -> tuple[Tensor, Tensor]:
     return indexing.split_fold(source.classes, dataset.folds, dataset.fold, dataset.train_limit, limited_by)
 
 
-def found(
-    dataset: DatasetConfig, task: Any, device: torch.device, num_workers: int, values: MaskValues | None = None
-) -> Source:
+def found(dataset: DatasetConfig, task: Any, device: torch.device, num_workers: int) -> Source:
     """The dataset as it lies there, before it is split and batched. Raises as `build`."""
     if isinstance(dataset, datasets.Synthetic):
         return _of_arrays(*synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device, num_workers)
     if isinstance(dataset, datasets.Torchvision):
         return torchvision_sets.source(dataset, device, num_workers)
     if isinstance(dataset, datasets.HuggingFace):
-        return huggingface.source(dataset, num_workers)
+        return huggingface.source(dataset, task, device, num_workers)
     if isinstance(dataset, datasets.ImageFolder):
         return _folder(dataset, device, num_workers)
     if isinstance(dataset, datasets.Text):
-        return _text(dataset)
+        return text_source.windows(dataset)
     if isinstance(dataset, datasets.TargetDataset):
-        return own_dataset.source(dataset, num_workers, values, task)
+        return own_dataset.source(dataset, num_workers, task)
     if isinstance(dataset, datasets.SegmentationFolder):
-        return _mask_folder(dataset, num_workers, values or MaskValues(num_classes=dataset.num_classes))
+        return _mask_folder(dataset, num_workers, masks.values_of(dataset, task))
     if isinstance(dataset, table.TableConfig):
         return table_source.rows_in_memory(dataset, task, device)
     train, test = _tensors(load(dataset, "train")), _tensors(load(dataset, "test"))
@@ -248,20 +271,7 @@ def _folder(dataset: datasets.ImageFolder, device: torch.device, num_workers: in
     return of_images(shape, names, to_train, parts.get("test"), val=parts.get("val"), classes=classes)
 
 
-def _text(dataset: datasets.Text) -> Source:
-    train, val, test = (part and _of_text(part, dataset.context) for part in parts_of(dataset))
-    assert train
-    tokens = torch.zeros(dataset.context, dtype=torch.int64)
-    shapes = {"vocab_size": VOCAB_SIZES[dataset.tokens], "context": dataset.context}
-    return Source(shapes, (), (tokens, tokens), train, test, torch.zeros(train.size), val=val)
-
-
-def _of_text(part: Extent, context: int) -> Part:
-    windows = Windows(part, context)
-    return Part(len(windows), functools.partial(TextLoader, windows, context))
-
-
-def _mask_folder(dataset: datasets.SegmentationFolder, num_workers: int, values: MaskValues) -> Source:
+def _mask_folder(dataset: datasets.SegmentationFolder, num_workers: int, values: masks.MaskValues) -> Source:
     size = dataset.image_size
     parts: dict[str, Part] = {}
     for part, pairs in mask_files.list_parts(dataset.root).items():

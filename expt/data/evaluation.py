@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from expt.config import datasets
-from expt.data import build, checks, table, table_source
+from expt.data import build, checks, huggingface, table, table_source
 from expt.data.files import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions
-from expt.data.masks import MaskValues
 from expt.data.source import Source
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.request import Split
@@ -52,7 +51,6 @@ def load(
     *,
     own: bool,
     num_workers: int = 0,
-    mask_values: MaskValues | None = None,
 ) -> EvaluationData:
     """The samples of a split, for the model of a run whose record says `trained_on` of its data.
 
@@ -61,8 +59,10 @@ def load(
     """
     if isinstance(dataset, table.TableConfig):
         source = table_source.rows_as_in(trained_on, dataset, task, options.device)
+    elif isinstance(dataset, datasets.HuggingFace):
+        source = huggingface.source(dataset, task, options.device, num_workers, trained_on)
     else:
-        source = build.found(dataset, task, options.device, num_workers, mask_values)
+        source = build.found(dataset, task, options.device, num_workers)
     tells = options.shard.rank == 0
     if not own:
         _refuse_other_shapes(dataset, source, trained_on)

@@ -169,9 +169,10 @@ def _of_files(root: Path, names: Sequence[str]) -> str:
 
 
 def _of_text(dataset: datasets.Text) -> str:
-    text = text_files.parts_of(dataset).train
+    text_files.parts_of(dataset)  # raises for what it has not
+    paths = [*text_files.files_of(dataset), *([] if dataset.tokens == "bytes" else [Path(dataset.tokens)])]
     with _Remembered(f"text-{digest([str(Path(dataset.root).resolve())])}") as remembered:
-        return digest(remembered.sum_of(path) for path in text.files)
+        return digest(remembered.sum_of(path) for path in paths)
 
 
 class _Remembered:

@@ -1,4 +1,4 @@
-"""A Hugging Face dataset in a folder: what save_to_disk wrote, parquet files, or an imagefolder. Nothing is fetched."""
+"""A Hugging Face dataset in a folder: what save_to_disk wrote, parquet, csv, or an imagefolder. Nothing is fetched."""
 
 from __future__ import annotations
 
@@ -8,35 +8,94 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from expt.config import tasks
 from expt.config.datasets import HuggingFace
+from expt.data import table
 from expt.data.cache import cache_dir
 from expt.data.huggingface_files import NEEDS
 from expt.data.pictures import Pictures, of_pictures
 from expt.data.source import Source
+from expt.data.table_source import of_rows
 from expt.errors import ConfigError, DataError
 
 _PARTS = {"train": ("train",), "val": ("validation", "valid", "val", "dev"), "test": ("test",)}
 _GREY = ("1", "L")
 
 
-def source(dataset: HuggingFace, num_workers: int) -> Source:
-    """Its parts, by the names of its splits, and their images of classes.
+def source(
+    dataset: HuggingFace,
+    task: Any,
+    device: torch.device,
+    num_workers: int,
+    trained_on: Mapping[str, Any] | None = None,
+) -> Source:
+    """Its parts, by the names of its splits, and their images of classes, or rows as the configured `task` takes them.
+
+    Rows are standardised as those that a record says `trained_on` of, where it is given.
 
     Raises ConfigError for a column that it has not, DataError for one that holds something else, and for a folder that
     is no dataset.
     """
     splits = _splits(dataset)
-    classes = {part: _column(split, dataset) for part, split in splits.items()}
-    names = _class_names(splits["train"], dataset, classes["train"])
-    named = {part: _by_name(splits[part], names, classes[part], dataset) for part in splits}
-    numbers = {part: _numbers(values, names, dataset, part) for part, values in named.items()}
-    rows = {part: _Rows(split, dataset.input, numbers[part]) for part, split in splits.items()}
+    if not isinstance(dataset.input, str):
+        rows, parts = _table(dataset, dataset.input, splits, task)
+        return of_rows(dataset, rows, parts, device, trained_on)
+    names, numbers = _classes(dataset, splits)
+    return _images(dataset, dataset.input, splits, names, numbers, num_workers)
+
+
+def _images(
+    dataset: HuggingFace, column: str, splits: Mapping[str, Any], names: Sequence[Any], numbers: Any, num_workers: int
+) -> Source:
+    rows = {part: _Rows(split, column, numbers[part]) for part, split in splits.items()}
     mode = "L" if rows["train"][0][0].mode in _GREY else "RGB"
     sets = {part: Pictures(each, mode, dataset.image_size) for part, each in rows.items()}
     return of_pictures(sets, tuple(map(str, names)), torch.tensor(numbers["train"]), num_workers)
+
+
+def _classes(dataset: HuggingFace, splits: Mapping[str, Any]) -> tuple[list[Any], dict[str, list[int]]]:
+    """The names of the classes, and by part the class of each row."""
+    (target,) = _names(dataset.target)
+    classes = {part: _column(split, target) for part, split in splits.items()}
+    names = _class_names(splits["train"], target, classes["train"])
+    named = {part: _by_name(splits[part], names, classes[part], target) for part in splits}
+    return names, {part: _numbers(values, names, target, part) for part, values in named.items()}
+
+
+def _table(
+    dataset: HuggingFace, features: Sequence[str], splits: Mapping[str, Any], task: Any
+) -> tuple[table.Rows, dict[str, np.ndarray]]:
+    """The rows of all parts one after the other, and where those of each lie."""
+    found, lengths = dict[str, list[np.ndarray]](), [len(split) for split in splits.values()]
+    for part, split in splits.items():
+        path, columns = (
+            Path(dataset.path) / part,
+            {name: _column(split, name) for name in (*features, *_names(dataset.target))},
+        )
+        values, feature_names = table.numbers_of(path, columns, features)
+        found.setdefault("features", []).append(values)
+        if not isinstance(task, tasks.Classification):
+            answers, target_names = table.numbers_of(path, columns, _names(dataset.target))
+            found.setdefault("targets", []).append(answers)
+            if isinstance(task, tasks.Multilabel):
+                table.check_labels(path, target_names, answers)
+    names: Sequence[str] = ()
+    if isinstance(task, tasks.Classification):
+        known, numbers = _classes(dataset, splits)
+        found["targets"] = [np.array(each, np.int64) for each in numbers.values()]
+        target_names, names = _names(dataset.target), [str(name) for name in known]
+    whole = {key: np.concatenate(values) for key, values in found.items()}
+    ends = np.cumsum(lengths)
+    parts = {part: np.arange(end - size, end) for part, end, size in zip(splits, ends, lengths, strict=True)}
+    return table.Rows(whole["features"], whole["targets"], feature_names, target_names, tuple(names)), parts
+
+
+def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
+    return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
 class _Rows(Dataset[tuple[Any, int]]):
@@ -65,14 +124,15 @@ def _splits(dataset: HuggingFace) -> dict[str, Any]:
     if "train" not in splits:
         raise DataError(f"dataset.path={dataset.path}: has no rows to train on; its splits are {', '.join(found)}")
     features = splits["train"].features
-    for key, column in (("input", dataset.input), ("target", dataset.target)):
+    chosen = [(key, name) for key in ("input", "target") for name in _names(getattr(dataset, key))]
+    for key, column in chosen:
         if wrong := [part for part, split in splits.items() if column not in split.features]:
             known = ", ".join(features)
             raise ConfigError(f"dataset.{key}={column}: {wrong[0]} has no such column; its columns are {known}")
-    if type(features[dataset.input]).__name__ != "Image":
+    if isinstance(dataset.input, str) and type(features[dataset.input]).__name__ != "Image":
         raise DataError(
             f"dataset.input={dataset.input}: holds {_told(features[dataset.input])}, not images; "
-            "dataset=table takes rows of numbers"
+            f"for rows of numbers name a list of columns, as in 'dataset.input=[{dataset.input}]'"
         )
     return splits
 
@@ -96,40 +156,38 @@ def _loaded(dataset: HuggingFace) -> Any:
         ) from error
 
 
-def _column(split: Any, dataset: HuggingFace) -> list[Any]:
-    """The target of each row."""
-    return list(split.select_columns([dataset.target])[dataset.target])
+def _column(split: Any, name: str) -> list[Any]:
+    """Its cell of each row."""
+    return list(split.select_columns([name])[name])
 
 
-def _class_names(split: Any, dataset: HuggingFace, values: Sequence[Any]) -> list[Any]:
+def _class_names(split: Any, target: str, values: Sequence[Any]) -> list[Any]:
     """Of a ClassLabel its names, else the texts or integers that there are, in order."""
-    feature = split.features[dataset.target]
+    feature = split.features[target]
     if type(feature).__name__ == "ClassLabel":
         return list(feature.names)
     if {type(value) for value in values} not in ({int}, {str}):
         wrong = next((value for value in values if type(value) not in (int, str)), "texts and integers")
-        raise DataError(f"dataset.target={dataset.target}: holds {wrong!r}; a class is an integer or a text")
+        raise DataError(f"dataset.target={target}: holds {wrong!r}; a class is an integer or a text")
     return sorted(set(values))
 
 
-def _by_name(split: Any, names: Sequence[Any], values: list[Any], dataset: HuggingFace) -> list[Any]:
+def _by_name(split: Any, names: Sequence[Any], values: list[Any], target: str) -> list[Any]:
     """The targets of a split whose ClassLabel counts the classes in another order than train's by their names."""
-    own = getattr(split.features[dataset.target], "names", None)
+    own = getattr(split.features[target], "names", None)
     if own is None or list(own) == list(names):
         return values
     return [own[value] if isinstance(value, int) and 0 <= value < len(own) else value for value in values]
 
 
-def _numbers(values: Sequence[Any], names: Sequence[Any], dataset: HuggingFace, part: str) -> list[int]:
+def _numbers(values: Sequence[Any], names: Sequence[Any], target: str, part: str) -> list[int]:
     """The class of each row by its number."""
     known = {name: number for number, name in enumerate(names)}
     found = []
     for row, value in enumerate(values):
         number = known.get(value, value if isinstance(names[0], str) and isinstance(value, int) else None)
         if number is None or not 0 <= number < len(names):
-            raise DataError(
-                f"dataset.target={dataset.target}: row {row} of {part} has {value!r}, which is no class of train"
-            )
+            raise DataError(f"dataset.target={target}: row {row} of {part} has {value!r}, which is no class of train")
         found.append(number)
     return found
 

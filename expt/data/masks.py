@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config.datasets import SegmentationFolder
-from expt.config.tasks import Segmentation
+from expt.config import datasets, tasks
 from expt.data import samples
 from expt.data.loading import Finish, Loader, LoaderOptions
 from expt.data.mask_files import Pair, decode
@@ -39,13 +38,11 @@ class MaskValues:
         return f"expected 0 to {self.num_classes - 1}, or {self.ignore_index} (task.ignore_index)"
 
 
-def mask_values(dataset: Any, task: Any) -> MaskValues | None:
-    """What masks may hold, where the configured task's targets are masks."""
-    if not isinstance(task, Segmentation):
-        return None
-    number = dataset.num_classes if isinstance(dataset, SegmentationFolder) else task.num_classes
-    assert number is not None  # expt.config.rules
-    return MaskValues(num_classes=number, ignore_index=task.ignore_index)
+def values_of(dataset: datasets.SegmentationFolder | datasets.TargetDataset, task: Any) -> MaskValues:
+    """What masks may hold by the configuration: the folder says how many classes, else the task."""
+    settings = {"ignore_index": task.ignore_index} if isinstance(task, tasks.Segmentation) else {}
+    number = dataset.num_classes if isinstance(dataset, datasets.SegmentationFolder) else task.num_classes
+    return MaskValues(num_classes=number, **settings)
 
 
 class MaskFolder(Dataset[tuple[Tensor, Tensor]]):
@@ -80,11 +77,8 @@ class ImageMaskLoader(SampleLoader):
         # Logits of many classes are as large as an image: no more of them at a time than in training.
         chunk = max(1, options.batch_size // options.shard.world_size)
         options = dataclasses.replace(options, eval_batch_size=chunk)
-        super().__init__(dataset, indices, options, collate=samples.collated, num_workers=num_workers)
-        self._finish = Finish(options, channels=3)
-
-    def _finished(self, inputs: Tensor, drawn: Tensor | None) -> Tensor:
-        return self._finish(inputs, drawn)
+        finish = Finish(options, channels=3)
+        super().__init__(dataset, indices, options, collate=samples.collated, num_workers=num_workers, finish=finish)
 
 
 def loading(dataset: MaskFolder, num_workers: int) -> Callable[[Tensor, LoaderOptions], Loader]:
@@ -92,28 +86,13 @@ def loading(dataset: MaskFolder, num_workers: int) -> Callable[[Tensor, LoaderOp
     return lambda indices, options: ImageMaskLoader(dataset, indices, options, num_workers=num_workers)
 
 
-class CheckedMasks(Dataset[Any]):
-    """A person's own Dataset of (inputs, mask), whose masks are looked at: a GPU says nothing of a wrong class."""
-
-    def __init__(self, dataset: Dataset[Any], values: MaskValues) -> None:
-        self._dataset, self._values = dataset, values
-        if own := getattr(dataset, "collate", None):
-            self.collate = own
-
-    def __len__(self) -> int:
-        return len(cast(Sized, self._dataset))
-
-    def __getitem__(self, index: int) -> Any:
-        sample = self._dataset[index]
-        if not isinstance(sample, list | tuple) or len(sample) != 2:
-            raise DataError(f"sample {index}: is a {type(sample).__name__}, expected (image, mask)")
-        mask = torch.as_tensor(sample[1])
-        if mask.dim() != 2 or mask.is_floating_point():
-            shown = f"{mask.dtype} {list(mask.shape)}"
-            raise DataError(f"sample {index}: its mask is {shown}, expected class numbers, int64 [height, width]")
-        if (wrong := self._values.wrong(mask)) is not None:
-            raise DataError(
-                f"sample {index}: its mask holds the class {wrong}, {self._values.expected}; mend the mask, "
-                "or task.num_classes"
-            )
-        return sample[0], mask.long()
+def checked_mask(sample: Any, values: MaskValues) -> tuple[Any, Tensor]:
+    """A person's own (inputs, mask), the mask as int64. Raises DataError for another: a GPU says nothing of it."""
+    if not isinstance(sample, list | tuple) or len(sample) != 2:
+        raise DataError(f"is a {type(sample).__name__}, expected (image, mask)")
+    mask = torch.as_tensor(sample[1])
+    if mask.dim() != 2 or mask.is_floating_point():
+        raise DataError(f"its mask is {mask.dtype} {list(mask.shape)}, expected class numbers, int64 [height, width]")
+    if (wrong := values.wrong(mask)) is not None:
+        raise DataError(f"its mask holds the class {wrong}, {values.expected}; mend the mask, or task.num_classes")
+    return sample[0], mask.long()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Sized
 from typing import Any, cast
 
@@ -10,37 +12,40 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from expt.config import datasets, user_class
-from expt.data import masks, samples
-from expt.data.checked_samples import checked
-from expt.data.masks import MaskValues
+from expt.config import datasets, tasks, user_class
+from expt.data import samples
+from expt.data.checked_samples import Check
 from expt.data.source import Part, Source, of_images, streamed
-from expt.data.stream import to_tensor
+from expt.data.stream import seeded, to_tensor
+from expt.data.target_checks import check_for
 from expt.errors import ConfigError, DataError
 
+_SOME = 8  # samples, whose targets tell where all lie
 
-def source(
-    dataset: datasets.TargetDataset, num_workers: int, values: MaskValues | None = None, task: Any = None
-) -> Source:
-    """Its parts; its first sample tells the shapes, and targets are masks where their `values` are given.
+
+def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) -> Source:
+    """Its parts; its first sample tells the shapes, and the configured `task` what its targets are.
 
     Raises ConfigError and DataError.
     """
     cls: type[Dataset[Any]] = user_class.resolve(dataset.target, Dataset)
-    if issubclass(cls, IterableDataset) or not hasattr(cls, "__len__"):
-        raise ConfigError(f"dataset._target_={dataset.target}: must have __len__ and __getitem__ (a map-style Dataset)")
+    if not hasattr(cls, "__len__"):
+        raise ConfigError(
+            f"dataset._target_={dataset.target}: must have __len__; where an epoch ends, and which samples are whose, "
+            "depends on it"
+        )
     train = _construct(dataset, cls, {**dataset.kwargs, **dataset.train})
     test = _construct(dataset, cls, {**dataset.kwargs, **dataset.test})
     for name, part in (("training", train), ("test", test)):
         if len(cast(Sized, part)) == 0:
             raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
     if dataset.num_classes is None:
-        if values is None:
-            return _own_samples(checked(train, task), checked(test, task), num_workers)
-        pairs = _own_samples(masks.CheckedMasks(train, values), masks.CheckedMasks(test, values), num_workers)
-        return dataclasses.replace(pairs, shapes={**pairs.shapes, "num_classes": values.num_classes})
+        found = _own_samples(train, test, num_workers, check_for(train, dataset, task))
+        if not isinstance(task, tasks.Segmentation):
+            return found
+        return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
     try:
-        image, _ = train[0]
+        image, _ = samples.first(train)
         channels, height, width = to_tensor(image).shape
     except (TypeError, ValueError) as error:
         raise DataError(f"dataset._target_={dataset.target}: its sample 0 is not (image, label): {error}") from error
@@ -55,12 +60,27 @@ def source(
     return of_images(shape, names, to_train, to_test, classes=_classes_of(train))
 
 
-def _own_samples(train: Dataset[Any], test: Dataset[Any], num_workers: int) -> Source:
+def _own_samples(train: Dataset[Any], test: Dataset[Any], num_workers: int, check: Check) -> Source:
     """Samples of any kind, for a task that is not classification."""
-    example = samples.example(train)
-    parts = (Part(len(cast(Sized, part)), samples.loading(part, num_workers)) for part in (train, test))
+    example = samples.example(train, check)
+    parts = (Part(len(cast(Sized, part)), samples.loading(part, num_workers, check)) for part in (train, test))
     to_train, to_test = parts
-    return Source(samples.shapes(train, *example), (), example, to_train, to_test, classes=torch.zeros(to_train.size))
+    shapes, alike = samples.shapes(train, *example), torch.zeros(to_train.size)
+    targets_of = functools.partial(_some_targets, train) if isinstance(example[1], Tensor) else None
+    return Source(shapes, (), example, to_train, to_test, alike, targets_of=targets_of)
+
+
+def _some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
+    """Those of a few samples, spread evenly over those at `indices`; of a stream its first."""
+    places = torch.linspace(0, len(indices) - 1, _SOME).long()
+    with seeded(0):
+        if isinstance(train, IterableDataset):
+            found = [*itertools.islice(train, _SOME)]
+        else:
+            found = [train[index] for index in indices[places].unique().tolist()]
+    # One by one: they may differ in length.
+    targets = [samples.collated([sample], getattr(train, "collate", None))[1] for sample in found]
+    return torch.cat([target.flatten() for target in targets if isinstance(target, Tensor)])
 
 
 def _classes_of(dataset: Dataset[Any]) -> Tensor:

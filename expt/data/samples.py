@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from expt.config.user_code import own_frame
+from expt.data.checked_samples import Check, CheckedSamples, checked
+from expt.data.iterable import IterableLoader, first_of
 from expt.data.loading import Load, Loader, LoaderOptions
 from expt.data.stream import SampleLoader
 from expt.data.tree import leaves, mapped
 from expt.errors import DataError
 
 
-def loading(dataset: Dataset[Any], num_workers: int) -> Load:
+def loading(dataset: Dataset[Any], num_workers: int, check: Check) -> Load:
     """What makes a loader of the samples at given indices.
 
     A sample (inputs, targets) is taken for that, all else for inputs alone. Samples are stacked as torch's
@@ -27,7 +29,11 @@ def loading(dataset: Dataset[Any], num_workers: int) -> Load:
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
         collate = functools.partial(collated, own=getattr(dataset, "collate", None))
-        return SampleLoader(dataset, indices, options, collate=collate, num_workers=num_workers)
+        if isinstance(dataset, IterableDataset):
+            how: Any = {"check": check, "collate": collate, "num_workers": num_workers}
+            return IterableLoader(dataset, indices, options, **how)
+        checked = CheckedSamples(dataset, check)
+        return SampleLoader(checked, indices, options, collate=collate, num_workers=num_workers)
 
     return load
 
@@ -40,10 +46,11 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
         raise
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frame = own_frame(error)
         mend = "give the dataset a method collate(samples) -> batch"
         if own:
-            mend = f"mend the dataset's method collate ({frame.filename}, line {frame.lineno})"
+            where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
+            mend = f"mend the dataset's method collate{where}"
         raise DataError(f"samples cannot be made a batch: {type(error).__name__}: {first}; {mend}") from error
     inputs, targets = batch if isinstance(batch, list | tuple) and len(batch) == 2 else (batch, None)
     if next(leaves((inputs, targets)), None) is None:
@@ -59,9 +66,14 @@ def _single(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
-def example(dataset: Dataset[Any]) -> tuple[Any, Any]:
+def first(dataset: Dataset[Any]) -> Any:
+    """The first sample. Raises DataError where there is none."""
+    return first_of(dataset) if isinstance(dataset, IterableDataset) else dataset[0]
+
+
+def example(dataset: Dataset[Any], check: Check) -> tuple[Any, Any]:
     """Inputs and targets of the first sample, zeros. Raises DataError."""
-    batch = collated([dataset[0]], getattr(dataset, "collate", None))
+    batch = collated([checked(check, 0, first(dataset))], getattr(dataset, "collate", None))
     found: tuple[Any, Any] = mapped(lambda tensor: torch.zeros_like(tensor[0]), batch)
     return found
 

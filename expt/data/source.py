@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
-from expt.data.loading import Load, Loader, LoaderOptions
-from expt.data.stream import StreamLoader
+from expt.data.iterable import IterableLoader
+from expt.data.loading import Finish, Load, Loader, LoaderOptions
+from expt.data.stream import StreamLoader, checked_image, stacked
 
 
 class Part(NamedTuple):
@@ -50,6 +52,9 @@ class Source:
     fitted: Callable[[Tensor], Source] | None = None
     """the same, with what is taken from the training samples at these indices, which are chosen first"""
 
+    targets_of: Callable[[Tensor], Tensor] | None = None
+    """the targets of the training samples at these indices, or of some of them, where they are numbers"""
+
     @property
     def tells_classes(self) -> bool:
         """Whether `classes` are the classes of the training samples, by their numbers."""
@@ -72,6 +77,10 @@ def streamed(dataset: Dataset[Any], shape: tuple[int, int, int], num_classes: in
     """Images of a Dataset, read one by one while a run trains."""
 
     def load_part(indices: Tensor, options: LoaderOptions) -> Loader:
+        if isinstance(dataset, IterableDataset):
+            check = functools.partial(checked_image, shape=shape, num_classes=num_classes)
+            how: Any = {"num_workers": num_workers, "finish": Finish(options, channels=shape[0])}
+            return IterableLoader(dataset, indices, options, check=check, collate=stacked, **how)
         return StreamLoader(dataset, indices, options, shape=shape, num_classes=num_classes, num_workers=num_workers)
 
     return Part(len(cast(Sized, dataset)), load_part)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from expt.data.checked_samples import CheckedSamples
 from expt.data.indexing import Piece, mix
 from expt.data.loading import Batch, Finish, LoaderOptions, Order, ShardedLoader, to_device, tree_to_device
 from expt.data.prefetch import prefetched
@@ -45,11 +46,13 @@ class SampleLoader(ShardedLoader):
         *,
         collate: Callable[[list[Any]], tuple[Any, Any]],
         num_workers: int = 0,
+        finish: Callable[[Any, Tensor | None], Any] = lambda inputs, drawn: inputs,
     ) -> None:
+        """`finish` makes of inputs on the device what the model gets; random numbers [5, b] augment images."""
         super().__init__(indices, options)
-        self._device = options.device
+        self._device, self._finish = options.device, finish
         self._sampler = _BatchSampler()
-        self._loader = _data_loader(_Seeded(dataset), self._sampler, options.device, num_workers, _Collate(collate))
+        self._loader = _data_loader(_Seeded(dataset), self._sampler, options.device, num_workers, Collated(collate))
 
     def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
         return prefetched(self._read(order, list(pieces)), self._device)
@@ -59,21 +62,23 @@ class SampleLoader(ShardedLoader):
             return
         drawn = None if order.drawn is None else to_device(order.drawn, self._device)
         self._sampler.choose(order, pieces, self._options.seed)
-        with warnings.catch_warnings():
-            # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the parent's.
-            warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-            batches = iter(self._loader)
-        for loaded, piece in zip(batches, pieces, strict=True):
-            if isinstance(loaded, DataError):
-                # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the processes 5 s late.
-                raise DataError(loaded.problems)
+        for loaded, piece in zip(read_ahead(self._loader), pieces, strict=True):
             inputs, targets = tree_to_device(loaded, self._device)
             numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
-            yield Batch(self._finished(inputs, numbers), targets, piece.global_size, piece.weightless)
+            yield Batch(self._finish(inputs, numbers), targets, piece.global_size, piece.weightless)
 
-    def _finished(self, inputs: Any, drawn: Tensor | None) -> Any:
-        """What the model gets of `inputs` on the device; the random numbers `drawn` [5, b] augment images."""
-        return inputs
+
+def read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What its processes load. Raises the DataError that they hand on."""
+    with warnings.catch_warnings():
+        # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the parent's.
+        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+        batches = iter(loader)
+    for loaded in batches:
+        if isinstance(loaded, DataError):
+            # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the processes 5 s late.
+            raise DataError(loaded.problems)
+        yield loaded
 
 
 class StreamLoader(SampleLoader):
@@ -93,12 +98,9 @@ class StreamLoader(SampleLoader):
         num_classes: int,
         num_workers: int = 0,
     ) -> None:
-        checked = _Checked(dataset, shape, num_classes)
-        super().__init__(checked, indices, options, collate=_stacked, num_workers=num_workers)
-        self._finish = Finish(options, channels=shape[0])
-
-    def _finished(self, inputs: Tensor, drawn: Tensor | None) -> Tensor:
-        return self._finish(inputs, drawn)
+        checked = CheckedSamples(dataset, functools.partial(checked_image, shape=shape, num_classes=num_classes))
+        finish = Finish(options, channels=shape[0])
+        super().__init__(checked, indices, options, collate=stacked, num_workers=num_workers, finish=finish)
 
 
 def to_tensor(image: Any) -> Tensor:
@@ -158,38 +160,30 @@ class _Seeded(Dataset[Any]):
     def __getitem__(self, key: tuple[int, int]) -> Any:
         index, seed = key
         try:
-            with _seeded(seed):
+            with seeded(seed):
                 return self._dataset[index]
         except DataError as error:  # raised in a loader process, it would come out wrapped in that process's traceback
             return error
 
 
-class _Checked(Dataset[tuple[Tensor, int]]):
-    """A dataset of images and labels, converted and checked."""
-
-    def __init__(self, dataset: Dataset[Any], shape: tuple[int, ...], num_classes: int) -> None:
-        self._dataset = dataset
-        self._shape = shape
-        self._num_classes = num_classes
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, label = self._dataset[index]
-        try:
-            tensor = to_tensor(image)
-        except TypeError as error:
-            raise DataError(f"sample {index}: {error}") from error
-        if tensor.shape != self._shape:
-            raise DataError(
-                f"sample {index}: its image is {tuple(tensor.shape)}, expected {self._shape} (channels, height, width) "
-                "as in the first sample; resize the images to one size"
-            )
-        number = _integral(label)
-        if number is None or not 0 <= number < self._num_classes:
-            raise DataError(
-                f"sample {index}: its label is {label!r}, expected 0 to {self._num_classes - 1}; "
-                "mend the label, or dataset.num_classes"
-            )
-        return tensor, number
+def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tuple[Tensor, int]:
+    """A sample (image, label) as a tensor and a number. Raises DataError where they are not as they should be."""
+    image, label = sample
+    try:
+        tensor = to_tensor(image)
+    except TypeError as error:
+        raise DataError(str(error)) from error
+    if tensor.shape != shape:
+        raise DataError(
+            f"its image is {tuple(tensor.shape)}, expected {shape} (channels, height, width) as in the first sample; "
+            "resize the images to one size"
+        )
+    number = _integral(label)
+    if number is None or not 0 <= number < num_classes:
+        raise DataError(
+            f"its label is {label!r}, expected 0 to {num_classes - 1}; mend the label, or dataset.num_classes"
+        )
+    return tensor, number
 
 
 def _integral(label: Any) -> int | None:
@@ -202,7 +196,7 @@ def _integral(label: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Seed Python, NumPy and torch, and put them back: with num_workers=0 this is the training process itself."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
@@ -216,13 +210,14 @@ def _seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(before[2])
 
 
-class _Collate:
+class Collated:
     """Makes a batch of samples; a DataError is handed on as a value."""
 
     def __init__(self, collate: Callable[[list[Any]], tuple[Any, Any]]) -> None:
         self._collate = collate
 
     def __call__(self, samples: list[Any]) -> tuple[Any, Any] | DataError:
+        """Inputs and targets."""
         wrong = next((sample for sample in samples if isinstance(sample, DataError)), None)
         if wrong is not None:
             return wrong
@@ -232,28 +227,32 @@ class _Collate:
             return error
 
 
-def _stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+def stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    """Images [b, C, H, W] and their labels [b]."""
     images, labels = zip(*samples, strict=True)
     return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
 
 
 def _data_loader(
-    dataset: _Seeded, sampler: _BatchSampler, device: torch.device, num_workers: int, collate: _Collate
+    dataset: _Seeded, sampler: _BatchSampler, device: torch.device, num_workers: int, collate: Collated
 ) -> DataLoader[Any]:
+    persistent = num_workers > 0
+    how = loading_settings(device, num_workers)
+    return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, persistent_workers=persistent, **how)
+
+
+def loading_settings(device: torch.device, num_workers: int) -> dict[str, Any]:
+    """What torch's DataLoader is told of its processes."""
     # Fork, where it exists: a loader process must be this process's child to die with it, and starts in milliseconds.
     forks = num_workers > 0 and sys.platform != "darwin" and "fork" in multiprocessing.get_all_start_methods()
-    return DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        num_workers=num_workers,
-        collate_fn=collate,
-        pin_memory=device.type == "cuda",
-        persistent_workers=num_workers > 0,
-        prefetch_factor=_BATCHES_AHEAD if num_workers > 0 else None,
-        multiprocessing_context="fork" if forks else None,
-        generator=torch.Generator(),  # else each pass would draw from the generator that training uses
-        worker_init_fn=functools.partial(_start_process, parent=os.getpid() if forks else None),
-    )
+    return {
+        "num_workers": num_workers,
+        "pin_memory": device.type == "cuda",
+        "prefetch_factor": _BATCHES_AHEAD if num_workers > 0 else None,
+        "multiprocessing_context": "fork" if forks else None,
+        "generator": torch.Generator(),  # else each pass would draw from the generator that training uses
+        "worker_init_fn": functools.partial(_start_process, parent=os.getpid() if forks else None),
+    }
 
 
 def _start_process(_worker: int, parent: int | None) -> None:

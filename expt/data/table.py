@@ -18,6 +18,7 @@ TableConfig: TypeAlias = datasets.Table | datasets.Diabetes
 Kind: TypeAlias = Literal["class", "label", "number"]
 
 _MEND = "give it a number, or remove the row"
+_LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
 DIABETES = Path(__file__).with_name("diabetes.csv")
 
 
@@ -67,26 +68,30 @@ def _kind(task: Any) -> Kind:
 def _load(
     path: Path, _state: tuple[int, int], targets: tuple[str, ...], features: tuple[str, ...] | None, kind: Kind
 ) -> Rows:
-    import numpy as np
-
     columns = columns_of(path)
     given, features = features, _chosen(path, columns, targets, features)
     if not len(columns[features[0]]):
         raise DataError(f"{path}: has no rows; give it some")
     mend = _MEND if given else "name the columns of numbers, as in 'dataset.features=[a,b]', or mend it"
-    found = [_numbers(path, name, columns[name], mend) for name in features]
-    feature_names = [each for name, values in zip(features, found, strict=True) for each in _parts(name, values)]
-    class_names: tuple[str, ...] = ()
+    found, feature_names = numbers_of(path, columns, features, mend)
     if kind == "class":
         answers, class_names = _classes(path, targets[0], columns[targets[0]])
-        target_names = list(targets)
-    else:
-        numbers = [_numbers(path, name, columns[name], _MEND) for name in targets]
-        answers = np.concatenate(numbers, axis=1)
-        target_names = [each for name, values in zip(targets, numbers, strict=True) for each in _parts(name, values)]
+        return Rows(found, answers, feature_names, targets, class_names)
+    answers, target_names = numbers_of(path, columns, targets, _LABELS if kind == "label" else _MEND)
     if kind == "label":
-        _check_labels(path, target_names, answers)
-    return Rows(np.concatenate(found, axis=1), answers, tuple(feature_names), tuple(target_names), class_names)
+        check_labels(path, target_names, answers)
+    return Rows(found, answers, feature_names, target_names, ())
+
+
+def numbers_of(
+    path: Path, columns: Mapping[str, Column], names: Sequence[str], mend: str = _MEND
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The columns `names` as float64 [N, K], and the names of these K. Raises DataError for what is no number."""
+    import numpy as np
+
+    found = [_numbers(path, name, columns[name], mend) for name in names]
+    parts = tuple(each for name, values in zip(names, found, strict=True) for each in _parts(name, values))
+    return np.concatenate(found, axis=1), parts
 
 
 def _chosen(
@@ -192,7 +197,8 @@ def _text(cell: Any) -> str:
     return cell.decode(errors="replace") if isinstance(cell, bytes) else str(cell)
 
 
-def _check_labels(path: Path, names: Sequence[str], values: np.ndarray) -> None:
+def check_labels(path: Path, names: Sequence[str], values: np.ndarray) -> None:
+    """Raise DataError for what is neither 0 nor 1."""
     import numpy as np
 
     wrong = (values != 0) & (values != 1)
@@ -204,7 +210,9 @@ def _check_labels(path: Path, names: Sequence[str], values: np.ndarray) -> None:
         )
 
 
-def standardised(dataset: TableConfig, rows: Rows, training: np.ndarray) -> tuple[Rows, dict[str, tuple[float, float]]]:
+def standardised(
+    dataset: TableConfig | datasets.HuggingFace, rows: Rows, training: np.ndarray
+) -> tuple[Rows, dict[str, tuple[float, float]]]:
     """The rows, with the columns that are to be so at mean 0 and deviation 1 over the rows at `training`.
 
     And the mean and deviation that each had. A column of one value is only shifted.
@@ -229,7 +237,7 @@ def _at_unit_scale(values: np.ndarray, training: np.ndarray) -> tuple[np.ndarray
     return (values - mean) / std, list(zip(mean.tolist(), std.tolist(), strict=True))
 
 
-def in_order_of(trained_on: Mapping[str, Any], rows: Rows, dataset: TableConfig) -> Rows:
+def in_order_of(trained_on: Mapping[str, Any], rows: Rows, dataset: TableConfig | datasets.HuggingFace) -> Rows:
     """The rows with the columns of a run, in its order and by its names, as its record says of its data.
 
     A single target may have another name. Raises ConfigError where a column is missing.

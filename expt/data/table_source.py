@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from expt.config.datasets import HuggingFace
 from expt.data import indexing, table
 from expt.data.memory import InMemorySampleLoader, place
 from expt.data.source import Part, Source
@@ -21,13 +22,7 @@ def rows_in_memory(dataset: table.TableConfig, task: Any, device: torch.device) 
 
     Raises ConfigError and DataError, see table.load.
     """
-    rows, train, test = _read(dataset, task)
-
-    def fitted(chosen: Tensor) -> Source:
-        standardised, scales = table.standardised(dataset, rows, train[chosen.numpy()])
-        return _source(standardised, train, test, device, standardised=scales)
-
-    return _source(rows, train, test, device, fitted=fitted)
+    return of_rows(dataset, *_read(dataset, task), device)
 
 
 def rows_as_in(trained_on: Mapping[str, Any], dataset: table.TableConfig, task: Any, device: torch.device) -> Source:
@@ -35,28 +30,50 @@ def rows_as_in(trained_on: Mapping[str, Any], dataset: table.TableConfig, task: 
 
     Raises ConfigError where a column is missing, ConfigError and DataError as table.load.
     """
-    rows, train, test = _read(dataset, task)
-    rows = table.in_order_of(trained_on, rows, dataset)
-    return _source(table.scaled(trained_on.get("standardised", {}), rows), train, test, device)
+    return of_rows(dataset, *_read(dataset, task), device, trained_on)
 
 
-def _read(dataset: table.TableConfig, task: Any) -> tuple[table.Rows, np.ndarray, np.ndarray]:
+def of_rows(
+    dataset: table.TableConfig | HuggingFace,
+    rows: table.Rows,
+    parts: Mapping[str, np.ndarray],
+    device: torch.device,
+    trained_on: Mapping[str, Any] | None = None,
+) -> Source:
+    """The rows at the indices of each of the parts `train`, and `val` and `test` if there are such.
+
+    Standardised by those that are trained on, or as those that a record says `trained_on` of.
+    """
+    if trained_on is not None:
+        rows = table.in_order_of(trained_on, rows, dataset)
+        return _source(table.scaled(trained_on.get("standardised", {}), rows), parts, device)
+
+    def fitted(chosen: Tensor) -> Source:
+        standardised, scales = table.standardised(dataset, rows, parts["train"][chosen.numpy()])
+        return _source(standardised, parts, device, standardised=scales)
+
+    return _source(rows, parts, device, fitted=fitted)
+
+
+def _read(dataset: table.TableConfig, task: Any) -> tuple[table.Rows, dict[str, np.ndarray]]:
     """All rows, and the places of those for training and for the test."""
     rows = table.load(dataset, task)
     train, test = indexing.split(len(rows.features), dataset.test_fraction, None)
-    return rows, train.numpy(), test.numpy()
+    return rows, {"train": train.numpy(), "test": test.numpy()}
 
 
-def _source(rows: table.Rows, train: np.ndarray, test: np.ndarray, device: torch.device, **more: Any) -> Source:
+def _source(rows: table.Rows, parts: Mapping[str, np.ndarray], device: torch.device, **more: Any) -> Source:
     def part(index: np.ndarray) -> Part:
         samples = mapped(lambda tensor: place(tensor, device), _tensors(rows, index))
         return Part(len(index), functools.partial(InMemorySampleLoader, samples))
 
+    train, each = parts["train"], {name: part(index) for name, index in parts.items() if len(index)}
     example = mapped(lambda tensor: torch.zeros_like(tensor[0]), _tensors(rows, train[:1]))
-    classes = torch.from_numpy(rows.targets[train]) if rows.class_names else torch.zeros(len(train))
+    targets = torch.from_numpy(rows.targets[train])
+    classes = targets if rows.class_names else torch.zeros(len(train))
     more |= {"feature_names": rows.feature_names, "target_names": rows.target_names}
-    to_test = part(test) if len(test) else None
-    return Source(_shapes(rows), rows.class_names, example, part(train), to_test, classes, **more)
+    more |= {"val": each.get("val"), "targets_of": targets.__getitem__}
+    return Source(_shapes(rows), rows.class_names, example, each["train"], each.get("test"), classes, **more)
 
 
 def _shapes(rows: table.Rows) -> Mapping[str, Any]:

@@ -29,32 +29,37 @@ class Windows:
     Each token of the part but its first is a target, once.
     """
 
-    def __init__(self, extent: Extent, context: int) -> None:
-        self._start, self._stop, self._context = extent.start, extent.stop, context
+    def __init__(self, extent: Extent, context: int, tokens: np.ndarray | None = None) -> None:
+        """Of a text that a tokenizer has read its `tokens` [N], else the bytes of its files."""
+        self._start, self._stop, self.context = extent.start, extent.stop, context
         self._ends = list(itertools.accumulate(extent.sizes))
         # A file without a byte cannot be mapped.
-        self._files = [
-            np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
-            for path, size in zip(extent.files, extent.sizes, strict=True)
-        ]
+        self._files: list[np.ndarray] = (
+            [tokens]
+            if tokens is not None
+            else [
+                np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+                for path, size in zip(extent.files, extent.sizes, strict=True)
+            ]
+        )
         if [len(file) for file in self._files] != [*extent.sizes]:
             raise DataError(f"{extent.files[0]}: the text has changed while the run was starting; start it again")
 
     def __len__(self) -> int:
-        return -(-(self._stop - self._start - 1) // self._context)
+        return -(-(self._stop - self._start - 1) // self.context)
 
     def read(self, indices: Iterable[int]) -> tuple[Tensor, Tensor]:
         """Inputs and targets, int64 [b, context]; what a shorter window lacks is 0, with the target NO_TARGET."""
         chosen = list(indices)
-        tokens = np.full((len(chosen), self._context + 1), NO_TARGET, np.int64)
+        tokens = np.full((len(chosen), self.context + 1), NO_TARGET, np.int64)
         for row, index in zip(tokens, chosen, strict=True):
-            first = self._start + index * self._context
-            found = self._bytes(first, min(first + self._context + 1, self._stop))
+            first = self._start + index * self.context
+            found = self._tokens(first, min(first + self.context + 1, self._stop))
             row[: len(found)] = found
         inputs, targets = torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(tokens[:, 1:].copy())
         return inputs.clamp_(min=0), targets
 
-    def _bytes(self, start: int, stop: int) -> np.ndarray:
+    def _tokens(self, start: int, stop: int) -> np.ndarray:
         """Of the whole text, over the ends of files."""
         first, last = bisect.bisect_right(self._ends, start), bisect.bisect_left(self._ends, stop)
         pieces = []
@@ -67,9 +72,9 @@ class Windows:
 class TextLoader(ShardedLoader):
     """Batches of a text's windows, inputs and targets [b, context]; see Loader."""
 
-    def __init__(self, windows: Windows, context: int, indices: Tensor, options: LoaderOptions) -> None:
+    def __init__(self, windows: Windows, indices: Tensor, options: LoaderOptions) -> None:
         share = options.batch_size // options.shard.world_size
-        most = max(share, _EVAL_TOKENS // context, 1)
+        most = max(share, _EVAL_TOKENS // windows.context, 1)
         super().__init__(indices, dataclasses.replace(options, eval_batch_size=options.eval_batch_size or most))
         self._windows = windows
 

@@ -16,6 +16,7 @@ from expt.config import groups, main_code
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.user_code import fingerprint, targets_recorded
+from expt.data.build import shapes_told
 from expt.errors import warn
 from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
@@ -27,9 +28,6 @@ from expt.runs.weights_file import found
 from expt.training.patches import onednn_linear
 from expt.training.precision import Precision
 
-NOT_SHAPES = {"train_size", "val_size", "test_size", "standardised", "class_names", "class_counts"}
-NOT_SHAPES |= {"feature_names", "target_names"}
-"""Keys of a record's `data` that tell a model nothing."""
 Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16"]
 """As the key `amp`; `recorded` is what that was for the run."""
 
@@ -109,7 +107,7 @@ def rebuilt(
 
 def _built(config: RunConfig, record: Record) -> nn.Module:
     """The model, its weights of no meaning yet; torch's random numbers stay what they are."""
-    shapes = {key: value for key, value in record["data"].items() if key not in NOT_SHAPES}
+    shapes = shapes_told(record["data"])
     example: Tensor | None = None
     if "image_size" in shapes:
         shapes["image_size"] = tuple(shapes["image_size"])

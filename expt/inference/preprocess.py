@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.config.datasets import SegmentationFolder, TargetDataset
+from expt.config.datasets import SegmentationFolder, TargetDataset, Text, has_rows
 from expt.data.image_folder_files import fitted, read_image, stretched
 from expt.data.loading import Normalise
-from expt.data.table import TableConfig
+from expt.data.text_files import encoded
 from expt.errors import ConfigError
 
 Sample: TypeAlias = Any
@@ -24,19 +24,20 @@ class Preprocess:
     """`preprocess(SAMPLE)` and `preprocess([SAMPLE, ...])` give a batch for the model, on its device.
 
     Images are scaled to cover the size that the model was trained on and cropped at the centre, or stretched to it
-    where those of a segmentation_folder were; as tensors they are uint8, or float in [0, 1], [C, H, W] or
-    [N, C, H, W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F] or [N, F] of a table come
-    out standardised, [N, 1, 1, F]. A text comes out as its bytes, int64 [1, length]. What is of none of these kinds,
-    as the samples of one's own dataset without classes, is refused where it is no tensor, and else only moved.
+    where those of a segmentation_folder were; as tensors they are uint8, or float in [0, 1], [C, H, W] or [N, C, H,
+    W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F] or [N, F] of a table, lists of
+    numbers too, come out standardised, [N, 1, 1, F]. A text comes out as its tokens, int64 [1, length]. What is of
+    none of these kinds, as the samples of one's own dataset without classes, is refused where it is no tensor, and
+    else only moved.
     """
 
     def __init__(self, dataset: object, data: Mapping[str, Any], device: torch.device) -> None:
-        self._data, self._device = data, device
+        self._dataset, self._data, self._device = dataset, data, device
         self._is_text = "vocab_size" in data
-        self._is_table = isinstance(dataset, TableConfig)
+        self._is_table = has_rows(dataset)
         self._resized = stretched if isinstance(dataset, SegmentationFolder) else fitted
         as_they_are = isinstance(dataset, TargetDataset) and dataset.num_classes is None
-        scaled = isinstance(dataset, TableConfig) and dataset.standardise
+        scaled = self._is_table and getattr(dataset, "standardise", False)
         self.standardised: dict[str, tuple[float, float]] = dict(data.get("standardised", {})) if scaled else {}
         """Of a table's columns the mean and the deviation: first of the features, in their order."""
         self._normalise: Normalise | None = None
@@ -49,6 +50,8 @@ class Preprocess:
         """See the class. Raises ConfigError for what it cannot make a batch of, DataError for a damaged picture."""
         if self._is_text:
             return self._tokens(samples)
+        if self._is_table and isinstance(samples, list | tuple) and not _are_tensors(samples):
+            return self._rows(_of_lists(samples))
         if isinstance(samples, list | tuple):
             return torch.cat([self(sample) for sample in samples])
         if self._is_table:
@@ -85,9 +88,23 @@ class Preprocess:
         return rows.float().view(-1, 1, 1, num_features).to(self._device)
 
     def _tokens(self, given: Any) -> Tensor:
+        if isinstance(given, str) and isinstance(self._dataset, Text):
+            given = torch.tensor([encoded(self._dataset, given)])
         if isinstance(given, str | bytes):
             given = torch.tensor([list(given.encode() if isinstance(given, str) else given)])
         return _tensor(given).long().to(self._device)
+
+
+def _are_tensors(samples: Sequence[Any]) -> bool:
+    return any(isinstance(sample, Tensor | np.ndarray) for sample in samples)
+
+
+def _of_lists(given: Sequence[Any]) -> Tensor:
+    """A row of numbers, or rows of them."""
+    try:
+        return torch.tensor(given, dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"rows: {error}; give lists of numbers, as many in each") from error
 
 
 def _tensor(given: Any) -> Tensor:

@@ -11,11 +11,9 @@ import torch
 
 from expt.config.datasets import Downloaded
 from expt.config.schema import RunConfig
-from expt.config.tasks import Segmentation
 from expt.data import evaluation
 from expt.data.files import prepare
 from expt.data.loading import Batch, LoaderOptions
-from expt.data.masks import MaskValues
 from expt.data.tree import mapped
 from expt.errors import ConfigError, DataError, ExptError
 
@@ -50,19 +48,12 @@ def _real(config: RunConfig, trained_on: Mapping[str, Any], number: int, *, norm
     options = LoaderOptions(batch_size=number, device=torch.device("cpu"), mean=mean, std=std, eval_batch_size=number)
     known = trained_on if normalised else {**trained_on, "standardised": {}}
     split = "test" if trained_on.get("test_size") else "val" if trained_on.get("val_size") else "train"
-    values = _mask_values(config.task, trained_on)
-    data = evaluation.load(dataset, config.task, split, known, options, own=True, mask_values=values)  # type: ignore[arg-type]
+    data = evaluation.load(dataset, config.task, split, known, options, own=True)  # type: ignore[arg-type]
     parts = [*itertools.islice(data.batches(), 1)]
     if not parts:
         raise DataError(f"dataset={dataset.name}: has no samples")
     inputs, targets = mapped(lambda tensor: tensor[:number], (parts[0].inputs, parts[0].targets))
     return Samples(Batch(inputs, targets, number), split)
-
-
-def _mask_values(task: Any, trained_on: Mapping[str, Any]) -> MaskValues | None:
-    if not isinstance(task, Segmentation):
-        return None
-    return MaskValues(num_classes=trained_on["num_classes"], ignore_index=task.ignore_index)
 
 
 def _random(trained_on: Mapping[str, Any], number: int, error: Exception) -> Batch:

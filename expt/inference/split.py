@@ -16,7 +16,6 @@ from expt.data import build, files, fingerprint, indexing, table
 from expt.data.image_folder_files import list_images
 from expt.data.loading import Shard, ShardedLoader
 from expt.data.mask_files import list_pairs
-from expt.data.masks import mask_values
 from expt.data.tree import mapped
 from expt.errors import DataError, warn
 from expt.inference.reading import Chunk
@@ -61,7 +60,6 @@ def _loader(config: RunConfig, split: str, device: torch.device) -> ShardedLoade
         drop_last=False,
         channels_last=config.channels_last,
         num_workers=min(machine.usable_cpus(), 8),
-        mask_values=mask_values(config.dataset, config.task),
     )
     loader = getattr(data, split)
     if not isinstance(loader, ShardedLoader):

@@ -19,7 +19,6 @@ from expt.tasks.task import Task
 NO_SHAPES: Mapping[str, Any] = MappingProxyType({})
 _CLASSES: dict[type, type[Task]] = {
     tasks.Multilabel: Multilabel,
-    tasks.Regression: Regression,
     tasks.LanguageModel: LanguageModel,
 }
 
@@ -31,8 +30,9 @@ def build(
     label_smoothing: float = 0.0,
     class_counts: Sequence[int] = (),
     class_names: Sequence[str] = (),
+    target_origin: float = 0.0,
 ) -> Task:
-    """The task, for data of these `shapes`, counts and names of classes (see DataInfo).
+    """The task, for data of these `shapes`, counts and names of classes and origin of targets (see DataInfo).
 
     Raises ConfigError for a class of a person's own that is no Task or does not take its arguments."""
     if isinstance(config, tasks.Classification):
@@ -41,6 +41,8 @@ def build(
         own: Task = user_class.build(config.target, Task, **config.kwargs)  # type: ignore[type-abstract]
         own.metrics = config.own_metrics
         return own
+    if isinstance(config, tasks.Regression):
+        return Regression(config.loss, target_origin)
     if isinstance(config, tasks.Segmentation):
         return Segmentation(shapes["num_classes"], config.ignore_index)
     names = (field.name for field in dataclasses.fields(config) if field.name not in ("name", "metrics"))

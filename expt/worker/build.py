@@ -15,11 +15,9 @@ from expt.config.identity import hyperparameters, shown
 from expt.config.schema import RunConfig
 from expt.config.tasks import Classification, in_evaluations_alone, metrics_of
 from expt.data import build as data_build
-from expt.data import masks
 from expt.data.build import Data, DataInfo
 from expt.data.files import refuse_missing
 from expt.data.loading import Batch, Shard
-from expt.data.masks import MaskValues
 from expt.data.tree import mapped
 from expt.errors import ConfigError, warn
 from expt.models import build as model_build
@@ -80,15 +78,9 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
         channels_last=config.channels_last,
         num_workers=num_workers,
         batch_parts=config.world_size * config.gradient_accumulation,
-        mask_values=mask_values(config),
         mixup=config.mixup,
         cutmix=config.cutmix,
     )
-
-
-def mask_values(config: RunConfig) -> MaskValues | None:
-    """What masks may hold, where the targets are masks."""
-    return masks.mask_values(config.dataset, config.task)
 
 
 def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
@@ -155,6 +147,7 @@ def _build_task(config: RunConfig, info: DataInfo) -> Task:
         label_smoothing=config.label_smoothing,
         class_counts=info.class_counts,
         class_names=info.class_names,
+        target_origin=info.target_origin,
     )
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 
 from expt.config import user_class
 from expt.config.constraints import Target
-from expt.config.user_code import is_installed
+from expt.config.user_code import own_frame
 from expt.errors import ExptError, RunFailed
 from expt.runs import tags
 from expt.training import batch_norm, collectives
@@ -117,8 +115,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 def _place(error: Exception) -> str:
     """Where in the person's own code it was raised, if there."""
-    frames = reversed(traceback.extract_tb(error.__traceback__))
-    own = next((frame for frame in frames if not is_installed(Path(frame.filename))), None)
+    own = own_frame(error)
     return f" ({own.filename}, line {own.lineno})" if own else ""
 
 

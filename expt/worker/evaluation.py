@@ -20,6 +20,7 @@ from expt.runs.result import COMPLETED, EvaluationOf, update_result
 from expt.tasks import build as task_build
 from expt.tasks import extra_metrics
 from expt.tasks.sums import Averages
+from expt.tasks.task import Task
 from expt.tensorboard.events import Writer
 from expt.tensorboard.mistakes import Review
 from expt.tensorboard.run_pictures import RunPictures
@@ -47,7 +48,7 @@ def carry_out(
     evaluator = Evaluator(
         module=model.model,
         precision=Precision(config.amp, worker.device),
-        task=task_build.build(config.task, record["data"], class_names=data.class_names),
+        task=_task(config, record["data"], data),
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
         overwrites=bool(config.compile) or config.model.name == "_target_",
     )
@@ -62,6 +63,11 @@ def carry_out(
         metrics = {tags.metric(name, evaluation.split): value for name, value in values.values.items()}
         update_result(paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s)
     return COMPLETED
+
+
+def _task(config: RunConfig, trained_on: Any, data: EvaluationData) -> Task:
+    origin = trained_on.get("target_origin", 0.0)
+    return task_build.build(config.task, trained_on, class_names=data.class_names, target_origin=origin)
 
 
 def _saved(evaluation: Evaluation, worker: Worker) -> tuple[Any, dict[str, Any]]:
@@ -92,7 +98,6 @@ def _data(evaluation: Evaluation, config: RunConfig, trained_on: Any, worker: Wo
             options,
             own=evaluation.own_data,
             num_workers=build.num_readers(config),
-            mask_values=build.mask_values(config),
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +11,6 @@ from typing import Any
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.config.tasks import metrics_of
-from expt.data.build import Data
 from expt.data.loading import TimedBatches
 from expt.errors import DataError
 from expt.runs import checkpoint, tags
@@ -128,8 +126,8 @@ class Run:
         position, worker = self.position, self.worker
         self.observer = observe(self.config, self.paths, self.data, self.learner, position, worker, resumed_at)
         self.record = Record(self.paths, position, self.history, self.observer, writes=worker.rank == 0)
-        about = _about(self.data)
-        self.record.result(steps_per_epoch=position.steps_per_epoch, total_steps=position.total_steps, data=about)
+        steps, about = position.steps_per_epoch, self.data.info.told
+        self.record.result(steps_per_epoch=steps, total_steps=position.total_steps, data=about)
         self.beat()
 
     def _train_epoch(self) -> bool:
@@ -283,13 +281,3 @@ class Run:
             "first_step_s": self.steps.first_s,
             "steps": steps,
         }
-
-
-_WHERE_THERE_ARE = ("class_names", "standardised", "feature_names", "target_names")
-
-
-def _about(data: Data) -> dict[str, Any]:
-    info, unshown = dataclasses.asdict(data.info), ("class_counts", "shapes", *_WHERE_THERE_ARE)
-    told = {key: value for key, value in info.items() if key not in unshown}
-    more = {key: info[key] for key in _WHERE_THERE_ARE if info[key]}
-    return {**data.info.shapes, **told, **more}

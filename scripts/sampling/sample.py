@@ -10,7 +10,7 @@ from torch import nn
 
 from expt.config.datasets import Text
 from expt.config.parse import parse_again
-from expt.data.text_files import VOCAB_SIZES
+from expt.data.text_files import decoded_text, encoded, vocab_size
 from expt.machine import Machine
 from expt.models.build import build
 from expt.runs import checkpoint
@@ -22,28 +22,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="its folder")
     parser.add_argument("--prompt", default="\n")
-    parser.add_argument("--length", type=int, default=400, help="bytes to add")
+    parser.add_argument("--length", type=int, default=400, help="tokens to add")
     parser.add_argument("--temperature", type=float, default=0.7, help="below 1 the likely becomes likelier")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     torch.manual_seed(chosen.seed)
-    model, context = loaded(chosen.run)
-    tokens = torch.tensor([list(chosen.prompt.encode())])
-    tokens = continued(model, tokens, length=chosen.length, context=context, temperature=chosen.temperature)
-    print(bytes(tokens[0].tolist()).decode(errors="replace"))
+    model, text = loaded(chosen.run)
+    tokens = torch.tensor([encoded(text, chosen.prompt)])
+    tokens = continued(model, tokens, length=chosen.length, context=text.context, temperature=chosen.temperature)
+    print(decoded_text(text, tokens[0].tolist()))
 
 
-def loaded(folder: Path) -> tuple[nn.Module, int]:
-    """The model of a run, with its best weights, and how many tokens it takes."""
+def loaded(folder: Path) -> tuple[nn.Module, Text]:
+    """The model of a run, with its best weights, and its text."""
     state = checkpoint.load(RunPaths(folder).best)
     settings = {**state["config"], "gpus": 0, "backend": "gloo"}  # wherever it was trained
     config = parse_again(settings, Machine(gpus=(), cpus=1))
     if not isinstance(config.dataset, Text):
         raise SystemExit(f"error: {folder}: was trained on dataset={config.dataset.name}, not on dataset=text")
-    shapes = {"vocab_size": VOCAB_SIZES[config.dataset.tokens], "context": config.dataset.context}
+    shapes = {"vocab_size": vocab_size(config.dataset), "context": config.dataset.context}
     model = build(config.model, config.init, shapes, torch.zeros(1, 1, dtype=torch.int64))
     model.load_state_dict(state["model"])
-    return model.eval(), config.dataset.context
+    return model.eval(), config.dataset
 
 
 @torch.no_grad()

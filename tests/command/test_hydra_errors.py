@@ -64,12 +64,15 @@ MISTAKES = {
 COMPOSING = {
     "sweep=sedes": "sweep=sedes: not one of amp_grid, models_by_lr, seeds. Did you mean 'seeds'?",
     "experiment=ddp_mpl": (
-        "experiment=ddp_mpl: not one of amp_sweep, char_lm, d2l_resnet18, ddp_mlp, diabetes, keras_convnet, "
+        "experiment=ddp_mpl: not one of amp_sweep, char_lm, d2l_resnet18, ddp_mlp, diabetes, gan, keras_convnet, "
         "paddle_mnist. "
         "Did you mean 'ddp_mlp'?"
     ),
     "model.hidden=[": "model.hidden=[: not of the form key=value; quote values with spaces or brackets",
     "dataset.seeed=1": "dataset.seeed=1: there is no key 'dataset.seeed'. Did you mean 'dataset.seed'?",
+    "callbacks={_target_: a.B}": (
+        "callbacks={_target_: a.B}: is a list; put brackets around it, as in 'callbacks=[{_target_: a.B}]'"
+    ),
     "+seed=3": "+seed=3: with + a key must be new, and there is 'seed' already; type seed=3",
     "ddp.static=true": "ddp.static=true: there is no key 'ddp.static'. Did you mean 'ddp.static_graph'?",
 }

@@ -112,6 +112,26 @@ def test_the_arguments_of_a_nested_class_count() -> None:
     assert identity(one) != identity(other)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"x": {}}, {}), ({"x.y": 1}, {"x": {"y": 1}}), ({"x": {"y": {}}}, {"x": {}}), ({"x": [{}]}, {"x": []})],
+    ids=str,
+)
+def test_arguments_whose_flat_keys_are_alike_are_told_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
+    node = composed()
+    found = {
+        identity(parse({**node, "model": {"_target_": "mine.Net", **each}}, Machine(cpus=8))) for each in (one, other)
+    }
+    assert len(found) == 2
+
+
+def test_arguments_that_are_told_apart_are_known_as_before() -> None:
+    own = {"_target_": "mine.Net", "width": 3, "head": {"_target_": "mine.Head", "sizes": [1, {"deep": {}}]}}
+    metric = {"_target_": "torchmetrics.PearsonCorrCoef", "better": "max"}
+    node = {**composed(), "model": own, "task": {"name": "classification", "metrics": {"pearson": metric}}}
+    assert identity(parse(node, Machine(cpus=8))) == "9fa729a5c63f"
+
+
 def test_a_default_spelled_out_is_the_same_run() -> None:
     assert identity(config("model=mlp", "seed=0", "epochs=10", "world_size=2")) == identity(config())
 

@@ -25,7 +25,7 @@ TEXT = ("dataset=text", "dataset.root=text.txt", "model=transformer", "task=lang
         (["dataset.test_fraction=0", "eval_split=test"], "dataset.test_fraction=0.0: leaves nothing to test on; use "),
         (["dataset.test_fraction=0", "objective=loss/test"], "dataset.test_fraction=0.0: leaves nothing to test on; "),
         (["dataset.context=0"], "dataset.context=0: input should be greater than or equal to 1"),
-        (["dataset.tokens=words"], "dataset.tokens='words': input should be 'bytes'"),
+        (["dataset.tokens=words"], "dataset.tokens=words: is neither bytes nor a tokenizer's .json; use"),
         (["objective=f1/val"], "objective=f1/val: not one of loss/train, "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

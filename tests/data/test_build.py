@@ -271,7 +271,7 @@ def test_a_limit_takes_from_all_of_an_own_dataset() -> None:
     [
         (own(colour=1), r"cannot be built as Own\(size=40, colour=1, train=True\): .*unexpected keyword"),
         (own("Named"), "dataset.num_classes=3: .*Named.classes has 4; use dataset.num_classes=4"),
-        (own("Endless"), r"must have __len__ and __getitem__"),
+        (own("Endless"), r"must have __len__; where an epoch ends"),
         (own("Path"), "is not a subclass of torch.utils.data"),
         (own(size=0), "its training part has no samples"),
         (own(shape=(2,)), r"its sample 0 is not \(image, label\): expected an image"),

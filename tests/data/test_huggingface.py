@@ -13,12 +13,16 @@ import pytest
 import torch
 from PIL import Image
 
+from expt.config.identity import identity
 from expt.config.schema import RunConfig
+from expt.data import evaluation
 from expt.data.build import Data
 from expt.data.fingerprint import content_of
+from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError
+from expt.inference.preprocess import Preprocess
 from expt.training.collectives import Worker
-from expt.worker.build import build_data
+from expt.worker.build import build_data, build_learner
 from tests.conftest import Configured
 from tests.late import Late
 
@@ -56,7 +60,7 @@ def rows(number: int, first: int = 0, *, labels: Any = None, **more: Any) -> Any
     return hf.Dataset.from_dict({"image": images, "label": found, **more}, features=features)
 
 
-def of(data: Data, part: str) -> tuple[torch.Tensor, list[int]]:
+def of(data: Data, part: str) -> tuple[torch.Tensor, list[Any]]:
     batches = list(getattr(data, part).evaluation())
     return torch.cat([batch.inputs for batch in batches]), torch.cat([batch.targets for batch in batches]).tolist()
 
@@ -123,7 +127,7 @@ def test_a_single_split_is_trained_on_and_its_classes_may_be_texts(
             "dataset.input=picture: train has no such column; its columns are image, label",
         ),
         (["dataset.target=kind"], None, "dataset.target=kind: train has no such column"),
-        (["dataset.input=weight"], None, "dataset.input=weight: holds float32, not images; dataset=table takes rows"),
+        (["dataset.input=weight"], None, "dataset.input=weight: holds float32, not images; for rows of numbers name"),
         (["dataset.target=weight"], None, "dataset.target=weight: holds 1.5; a class is an integer or a text"),
     ],
 )
@@ -159,3 +163,101 @@ def test_the_library_is_asked_for_where_it_is_missing(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package datasets; pip install 'expt\[datasets\]'"):
         content_of(chosen())
+
+
+def table_of(size: int, seed: int) -> Any:
+    drawn = np.random.default_rng(seed)
+    a, b = drawn.normal(5, 2, size), drawn.normal(size=(size, 2))
+    kinds = [["cold", "warm"][int(value > 5)] for value in a]
+    found = {
+        "a": a,
+        "b": b.tolist(),
+        "y": a * 3 + b[:, 0],
+        "kind": kinds,
+        "odd": (a > 5).astype(int),
+        "even": [0] * size,
+    }
+    return hf.Dataset.from_dict(found)
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> dict[str, Any]:
+    splits = {"train": table_of(40, 0), "validation": table_of(8, 1), "test": table_of(9, 2)}
+    as_parquet(splits, tmp_path / "set")
+    return splits
+
+
+MODEL = ("dataset.input=[a,b]", "model=mlp")
+
+
+def test_columns_of_numbers_are_rows_standardised_by_those_of_train(
+    numbers: dict[str, Any], chosen: Callable[..., RunConfig]
+) -> None:
+    config = chosen(*MODEL, "dataset.target=y", "task=regression", "dataset.standardise_targets=true")
+    data = build_data(config, ALONE)
+    assert data.info.shapes == {"channels": 1, "image_size": (1, 3), "num_classes": 1}
+    assert (data.info.train_size, data.info.val_size, data.info.test_size) == (40, 8, 9)
+    assert list(data.info.standardised) == ["a", "b[0]", "b[1]", "y"]
+    assert not data.are_images
+    columns = {part: split.with_format("numpy") for part, split in numbers.items()}
+    for part, name in (("train", "train"), ("val", "validation"), ("test", "test")):
+        inputs = torch.cat([batch.inputs for batch in getattr(data, part).evaluation()])
+        targets = torch.cat([batch.targets for batch in getattr(data, part).evaluation()])
+        for found, column in ((inputs[:, 0], "a"), (targets[:, 0], "y")):
+            train = columns["train"][column][:]
+            expected = (columns[name][column][:] - train.mean()) / train.std()
+            assert found.numpy() == pytest.approx(expected, abs=1e-5), (part, column)
+    model = build_learner(config, data, ALONE).module
+    assert model(data.blank(2).inputs).shape == (2, 1)
+    found = Preprocess(config.dataset, data.info.told, ALONE.device)([5.0, 0.0, 0.0])
+    mean, std = data.info.standardised["a"]
+    assert found.shape == (1, 1, 1, 3)
+    assert found[0, 0, 0, 0].item() == pytest.approx((5 - mean) / std)
+
+
+def test_rows_have_classes_or_labels(numbers: dict[str, Any], chosen: Callable[..., RunConfig]) -> None:
+    data = build_data(chosen(*MODEL, "dataset.target=kind", "task=classification", "dataset.sampling=balanced"), ALONE)
+    assert data.info.class_names == ("cold", "warm")
+    assert of(data, "test")[1] == [int(kind == "warm") for kind in numbers["test"]["kind"]]
+    labels = build_data(chosen(*MODEL, "dataset.target=[odd,even]", "task=multilabel"), ALONE)
+    assert of(labels, "val")[1] == [[odd, 0.0] for odd in numbers["validation"]["odd"]]
+    with pytest.raises(DataError, match=r"set/train: column y, row 1: .* is no label, which is 0 or 1"):
+        build_data(chosen(*MODEL, "dataset.target=[odd,y]", "task=multilabel"), ALONE)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("task=regression",), "task=regression: dataset.input=image is of images with a class each; name columns"),
+        (("dataset.standardise_targets=true",), "dataset.standardise_targets=true: is of rows"),
+        (("dataset.input=[a]", "cutmix=1.0"), "cutmix=1.0: cuts images, and dataset=huggingface has rows of numbers"),
+        (
+            ("dataset.input=[a]", "model=convnet"),
+            "model=convnet: takes images, and dataset=huggingface has rows of num",
+        ),
+        (("dataset.input=[a]", "dataset.target=[y,z]"), "dataset.target names 2 columns, and a class is one; name one"),
+        (("dataset.input=[a]", "dataset.image_size=[3,3]"), "dataset.image_size=[3, 3]: dataset.input names columns"),
+        (("dataset.input=[a]", "dataset.transforms=[{_target_: a.B}]"), "dataset.transforms: are of images, and"),
+    ],
+)
+def test_what_does_not_go_with_rows_is_refused(
+    words: tuple[str, ...], told: str, chosen: Callable[..., RunConfig]
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        chosen(*words)
+
+
+def test_runs_on_images_are_known_as_before(configured: Configured) -> None:
+    assert identity(configured("dataset=huggingface", "dataset.path=x")) == "36e71fe833cc"
+
+
+def test_an_evaluation_has_the_rows_of_the_run(numbers: dict[str, Any], chosen: Callable[..., RunConfig]) -> None:
+    """By the scales of what the run was trained on."""
+    config = chosen(*MODEL, "dataset.target=y", "task=regression", "dataset.standardise_targets=true")
+    data = build_data(config, ALONE)
+    options = LoaderOptions(batch_size=4, device=ALONE.device)
+    again = evaluation.load(config.dataset, config.task, "test", data.info.told, options, own=True)
+    assert data.test is not None
+    for mine, theirs in zip(again.batches(), data.test.evaluation(), strict=True):
+        torch.testing.assert_close(mine.inputs, theirs.inputs)
+        torch.testing.assert_close(mine.targets, theirs.targets)

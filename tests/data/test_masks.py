@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import torch
 from PIL import Image
 
 from expt.data import build, fingerprint, mask_files
+from expt.data.checked_samples import CheckedSamples
 from expt.data.loading import Shard
-from expt.data.masks import CheckedMasks, MaskFolder, MaskValues
+from expt.data.masks import MaskFolder, MaskValues, checked_mask
 from expt.errors import ConfigError, DataError
 from tests.conftest import Configured
 
@@ -89,7 +91,7 @@ def test_what_is_wrong_is_told_by_its_file(spoil: Callable[[Path], None], told: 
 def test_a_persons_own_samples_are_checked() -> None:
     image, mask = torch.zeros(3, 2, 2), torch.tensor([[0, 1], [2, 255]])
     wrong = [(image, mask), (image, mask + 2), (image, mask.float()), (image, mask[0]), image]
-    checked = CheckedMasks(wrong, VALUES)  # type: ignore[arg-type]
+    checked = CheckedSamples(wrong, functools.partial(checked_mask, values=VALUES))  # type: ignore[arg-type]
     assert len(checked) == 5
     assert torch.equal(checked[0][1], mask)
     told = ("sample 1: .* holds the class 3, expected 0 to 2", "float32", r"int64 \[2\], expected", "is a Tensor, exp")
@@ -103,17 +105,17 @@ WORDS = ("task=segmentation", "dataset=segmentation_folder", "model=unet", "data
 
 def test_every_worker_gets_its_share_and_images_are_normalised(root: Path, configured: Configured) -> None:
     words = ("dataset.image_size=[6,4]", "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.1,0.2,0.5]")
-    dataset = configured(*WORDS, f"dataset.root={root}", *words, "dataset.val_fraction=0.5").dataset
+    config = configured(*WORDS, f"dataset.root={root}", *words, "dataset.val_fraction=0.5")
     for rank in range(2):
         data = build.build(
-            dataset,
+            config.dataset,
+            config.task,
             batch_size=2,
             shard=Shard(rank, 2),
             device=torch.device("cpu"),
             seed=0,
             drop_last=False,
             channels_last=False,
-            mask_values=VALUES,
         )
         assert (data.info.train_size, data.info.val_size, data.info.num_classes) == (2, 2, 3)
         (batch,) = data.train.epoch(1)

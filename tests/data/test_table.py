@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 from expt.config import datasets
 from expt.config.tasks import Classification, Multilabel, Regression
@@ -252,9 +253,9 @@ def test_trees_in_memory_are_gathered_as_their_indices_say(world_size: int, drop
         ]
 
 
-def measured(task: Any, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+def measured(task: Any, outputs: torch.Tensor, targets: torch.Tensor, origin: float = 0.0) -> dict[str, float]:
     """Its metrics, counted over batches of unequal sizes."""
-    made = build_task(task, label_smoothing=0.0)
+    made = build_task(task, target_origin=origin)
     sums = Sums(made, CPU)
     for out, target in zip(outputs.split(7), targets.split(7), strict=True):
         batch = Batch(None, target, len(target))
@@ -288,17 +289,39 @@ def test_metrics_are_those_of_the_whole_set() -> None:
     assert measured(LABEL, logits, labels) == pytest.approx(expected, abs=1e-6)
 
 
-def test_metrics_are_those_of_scikit_learn_on_the_whole_set() -> None:
-    metrics = pytest.importorskip("sklearn.metrics")
-    outputs, targets = drawn_numbers()
-    found = measured(NUMBER, outputs, targets)
-    assert found["mae"] == pytest.approx(metrics.mean_absolute_error(targets, outputs), rel=1e-6)
-    assert found["rmse"] == pytest.approx(metrics.root_mean_squared_error(targets, outputs), rel=1e-6)
-    assert found["loss"] == pytest.approx(metrics.mean_squared_error(targets, outputs), rel=1e-6)
-    assert found["r2"] == pytest.approx(metrics.r2_score(targets, outputs), abs=1e-6)
-    logits, labels = drawn_labels()
-    found = measured(LABEL, logits, labels)
-    assert found["f1"] == pytest.approx(metrics.f1_score(labels, logits > 0, average="micro"), abs=1e-6)
-    assert found["accuracy"] == pytest.approx(1 - metrics.hamming_loss(labels, logits > 0), abs=1e-6)
-    losses = [metrics.log_loss(labels[:, k], logits[:, k].double().sigmoid(), labels=[0, 1]) for k in range(3)]
-    assert found["loss"] == pytest.approx(np.mean(losses), abs=1e-6)
+class Years(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Rows whose targets lie far from 0, and noise that nothing else may depend on."""
+
+    def __init__(self, train: bool) -> None:
+        self.targets = 2_000_000 + torch.randn(200, generator=torch.Generator().manual_seed(int(train)))
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.rand(3), self.targets[index]
+
+
+def test_r2_keeps_its_digits_where_targets_lie_far_from_0(tmp_path: Path) -> None:
+    """Of what is trained on the mean, or that of a few samples, is subtracted; near 0 nothing is."""
+    rows = Years(True)
+    np.savez(path := tmp_path / "t.npz", x=np.ones((200, 1)), y=rows.targets.numpy(), near=rows.targets - 2_000_000)
+    own = datasets.TargetDataset(target=f"{__name__}.Years", kwargs={})
+    origins = [built(each).info.target_origin for each in (of(path, features=("x",)), own, of(path, "near", ("x",)))]
+    assert origins == pytest.approx([2_000_000, 2_000_000, 0], abs=2)
+    assert built(of(path, features=("x",), standardise_targets=True)).info.target_origin == 0
+    assert origins[1] == built(own, shard=Shard(1, 2)).info.target_origin
+    outputs = rows.targets + torch.randn(200, generator=torch.Generator().manual_seed(5))
+    y, error = rows.targets.double(), (outputs - rows.targets).double()
+    expected = float(1 - error.square().sum() / (y - y.mean()).square().sum())
+    for origin in origins[:2]:
+        assert measured(NUMBER, outputs, rows.targets, origin)["r2"] == pytest.approx(expected, abs=1e-9)
+    assert abs(measured(NUMBER, outputs, rows.targets)["r2"] - expected) > 1e-5, "without it"
+
+
+def test_to_look_at_targets_draws_no_random_number() -> None:
+    torch.manual_seed(0)
+    expected = [torch.rand(3) for _ in range(2)][1]  # the first sample tells the shapes
+    torch.manual_seed(0)
+    built(datasets.TargetDataset(target=f"{__name__}.Years", kwargs={}))
+    assert torch.equal(torch.rand(3), expected)

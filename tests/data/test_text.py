@@ -7,18 +7,21 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from expt.config import datasets
-from expt.data import fingerprint
+from expt.config.identity import identity
+from expt.data import fingerprint, text_files
 from expt.data.build import build
 from expt.data.files import prepare
 from expt.data.loading import Shard
 from expt.data.text import NO_TARGET, Windows
 from expt.data.text_files import Extent, parts_of
 from expt.errors import DataError
-from tests.conftest import Trained, run
+from expt.inference.preprocess import Preprocess
+from tests.conftest import Configured, Trained, run
 
 TEXT = bytes(range(256)) * 2 + b"the end"  # 519 bytes
 CPU = torch.device("cpu")
@@ -156,3 +159,76 @@ def test_a_text_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     done = run("experiment=char_lm", "dataset.root=absent.txt", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("error: dataset.root=absent.txt: there is no such file or folder; ")
+
+
+LINES = "the cat sat on the mat\nthe hat of the cat, \u00e9t\u00e9\n" * 20
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A small one of bytes, trained on the text itself."""
+    library = pytest.importorskip("tokenizers")
+    made = library.Tokenizer(library.models.BPE())
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = library.decoders.ByteLevel()
+    alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator([LINES], library.trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet))
+    made.save(str(path := tmp_path / "tokenizer.json"))
+    return path
+
+
+def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "_AT_A_TIME", 100)
+    (root := tmp_path / "t.txt").write_text(LINES, encoding="utf-8")
+    dataset = text(root, tokens=str(tokenizer))
+    whole = text_files.encoded(dataset, LINES)
+    assert len(whole) < len(LINES) / 2
+    assert text_files.decoded_text(dataset, whole) == LINES
+    tokens = text_files.tokens_of(dataset)
+    assert (tokens.tolist(), tokens.dtype.name) == (whole, "uint16")
+    assert isinstance(text_files.tokens_of(dataset), np.memmap), "from the cache"
+    data = build(dataset, batch_size=2, shard=Shard(), device=CPU, seed=0, drop_last=False, channels_last=False)
+    assert data.info.shapes == {"vocab_size": text_files.vocab_size(dataset), "context": 10}
+    assert data.val is not None
+    assert data.test is not None
+    found = [
+        torch.cat([batch.targets[batch.targets != NO_TARGET] for batch in loader.evaluation()])
+        for loader in (data.train, data.val, data.test)
+    ]
+    parts = parts_of(dataset)
+    assert parts.val is not None
+    assert parts.test is not None
+    for targets, part in zip(found, (parts.train, parts.val, parts.test), strict=True):
+        assert targets.tolist() == whole[part.start + 1 : part.stop]
+    made = Preprocess(dataset, {"vocab_size": 1}, CPU)("the cat")
+    assert made.tolist() == [text_files.encoded(dataset, "the cat")]
+
+
+def test_a_run_on_a_tokenizers_tokens_is_known_by_what_its_file_holds(
+    tokenizer: Path, tmp_path: Path, configured: Configured
+) -> None:
+    (tmp_path / "t.txt").write_text(LINES, encoding="utf-8")
+    words = ("task=language_model", "model=transformer", "dataset=text", f"dataset.root={tmp_path}/t.txt")
+    copied = shutil.copy(tokenizer, tmp_path / "other.json")
+    configs = [configured(*words, f"dataset.tokens={path}") for path in (tokenizer, copied)]
+    assert identity(configs[0]) == identity(configs[1]) != identity(configured(*words))
+    prints = [fingerprint.of_data(config.dataset) for config in configs]
+    assert prints[0] == prints[1] != fingerprint.of_data(configured(*words).dataset)
+    Path(copied).write_text(Path(copied).read_text() + "\n")
+    assert fingerprint.of_data(configs[1].dataset) != prints[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(None, "none.json: there is no such file; name a tokenizer.json, or use bytes"), ("{", "cannot be read as a tok")],
+)
+def test_a_tokenizer_that_cannot_be_read_is_told(
+    content: str | None, told: str, file: Path, tmp_path: Path, tokenizer: Path
+) -> None:
+    path = tmp_path / "none.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=re.escape(told)):
+        parts_of(text(file, tokens=str(path)))

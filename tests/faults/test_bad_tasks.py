@@ -151,6 +151,13 @@ CASES = {
     "an unknown column": Bad(f"{TABLE} task=regression dataset.features=[a,bb]", "has no such column, it has a, b, na"),
     "an unknown target": Bad(f"{TABLE} task=regression dataset.targets=z", "dataset.targets=z: t.csv has no such colu"),
     "a column of texts": Bad(f"{TABLE} task=regression dataset.features=[name]", "t.csv: column name, row 1: 'x0' is"),
+    "texts for labels": Bad(
+        f"{TABLE} task=multilabel dataset.features=[a] dataset.targets=name", "a label is 0 or 1: give each a column"
+    ),
+    "a key of an own dataset without a YAML": Bad(
+        "~dataset +dataset._target_=bad_tasks.Rows +dataset.kind=plain dataset.folds=4",
+        "dataset.folds=4: there is no key 'dataset.folds' yet; type +dataset.folds=4",
+    ),
     "numbers for labels": Bad(f"{TABLE} task=multilabel dataset.features=[a]", "column y, row 1: 0.5 is no label, whi"),
     "numbers for classes": Bad(f"{TABLE} dataset.features=[a]", "column y, row 1: 0.5 is no class, which is an intege"),
     "nan in a table": Bad(f"{TABLE} task=regression dataset.features=[b]", "t.csv: column b, row 8: is nan; give it a"),
@@ -170,7 +177,7 @@ CASES = {
     # samples
     "nan in a sample": Bad(f"{ROWS}'no number'", "the loss was nan at step 1 (epoch 1) on rank 0; try a lower opti", 1),
     "no samples": Bad(f"{ROWS}empty", "dataset._target_=bad_tasks.Rows: its training part has no samples"),
-    "a stream": Bad("task=own model=net dataset=stream", "must have __len__ and __getitem__ (a map-style Dataset)"),
+    "a stream": Bad("task=own model=net dataset=stream", "must have __len__; where an epoch ends, and wh"),
     "a collate that gives nothing": Bad(f"{ROWS}'no collate'", "a batch holds no tensor, it is a NoneType; return ten"),
     "a collate that fails": Bad(f"{ROWS}'wrong collate'", "AttributeError: 'list' object has no attribute 'nothing';"),
     "samples of unequal length": Bad(f"{ROWS}lengths", "give the dataset a method collate(samples) -> batch"),

@@ -51,6 +51,10 @@ SOURCES: dict[str, dict[str, Any]] = {
         "model.name": "transformer", "model.layers": 2, "model.width": 128, "task.name": "language_model",
         "dataset.name": "text", "dataset.context": 64, "max_steps": 400, "world_size": 2,
     },
+    "gan": {
+        "model.target": "expt.models.gan.GAN", "task.target": "expt.tasks.gan.Adversarial", "optimizer.name": "adam",
+        "optimizer.betas": (0.5, 0.999), "epochs": 60, "world_size": 2,
+    },
     "diabetes": {"dataset.name": "diabetes", "task.name": "regression", "model.hidden": (32,), "epochs": 30},
     "amp_sweep": {"amp": True, "log_every": 10, "dataset.name": "mnist"},
 }  # fmt: skip

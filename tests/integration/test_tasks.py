@@ -11,6 +11,7 @@ import torch
 from expt.data import indexing
 from tests.conftest import RunFolder, run, start
 from tests.faults.running import wait_until
+from tests.training.plain import descend
 
 OWN = """
 import torch
@@ -92,12 +93,7 @@ def reference() -> tuple[list[float], list[float], float]:
             loss = (weights[batch] * squares).sum() / weights[batch].sum()
             of_four = [(weights[part] * square).sum() / weights[part].sum()
                        for part, square in zip(batch.chunk(4), squares.chunk(4), strict=True)]  # fmt: skip
-            net.zero_grad()
-            loss.backward()
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    assert parameter.grad is not None
-                    parameter.sub_(LR * parameter.grad)
+            descend(net, loss, LR)
             losses.append(loss.item())
             means.append(float(np.mean([value.item() for value in of_four])))
     error = (net(features[val])[:, 0] - targets[val]).abs().mean().item()

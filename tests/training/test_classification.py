@@ -23,13 +23,12 @@ from expt.data.mixing import Box, Mixing
 from expt.errors import ConfigError
 from expt.tasks import build as task_build
 from expt.tasks.classification import Classification
-from expt.tasks.sums import Averages, Sums
 from expt.training.collectives import Worker
-from expt.training.loop import evaluate, train_epoch
-from expt.worker.build import build_data, build_learner, build_position
+from expt.worker.build import build_data
 from tests.conftest import Configured
 from tests.late import Late
 from tests.ranks import together
+from tests.training import plain
 
 v2: Any = Late("torchvision.transforms.v2")
 CPU = torch.device("cpu")
@@ -50,21 +49,7 @@ DIGITS = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, st
 
 
 def trained_on(worker: Worker, configs: list[RunConfig]) -> list[dict[str, Any]]:
-    return [trained_once(worker, dataclasses.replace(each, world_size=worker.world_size)) for each in configs]
-
-
-def trained_once(worker: Worker, config: RunConfig) -> dict[str, Any]:
-    torch.manual_seed(SEED)
-    data = build_data(config, worker)
-    learner, position, seen = build_learner(config, data, worker), build_position(config, data), list[Averages]()
-    sums = Sums(learner.task, CPU)
-    for epoch in range(1, EPOCHS + 1):
-        position.begin_epoch()
-        batches = data.train.epoch(epoch)
-        train_epoch(learner, batches, position, sums, log_every=1, on_log=lambda values, _: seen.append(values))
-    assert data.val
-    val = evaluate(learner, data.val.evaluation(), CPU).values
-    return {"curve": [[each.loss, each.values["accuracy"]] for each in seen], "val": dict(val)}
+    return [plain.trained_on(worker, dataclasses.replace(each, world_size=worker.world_size)) for each in configs]
 
 
 def mixed(images: torch.Tensor, labels: torch.Tensor, share: float, box: Box | None) -> list[torch.Tensor]:
@@ -102,12 +87,7 @@ def plain_loop(
                 inputs, right = mixed(pixels[batch], labels[batch], share, box)
                 logits = net(inputs.flatten(1))
                 loss = of_shares(logits, right) / (right @ by_class).sum()
-            net.zero_grad()
-            loss.backward()
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    assert parameter.grad is not None
-                    parameter.sub_(LR * parameter.grad)
+            plain.descend(net, loss, LR)
             curve.append([loss.item(), right[torch.arange(len(right)), logits.argmax(1)].mean().item()])
     logits = net(pixels[val].flatten(1))
     found = {"loss": functional.cross_entropy(logits, labels[val]).item()}
@@ -131,7 +111,8 @@ def test_the_curve_is_that_of_whole_batches(
     expected += [plain_loop(balanced=True, mixing=Mixing(10, cutmix=1.0))]
     for found in together(tmp_path, world_size, functools.partial(trained_on, configs=configs)):
         for ours, theirs in zip(found, expected, strict=True):
-            assert torch.tensor(ours["curve"]) == pytest.approx(torch.tensor(theirs["curve"]), abs=1e-4)
+            curve = torch.tensor([[values["loss"], values["accuracy"]] for values in ours["steps"]])
+            assert curve == pytest.approx(torch.tensor(theirs["curve"]), abs=1e-4)
             assert ours["val"] == pytest.approx(theirs["val"], abs=1e-4)
 
 

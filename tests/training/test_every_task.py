@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from expt.config.schema import RunConfig
 from expt.data import indexing
-from expt.tasks.sums import Averages, Sums
 from expt.training.collectives import Worker
-from expt.training.loop import evaluate, train_epoch
-from expt.worker.build import build_data, build_learner, build_position
 from tests.conftest import Configured
 from tests.every_task import BATCH, CASES, EPOCHS, LR, SEED, SIZE, TESTED_ON, TRAINED_ON, Case, Rows, config_of
 from tests.ranks import together
+from tests.training.plain import trained_on
 
 CPU = torch.device("cpu")
-GRID = [(name, *how) for name, how in itertools.product(CASES, ((3, False), (1, True)))]
-"""Task, parts of gradient accumulation, and drop_last."""
+HOW, MORE = ((3, False), (1, True)), ((1, False), (3, True))
+"""Parts of gradient accumulation, and drop_last."""
 Found = Mapping[str, Any]
 
 
@@ -41,25 +39,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)  # several would wait for each other in tensors as small as these
     yield
     torch.set_num_threads(before)
-
-
-def trained_on(worker: Worker, config: RunConfig) -> Found:
-    torch.manual_seed(SEED)
-    data = build_data(config, worker)
-    learner, position, seen = build_learner(config, data, worker), build_position(config, data), list[Averages]()
-    sums = Sums(learner.task, CPU)
-    for epoch in range(1, EPOCHS + 1):
-        position.begin_epoch()
-        batches = data.train.epoch(epoch)
-        train_epoch(learner, batches, position, sums, log_every=1, on_log=lambda values, _: seen.append(values))
-    assert data.val
-    assert data.test
-    return {
-        "losses": [values.loss for values in seen],
-        "val": dict(evaluate(learner, data.val.evaluation(), CPU).values),
-        "test": dict(evaluate(learner, data.test.evaluation(), CPU).values),
-        "weights": {name: values.tolist() for name, values in learner.module.state_dict().items()},
-    }
 
 
 @functools.cache
@@ -111,10 +90,13 @@ def measured_of(case: Case, weights: Mapping[str, Any]) -> dict[str, dict[str, f
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics")  # of three samples, not of each class
+@pytest.mark.parametrize("how", [HOW, pytest.param(MORE, marks=pytest.mark.slow)], ids=["", "more"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
-    workers: int, configured: Configured, tmp_path: Path
+    workers: int, how: Sequence[tuple[int, bool]], configured: Configured, tmp_path: Path
 ) -> None:
+    importlib.import_module("torchmetrics")  # once, and not in each rank
+    grid = [(name, *each) for name, each in itertools.product(CASES, how)]
     configs = {name: config_of(name, configured) for name in CASES}
 
     def each(worker: Worker) -> list[Found]:
@@ -125,15 +107,15 @@ def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
                     configs[name], world_size=workers, gradient_accumulation=parts, drop_last=drop_last
                 ),
             )
-            for name, parts, drop_last in GRID
+            for name, parts, drop_last in grid
         ]
 
     for rank in together(tmp_path, workers, each):
-        for (name, parts, drop_last), found in zip(GRID, rank, strict=True):
+        for (name, parts, drop_last), found in zip(grid, rank, strict=True):
             which = f"{name}, {parts} parts, drop_last={drop_last}"
             losses, weights = plain_loop(name, drop_last)
             assert len(losses) == EPOCHS * (4 if drop_last else 5)
-            assert found["losses"] == pytest.approx(losses, abs=1e-4, nan_ok=True), which
+            assert [values["loss"] for values in found["steps"]] == pytest.approx(losses, abs=1e-4, nan_ok=True), which
             for key, expected in weights.items():
                 assert torch.allclose(torch.tensor(found["weights"][key]), expected, atol=1e-4), (which, key)
             for split, values in measured_of(CASES[name], found["weights"]).items():

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -24,12 +24,9 @@ from expt.data.text import NO_TARGET
 from expt.errors import DataError
 from expt.models.transformer import Transformer
 from expt.tasks.language_model import LanguageModel
-from expt.tasks.sums import Averages, Sums
-from expt.training.collectives import Worker
-from expt.training.loop import evaluate, train_epoch
-from expt.worker.build import build_data, build_learner, build_position
 from tests.conftest import Configured
 from tests.ranks import together
+from tests.training.plain import trained_on
 
 VOCAB, LONGEST, BATCH, EPOCHS, LR, SEED = 11, 24, 12, 3, 0.2, 4
 MODEL = {"layers": 1, "heads": 2, "width": 16}
@@ -85,22 +82,6 @@ def config(configured: Configured) -> RunConfig:
     return dataclasses.replace(text, dataset=own)
 
 
-def trained_on(worker: Worker, config: RunConfig) -> dict[str, Any]:
-    torch.manual_seed(SEED)
-    data = build_data(config, worker)
-    learner, position, seen = build_learner(config, data, worker), build_position(config, data), list[Averages]()
-    sums = Sums(learner.task, CPU)
-    for epoch in range(1, EPOCHS + 1):
-        position.begin_epoch()
-        batches = data.train.epoch(epoch)
-        train_epoch(learner, batches, position, sums, log_every=1, on_log=lambda values, _: seen.append(values))
-    assert data.val
-    return {
-        "losses": [values.loss for values in seen],
-        "val": dict(evaluate(learner, data.val.evaluation(), CPU).values),
-    }
-
-
 @functools.cache
 def plain_loop(workers: int | None) -> Found:
     """By tokens of the whole batch; or, with `workers`, the average of each one's average by tokens."""
@@ -148,7 +129,7 @@ def test_the_curve_is_that_of_a_plain_loop_by_tokens(
     ours = dataclasses.replace(config, world_size=world_size, gradient_accumulation=parts)
     exact = plain_loop(None)
     for found in together(tmp_path, world_size, functools.partial(trained_on, config=ours)):
-        assert found["losses"] == pytest.approx(exact.losses, abs=1e-4)
+        assert [values["loss"] for values in found["steps"]] == pytest.approx(exact.losses, abs=1e-4)
         assert found["val"] == pytest.approx(exact.val, rel=1e-5)
 
 

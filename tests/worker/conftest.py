@@ -1,7 +1,8 @@
-"""Runs of a single worker in the test's own process: they take a fraction of a second."""
+"""Runs of one worker in the test's own process, or of several in forked ranks: they take a fraction of a second."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +13,11 @@ import torch
 
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
+from expt.training.observer import Observer
 from expt.worker import build
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder
+from tests.ranks import together
 
 ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 
@@ -51,3 +54,25 @@ def train_alone(tmp_path: Path, configured: Configured) -> Iterator[TrainAlone]:
     torch.set_num_threads(1)
     yield train
     torch.set_num_threads(threads)
+
+
+TrainTogether = Callable[..., RunFolder]
+
+
+@pytest.fixture
+def train_together(tmp_path: Path, configured: Configured) -> TrainTogether:
+    """As train_alone, on `size` workers."""
+
+    def train(size: int, *words: str, name: str) -> RunFolder:
+        config, folder = dataclasses.replace(configured(*words), world_size=size), tmp_path / name
+        folder.mkdir()
+
+        def each(worker: Worker) -> str:
+            run = Run(config, RunPaths(folder), worker, typed_at=0.0, beat=lambda: None)
+            return run.train(None, lambda *_: Observer())
+
+        (store := tmp_path / f"store of {name}").mkdir()
+        assert together(store, size, each) == ["completed"] * size
+        return RunFolder(folder)
+
+    return train

@@ -15,9 +15,8 @@ from expt.training.phases import parameters_of
 from expt.worker import build
 from expt.worker.run import Run
 from tests.conftest import Configured
-from tests.conftest import Trained as TrainInWorkers
 from tests.worker.adversarial import GAN, Adversarial, Partial
-from tests.worker.conftest import ALONE, TrainAlone
+from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
 from tests.worker.test_run import values
 
 CONTRASTIVE = {"dataset": "TwoViews", "model": "Encoder", "task": "SimCLR"}
@@ -61,13 +60,13 @@ def test_the_numbers_of_a_plain_loop(train_alone: TrainAlone, configured: Config
     assert values(train_alone(*WORDS, name="stopped", source=last)) == values(done)
 
 
-def test_the_same_on_any_number_of_workers(train_alone: TrainAlone, trained: TrainInWorkers) -> None:
+def test_the_same_on_any_number_of_workers(train_alone: TrainAlone, train_together: TrainTogether) -> None:
     """In the last batch of an epoch, of one sample, some have none."""
     one = train_alone(*WORDS, name="one")
     assert len(one.curve("running/loss")) == 14
     runs = [
-        trained(*WORDS, "world_size=2", "gradient_accumulation=2", name="two"),
-        trained(*WORDS, "world_size=4", "ddp.shared_memory=false", "ema=0.9", name="four"),
+        train_together(2, *WORDS, "gradient_accumulation=2", name="two"),
+        train_together(4, *WORDS, "ddp.shared_memory=false", "ema=0.9", name="four"),
     ]
     for run in runs:
         tags = ["running/loss", "running/generator", "loss/train"]
@@ -104,12 +103,15 @@ def test_what_is_frozen_need_be_in_no_phase() -> None:
     assert {*parameters_of(Partial.phases, model)["discriminator"]} == {*model.discriminator.parameters()}
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*functional.all_gather is deprecated:FutureWarning"
+)  # what torch 2.15 has is private
 def test_a_loss_that_looks_at_the_whole_batch_is_the_same_on_any_number_of_workers(
-    train_alone: TrainAlone, trained: TrainInWorkers
+    train_alone: TrainAlone, train_together: TrainTogether
 ) -> None:
     own = [f"+{key}._target_=tests.worker.contrastive.{name}" for key, name in CONTRASTIVE.items()]
     words = ("~dataset", "~model", "~task", *own, "epochs=2", "batch_size=16", "log_every=1", "+dataset.num_workers=0")
-    one, four = train_alone(*words, name="one"), trained(*words, "world_size=4", name="four")
+    one, four = train_alone(*words, name="one"), train_together(4, *words, name="four")
     losses = dict(one.curve("running/loss"))
     assert len(losses) == 10
     assert losses[10] < losses[1] - 0.05

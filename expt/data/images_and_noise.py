@@ -1,0 +1,33 @@
+"""Images with noise beside them, from which a generator makes others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from expt.config.datasets import Digits, Downloaded
+from expt.data.files import load
+
+
+class ImagesAndNoise(Dataset[dict[str, Tensor]]):
+    """{"image": [1, H, W] in [0, 1], "noise": [noise]}: the digits, or Fashion-MNIST of the folder `root`.
+
+    The noise is drawn here, and not in the model: so it hangs on the seed, the epoch and the sample alone, whatever the
+    number of workers.
+    """
+
+    def __init__(self, train: bool, noise: int, root: str | None = None) -> None:
+        how: dict[str, Any] = {"val_fraction": 0.0, "train_limit": None, "mean": None, "std": None}
+        digits = Digits(name="digits", **how)
+        config = digits if root is None else Downloaded(name="fashion_mnist", root=root, download=False, **how)
+        self._images = torch.from_numpy(load(config, "train" if train else "test").images)
+        self._noise = noise
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"image": self._images[index] / 255, "noise": torch.randn(self._noise)}

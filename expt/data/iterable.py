@@ -1,0 +1,109 @@
+"""The loader of an IterableDataset of known length: which samples are whose is a matter of their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from expt.data.checked_samples import Check, checked
+from expt.data.indexing import Piece, mix
+from expt.data.loading import Batch, LoaderOptions, Order, ShardedLoader, to_device, tree_to_device
+from expt.data.prefetch import prefetched
+from expt.data.stream import Collated, loading_settings, read_ahead, seeded
+from expt.errors import DataError
+
+
+class IterableLoader(ShardedLoader):
+    """Batches of the samples at given positions, in the order in which they come; see Loader.
+
+    Every worker reads all of them, in one process of its own if `num_workers` is not 0, and keeps those of its part of
+    each batch, so that a batch is the same on any number of workers. They must come alike on all: what is drawn at
+    random from torch's, NumPy's or Python's own generator hangs on the seed, the epoch and the position alone, and a
+    method `set_epoch(epoch)` is told of each epoch (0 in an evaluation).
+    """
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        indices: Tensor,
+        options: LoaderOptions,
+        *,
+        check: Check,
+        collate: Callable[[list[Any]], tuple[Any, Any]],
+        num_workers: int = 0,
+        finish: Callable[[Any, Tensor | None], Any] = lambda inputs, drawn: inputs,
+    ) -> None:
+        super().__init__(indices.sort().values, options)
+        self._dataset, self._check, self._collate = dataset, check, Collated(collate)
+        self._num_workers, self._finish = min(num_workers, 1), finish
+
+    def _order(self, epoch: int) -> Tensor:
+        return self._indices
+
+    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        return prefetched(self._read(order, list(pieces)), self._options.device)
+
+    def _read(self, order: Order, pieces: list[Piece]) -> Iterator[Batch]:
+        if not pieces:
+            return
+        device = self._options.device
+        wanted = [order.samples[piece.start : piece.stop].tolist() for piece in pieces]
+        chosen = _Chosen(self._dataset, self._check, wanted, (self._options.seed, order.epoch))
+        how = loading_settings(device, self._num_workers)
+        loader: DataLoader[Any] = DataLoader(chosen, batch_size=None, collate_fn=self._collated, **how)
+        drawn = None if order.drawn is None else to_device(order.drawn, device)
+        for loaded, piece in zip(read_ahead(loader), pieces, strict=True):
+            inputs, targets = tree_to_device(loaded, device)
+            numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
+            yield Batch(self._finish(inputs, numbers), targets, piece.global_size, piece.weightless)
+
+    def _collated(self, samples: list[Any] | DataError) -> Any:
+        return samples if isinstance(samples, DataError) else self._collate(samples)
+
+
+class _Chosen(IterableDataset[Any]):
+    """For each of the lists of positions `wanted` its samples; a DataError is handed on as a value."""
+
+    def __init__(
+        self, dataset: IterableDataset[Any], check: Check, wanted: list[list[int]], seeds: tuple[int, int]
+    ) -> None:
+        self._dataset, self._check, self._wanted, self._seeds = dataset, check, wanted, seeds
+
+    def __iter__(self) -> Iterator[list[Any] | DataError]:
+        try:
+            yield from self._groups()
+        except DataError as error:
+            yield error
+
+    def _groups(self) -> Iterator[list[Any]]:
+        seed, epoch = self._seeds
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(epoch)
+        with seeded(mix(seed, epoch)):
+            samples = iter(self._dataset)
+        read = 0
+        for group in self._wanted:  # one lies behind the other, though not each in order
+            found = {}
+            while read <= max(group):
+                with seeded(mix(seed, epoch, read)):
+                    sample = _next(samples, read)
+                if read in group:
+                    found[read] = checked(self._check, read, sample)
+                read += 1
+            yield [found[position] for position in group]
+
+
+def first_of(dataset: IterableDataset[Any]) -> Any:
+    """Its first sample. Raises DataError for one that has none."""
+    with seeded(0):
+        return _next(iter(dataset), 0)
+
+
+def _next(samples: Iterator[Any], read: int) -> Any:
+    try:
+        return next(samples)
+    except StopIteration:
+        raise DataError(f"the dataset ended after {read} samples, of which its __len__ says more; mend it") from None

@@ -1,0 +1,41 @@
+"""A small generative adversarial network (Goodfellow et al. 2014), of fully connected layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class GAN(nn.Module):
+    """A generator of images [B, 1, H, W] in [0, 1] from noise [B, noise], and a discriminator of them, one logit each.
+
+    It is called once in each phase of a step, which `expt.tasks.gan.Adversarial` names.
+    """
+
+    def __init__(self, image_size: Sequence[int], noise: int, width: int) -> None:
+        super().__init__()
+        pixels = math.prod(image_size)
+        self.generator = nn.Sequential(
+            nn.Linear(noise, width),
+            nn.LeakyReLU(0.2),
+            nn.Linear(width, width),
+            nn.LeakyReLU(0.2),
+            nn.Linear(width, pixels),
+            nn.Sigmoid(),
+            nn.Unflatten(1, (1, *image_size)),
+        )
+        self.discriminator = nn.Sequential(
+            nn.Flatten(), nn.Linear(pixels, width), nn.LeakyReLU(0.2), nn.Linear(width, 1), nn.Flatten(0)
+        )
+
+    def forward(self, phase: str, image: Tensor, noise: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The logits [B] of real images, which the phase `generator` has no use for, and of generated ones."""
+        fake = self.generator(noise)
+        if phase == "generator":
+            return None, self.discriminator(fake)
+        # No gradient reaches the generator in the other phase, which trains the discriminator alone.
+        real, fake = self.discriminator(torch.cat((image, fake))).chunk(2)
+        return real, fake

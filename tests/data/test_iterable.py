@@ -1,0 +1,142 @@
+"""An IterableDataset of known length: each sample is one worker's, by its position, whatever the number of workers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from expt.config.datasets import TargetDataset
+from expt.data import build
+from expt.data.build import Data
+from expt.data.loading import Batch, Shard
+from expt.errors import ConfigError, DataError
+from expt.worker.run import Run
+from tests.worker.conftest import TrainAlone, train_alone
+from tests.worker.test_run import values
+
+__all__ = ["train_alone"]
+
+SIZE, BATCH = 23, 5
+
+
+class Numbers(IterableDataset[tuple[Tensor, Tensor]]):
+    """Its positions and some noise, through a buffer that shuffles."""
+
+    def __init__(self, train: bool, said: int = SIZE) -> None:
+        self._said, self._epoch = said, -1
+
+    def __len__(self) -> int:
+        return self._said
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        waiting = [np.random.randint(1000)]
+        for number in range(SIZE):
+            waiting.append(number)
+            chosen = waiting.pop(random.randrange(len(waiting)))
+            yield torch.tensor([chosen, torch.rand(()).item(), self._epoch]), torch.tensor(float(number))
+
+
+class Pictures(IterableDataset[tuple[Tensor, int]]):
+    def __init__(self, train: bool) -> None:
+        self.most = 3 if train else 9
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        for number in range(12):
+            yield torch.full((1, 2, 2), number / 12), number % (self.most + 1)
+
+
+class Unknown(IterableDataset[Any]):
+    def __init__(self, train: bool) -> None:
+        pass
+
+
+def data_of(
+    kind: type, rank: int = 0, workers: int = 1, num_workers: int = 0, drop_last: bool = False, **more: Any
+) -> Data:
+    classes = 4 if kind is Pictures else None
+    kwargs = {key: more.pop(key) for key in ("said",) if key in more}
+    own = TargetDataset(target=f"{__name__}.{kind.__name__}", num_classes=classes, val_fraction=0.2, kwargs=kwargs)
+    settings: dict[str, Any] = {"batch_size": BATCH, "seed": 3, "drop_last": drop_last, "channels_last": False, **more}
+    return build.build(own, shard=Shard(rank, workers), device=torch.device("cpu"), num_workers=num_workers, **settings)
+
+
+def whole(parts: list[list[Batch]]) -> list[list[Any]]:
+    """The global batches of all workers' parts."""
+    together = [[part for part in of_batch if not part.weightless] for of_batch in zip(*parts, strict=True)]
+    return [torch.cat([part.inputs for part in of_batch]).tolist() for of_batch in together]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_is_the_same_on_any_number_of_workers(drop_last: bool) -> None:
+    one = data_of(Numbers, drop_last=drop_last)
+    assert one.val is not None
+    assert (one.train.size, one.val.size) == (18, 5)
+    epochs = [whole([list(one.train.epoch(epoch))]) for epoch in (1, 2)]
+    assert [len(batch) for batch in epochs[0]] == [5, 5, 5] + [3] * (not drop_last)
+    assert epochs[0] != epochs[1], "drawn anew"
+    assert {row[2] for batch in epochs[1] for row in batch} == {2.0}, "it is told of the epoch"
+    targets = [torch.cat([batch.targets for batch in part]) for part in (one.train.epoch(1), one.val.evaluation())]
+    assert all(torch.equal(each, each.sort().values) for each in targets)
+    if not drop_last:
+        assert torch.equal(torch.cat(targets).sort().values, torch.arange(float(SIZE)))
+    for workers in (2, 4):
+        several = [data_of(Numbers, rank, workers, drop_last=drop_last) for rank in range(workers)]
+        assert [whole([list(each.train.epoch(epoch)) for each in several]) for epoch in (1, 2)] == epochs
+        assert whole([list(each.train.epoch(2, skip=2)) for each in several]) == epochs[1][2:]
+        evaluated = [batch.inputs for each in several if each.val for batch in each.val.evaluation()]
+        assert torch.cat(evaluated).tolist() == [row for batch in one.val.evaluation() for row in batch.inputs.tolist()]
+    read_ahead = data_of(Numbers, num_workers=3, drop_last=drop_last)
+    assert whole([list(read_ahead.train.epoch(2))]) == epochs[1]
+
+
+def test_images_of_classes_are_normalised_checked_and_mixed() -> None:
+    one = data_of(Pictures, mixup=0.4)
+    assert (one.info.num_classes, one.info.channels) == (4, 1)
+    mixed = [list(data_of(Pictures, rank, 2, mixup=0.4).train.epoch(1)) for rank in range(2)]
+    assert whole(mixed) == whole([list(one.train.epoch(1))])
+    assert one.test is not None
+    with pytest.raises(DataError, match=r"^sample 4: its label is 4, expected 0 to 3; mend"):
+        list(one.test.evaluation())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_one_that_ends_before_its_length_is_told(num_workers: int) -> None:
+    with pytest.raises(DataError, match=r"^the dataset ended after 23 samples, of which its __len__ says more; mend"):
+        list(data_of(Numbers, num_workers=num_workers, said=30).train.epoch(1))
+    assert len(list(data_of(Numbers, said=10).train.epoch(1))) == 2, "the rest is not asked for"
+
+
+def test_one_of_unknown_length_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"must have __len__; where an epoch ends, and which samples are whose, dep"):
+        data_of(Unknown)
+
+
+def test_a_run_on_it_resumes_to_the_same_bits(train_alone: TrainAlone, tmp_path: Path) -> None:
+    words: tuple[str, ...] = (
+        "~dataset",
+        f"+dataset._target_={__name__}.Numbers",
+        "+dataset.num_workers=0",
+        "task=regression",
+    )
+    words += ("model=mlp", "model.hidden=[]", "batch_size=5", "epochs=2", "drop_last=false", "log_every=1")
+
+    def stop(run: Run) -> None:
+        run.agreement._asked_to_stop = lambda: run.position.step == 6
+
+    done = train_alone(*words, "optimizer.lr=0.001")
+    last = train_alone(*words, "optimizer.lr=0.001", name="stopped", before=stop).folder / "checkpoints" / "last.pt"
+    assert values(train_alone(*words, "optimizer.lr=0.001", name="stopped", source=last)) == values(done)

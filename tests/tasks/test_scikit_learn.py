@@ -1,0 +1,168 @@
+"""Each task's metrics are scikit-learn's over the whole set, and the tables that come with expt its tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from expt.config.datasets import Diabetes, Digits
+from expt.data.files import load
+from expt.data.loading import Batch
+from expt.data.table import load as load_table
+from expt.data.text import NO_TARGET
+from expt.tasks.classification import Classification
+from expt.tasks.extra_metrics import ExtraMetrics
+from expt.tasks.language_model import LanguageModel
+from expt.tasks.multilabel import Multilabel
+from expt.tasks.regression import Regression
+from expt.tasks.segmentation import Segmentation
+from expt.tasks.sums import Sums
+from expt.tasks.task import Task
+from tests.late import Late
+
+metrics: Any = Late("sklearn.metrics")
+datasets: Any = Late("sklearn.datasets")
+torchmetrics: Any = Late("torchmetrics")
+classification: Any = Late("torchmetrics.classification")
+
+CPU = torch.device("cpu")
+SIZES, CLASSES, IGNORED, FAR = (40, 7, 1, 23), 4, 255, 1e6
+DRAWN = torch.Generator().manual_seed(0)
+
+
+class Case(NamedTuple):
+    task: Task
+    outputs: Tensor
+    targets: Tensor
+    expected: Callable[[Any, Any], Mapping[str, float]]
+    """By scikit-learn, of outputs and targets as arrays"""
+    extra: Callable[[], Mapping[str, Any]] = dict
+    """Metrics of torchmetrics"""
+
+
+def normal(*size: int) -> Tensor:
+    return torch.randn(sum(SIZES), *size, generator=DRAWN)
+
+
+def classes(*size: int, number: int = CLASSES) -> Tensor:
+    return torch.randint(number, (sum(SIZES), *size), generator=DRAWN)
+
+
+def without(targets: Tensor, nothing: int) -> Tensor:
+    """A third counts for nothing."""
+    return targets.masked_fill(torch.rand(targets.shape, generator=DRAWN) < 1 / 3, nothing)
+
+
+def chances(logits: Any) -> Any:
+    return torch.tensor(logits).double().softmax(1).numpy()
+
+
+def of_classes(logits: Any, labels: Any) -> Mapping[str, float]:
+    return {
+        "loss": metrics.log_loss(labels, chances(logits)),
+        "accuracy": metrics.accuracy_score(labels, logits.argmax(1)),
+        "auroc": metrics.roc_auc_score(labels, chances(logits), multi_class="ovr", average="macro"),
+        "kappa": metrics.cohen_kappa_score(labels, logits.argmax(1)),
+    }
+
+
+def of_labels(logits: Any, labels: Any) -> Mapping[str, float]:
+    predicted, by_label = logits >= 0, torch.tensor(logits).double().sigmoid().numpy()
+    return {
+        "loss": np.mean([metrics.log_loss(labels[:, each], by_label[:, each]) for each in range(3)]),
+        "accuracy": 1 - metrics.hamming_loss(labels, predicted),
+        "f1": metrics.f1_score(labels, predicted, average="micro"),
+        "ap": metrics.average_precision_score(labels, by_label, average="macro"),
+    }
+
+
+def of_numbers(outputs: Any, targets: Any) -> Mapping[str, float]:
+    ours, theirs = outputs.astype(float).ravel(), targets.astype(float).ravel()
+    return {
+        "loss": metrics.mean_squared_error(theirs, ours),
+        "mae": metrics.mean_absolute_error(theirs, ours),
+        "rmse": metrics.root_mean_squared_error(theirs, ours),
+        "r2": metrics.r2_score(theirs, ours),
+    }
+
+
+def of_pixels(logits: Any, masks: Any) -> Mapping[str, float]:
+    here = masks != IGNORED
+    rows, right = np.moveaxis(logits, 1, -1)[here], masks[here]
+    predicted = rows.argmax(1)
+    return {
+        "loss": metrics.log_loss(right, chances(rows)),
+        "mean_iou": metrics.jaccard_score(right, predicted, average="macro"),
+        "accuracy": metrics.accuracy_score(right, predicted),
+        "dice": metrics.f1_score(right, predicted, average="macro"),
+    }
+
+
+def of_tokens(logits: Any, targets: Any) -> Mapping[str, float]:
+    here = targets != NO_TARGET
+    loss = metrics.log_loss(targets[here], chances(logits[here]))
+    found = {"loss": loss, "accuracy": metrics.accuracy_score(targets[here], logits[here].argmax(1))}
+    return {**found, "perplexity": math.exp(loss), "bits_per_token": loss / math.log(2)}
+
+
+CASES = {
+    "classification": Case(
+        Classification(),
+        normal(CLASSES),
+        classes(),
+        of_classes,
+        lambda: {
+            "auroc": classification.MulticlassAUROC(CLASSES),
+            "kappa": classification.MulticlassCohenKappa(CLASSES),
+        },
+    ),
+    "multilabel": Case(
+        Multilabel(),
+        normal(3),
+        classes(3, number=2).float(),
+        of_labels,
+        lambda: {"ap": classification.MultilabelAveragePrecision(3)},
+    ),
+    "regression": Case(Regression(), normal(2), normal(2), of_numbers),
+    "regression far from 0": Case(Regression(origin=FAR + 1), normal(2) + FAR, normal(2) + FAR, of_numbers),
+    "segmentation": Case(
+        Segmentation(CLASSES, IGNORED), normal(CLASSES, 3, 5), without(classes(3, 5), IGNORED), of_pixels
+    ),
+    "language_model": Case(LanguageModel(), normal(6, CLASSES), without(classes(6), NO_TARGET), of_tokens),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_metrics_are_scikit_learns_of_the_whole_set(name: str) -> None:
+    task, outputs, targets, expected, extra = CASES[name]
+    sums, more = Sums(task, CPU), ExtraMetrics(extra())
+    for given, wanted in zip(outputs.split(SIZES), targets.split(SIZES), strict=True):
+        batch = Batch(given, wanted, len(given))
+        sums.add(task.loss(given, batch), given, batch)
+        more.update(task, given, batch)
+    found = {**sums.averages(sums.values).values, **more.compute(lambda mine: [mine])}
+    assert found == pytest.approx(expected(outputs.numpy(), targets.numpy()), abs=1e-6)
+
+
+def test_the_diabetes_are_scikit_learns() -> None:
+    settings: dict[str, Any] = {"val_fraction": 0.1, "train_limit": None, "test_fraction": 0.2}
+    rows = load_table(Diabetes(name="diabetes", standardise=True, standardise_targets=False, **settings), None)
+    table = datasets.load_diabetes(scaled=False)
+    assert list(rows.feature_names) == table.feature_names
+    assert np.array_equal(rows.features, table.data)
+    assert np.array_equal(rows.targets[:, 0], table.target)
+
+
+def test_the_digits_are_scikit_learns() -> None:
+    config = Digits(name="digits", val_fraction=0.1, train_limit=None, mean=None, std=None)
+    order, table = np.random.default_rng(0).permutation(1797), datasets.load_digits()
+    for part, chosen in (("test", np.sort(order[:360])), ("train", np.sort(order[360:]))):
+        images, labels = load(config, part)  # type: ignore[arg-type]
+        assert np.array_equal(images[:, 0], np.round(table.images[chosen] * 255 / 16))
+        assert np.array_equal(labels, table.target[chosen])

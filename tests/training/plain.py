@@ -1,0 +1,42 @@
+"""What tests of training share: a run's numbers without its folder, and a step of gradient descent by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from expt.config.schema import RunConfig
+from expt.tasks.sums import Averages, Sums
+from expt.training.collectives import Worker
+from expt.training.loop import evaluate, train_epoch
+from expt.worker.build import build_data, build_learner, build_position
+
+CPU = torch.device("cpu")
+
+
+def trained_on(worker: Worker, config: RunConfig) -> dict[str, Any]:
+    """The averages of each step, of both evaluations at the end, and the weights; plain containers alone."""
+    torch.manual_seed(config.seed)
+    data = build_data(config, worker)
+    learner, position, seen = build_learner(config, data, worker), build_position(config, data), list[Averages]()
+    sums = Sums(learner.task, CPU)
+    for epoch in range(1, config.epochs + 1):
+        position.begin_epoch()
+        batches = data.train.epoch(epoch)
+        train_epoch(learner, batches, position, sums, log_every=1, on_log=lambda values, _: seen.append(values))
+    splits = {"val": data.val, "test": data.test}
+    evaluated = {name: dict(evaluate(learner, each.evaluation(), CPU).values) for name, each in splits.items() if each}
+    weights = {name: values.tolist() for name, values in learner.module.state_dict().items()}
+    return {"steps": [dict(values.values) for values in seen], "weights": weights, **evaluated}
+
+
+def descend(model: nn.Module, loss: Tensor, lr: float) -> None:
+    """A step of plain gradient descent."""
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.sub_(lr * parameter.grad)
