@@ -19,7 +19,7 @@ class StepProfiler:
 
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self._trace, self._table = trace, table
-        self._by = f"self_{device.type}_time_total"
+        self._device = device.type
         self._profiler: Any = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=TRACED_STEPS, repeat=1),
@@ -37,12 +37,13 @@ class StepProfiler:
 
     def _write(self, profiler: Any) -> None:
         profiler.export_chrome_trace(str(self._trace))
-        self._table.write_text(_table_of(profiler.key_averages(), self._by), encoding="utf-8")
+        self._table.write_text(table_of(profiler.key_averages(), self._device), encoding="utf-8")
 
 
-def _table_of(averages: Any, by: str) -> str:
-    """The most expensive operators, a line each: time, share, calls, name."""
-    operators = [event for event in averages if not event.key.startswith("ProfilerStep")]  # the step as a whole
+def table_of(averages: Any, device: str) -> str:
+    """The most expensive operators, a line each: time, share, calls, name; of a GPU its kernels."""
+    by = "self_cpu_time_total" if device == "cpu" else "self_device_time_total"
+    operators = [event for event in averages if _is_counted(event, device)]
     events = sorted(operators, key=lambda event: -getattr(event, by))
     total_us = sum(getattr(event, by) for event in events) or 1.0
     lines = [f"{'ms/step':>9} {'share':>6} {'calls/step':>10}  operator"]
@@ -53,3 +54,12 @@ def _table_of(averages: Any, by: str) -> str:
             f"{used_us / 1e3 / TRACED_STEPS:9.3f} {used_us / total_us:6.1%} {calls:10.1f}  {event.key.splitlines()[0]}"
         )
     return "\n".join(lines) + "\n"
+
+
+def _is_counted(event: Any, device: str) -> bool:
+    """Not the step as a whole; of a GPU neither what started kernels nor what is named around them."""
+    if event.key.startswith("ProfilerStep"):
+        return False
+    if device == "cpu":
+        return True
+    return event.device_type != torch.autograd.DeviceType.CPU and not getattr(event, "is_user_annotation", False)
