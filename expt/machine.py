@@ -28,6 +28,10 @@ class Machine:
     cpu_vendor: str = ""
     """As the CPU names its maker: GenuineIntel, AuthenticAMD; "" where that is not known."""
     simulated: bool = False
+    own_cpus: bool = False
+    """Whether Slurm has given this worker cores of its own, which are no more to be shared with the others."""
+    own_gpus: bool = False
+    """Whether Slurm has given this worker GPUs of its own: each sees others."""
     workers: int | None = None
     """How many torchrun or Slurm has started in all, and on this machine; None where expt is to start them."""
     local_workers: int | None = None
@@ -37,6 +41,7 @@ def detect() -> Machine:
     """The machine that this process runs on, within its CPU affinity and CUDA_VISIBLE_DEVICES."""
     simulated = os.environ.get(SIMULATED_GPUS)
     gpus = tuple(map(str, range(int(simulated)))) if simulated else visible_gpus()
+    is_task = is_external_worker() and "SLURM_PROCID" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
     workers, local_workers = None, None
     if is_external_worker():
         workers = int(os.environ["WORLD_SIZE"])
@@ -45,6 +50,8 @@ def detect() -> Machine:
         gpus=gpus,
         cpus=usable_cpus(),
         simulated=bool(simulated),
+        own_cpus=is_task and _bound_cpus() < int(os.environ.get("SLURM_CPUS_ON_NODE", "0")),
+        own_gpus=is_task and "SLURM_GPUS_PER_TASK" in os.environ,
         workers=workers,
         local_workers=local_workers,
         **_cpu_facts(),
@@ -75,12 +82,41 @@ def is_external_worker() -> bool:
 
 def usable_cpus() -> int:
     """Cores that this process may run on, by affinity and by cgroup quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _bound_cpus()
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _bound_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_simulated() -> bool:
+    """Whether the GPUs of this process are pretended, see SIMULATED_GPUS."""
+    return bool(os.environ.get(SIMULATED_GPUS))
+
+
+def is_slice(gpu: str) -> bool:
+    """Whether it is a part of a GPU (MIG), of which CUDA shows a process the first alone."""
+    return gpu.startswith("MIG-")
+
+
+def gpu_uuid(gpu: str) -> str:
+    """The UUID of what CUDA_VISIBLE_DEVICES calls `gpu`, in full; `gpu` itself where NVML knows none.
+
+    A number is of those that this process may use: in a job of Slurm's each GPU may be number 0.
+    """
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError), _nvml():
+        if gpu.isdecimal():
+            return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(gpu))))
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return next((uuid for uuid in map(str, map(pynvml.nvmlDeviceGetUUID, handles)) if uuid.startswith(gpu)), gpu)
+    return gpu
 
 
 def free_descriptors() -> int:

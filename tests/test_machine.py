@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from expt import machine
@@ -142,3 +144,51 @@ def test_a_quota_counts_like_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for quota, expected in (("max 100000", 16), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 16)):
         monkeypatch.setattr(Path, "read_text", lambda _, quota=quota: quota)
         assert machine.usable_cpus() == expected
+
+
+TASK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_GPUS_PER_TASK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("more", "own_cpus", "own_gpus"),
+    [
+        ({"SLURM_CPUS_ON_NODE": "16"}, True, True),
+        ({"SLURM_CPUS_ON_NODE": "8"}, False, True),  # bound to none
+        (
+            {"SLURM_CPUS_ON_NODE": "16", "TORCHELASTIC_RUN_ID": "a"},
+            False,
+            False,
+        ),  # torchrun shares it
+    ],
+    ids=["bound", "not bound", "torchrun in a task"],
+)
+def test_what_slurm_has_given_a_task_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, str], own_cpus: bool, own_gpus: bool
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for name, value in {**TASK, **more}.items():
+        monkeypatch.setenv(name, value)
+    found = machine.detect()
+    assert (found.own_cpus, found.own_gpus) == (own_cpus, own_gpus)
+
+
+def test_a_gpu_has_one_uuid_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    uuids = ["GPU-11aa", "GPU-22bb"]
+    monkeypatch.setattr(machine, "_nvml", contextlib.nullcontext)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: uuids[handle])
+    assert [machine.gpu_uuid(name) for name in ("1", "GPU-22", "GPU-22bb", "MIG-5")] == ["GPU-22bb"] * 3 + ["MIG-5"]
+
+
+def test_without_a_driver_a_gpu_is_called_as_it_is() -> None:
+    if not pynvml_works():
+        assert machine.gpu_uuid("3") == "3"
+
+
+def pynvml_works() -> bool:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    return True

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 
 class GpuLocks:
-    """A file lock for each GPU in use: two commands on a machine don't take the same; it ends with its holder."""
+    """A file lock for each GPU in use: two commands on a machine don't take the same; it ends with its holder.
 
-    def __init__(self) -> None:
+    `uuid_of` a device is what all commands call it, whatever number it has in each.
+    """
+
+    def __init__(self, uuid_of: Callable[[str], str] = str) -> None:
+        self._uuid_of = functools.cache(uuid_of)
         self._folder = Path(os.environ.get("EXPT_LOCKS", Path(tempfile.gettempdir()) / "expt-gpus"))
         self._held: dict[str, FileLock] = {}
 
@@ -33,7 +38,7 @@ class GpuLocks:
 
     def _try(self, device: str) -> bool:
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{device}.lock"
+        path = self._folder / f"{self._uuid_of(device)}.lock"
         lock = FileLock(path, timeout=0)
         try:
             lock.acquire()

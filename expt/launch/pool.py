@@ -16,7 +16,7 @@ from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import QUEUED, Job, Observer, Options, request_of, workers_of
 from expt.launch.packing import Demand, Packing
 from expt.launch.workers import Live
-from expt.machine import Machine, free_descriptors
+from expt.machine import Machine, free_descriptors, gpu_uuid
 from expt.runs.attempt import Attempt, record_end
 from expt.runs.folder_lock import FolderLock
 from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
@@ -45,7 +45,7 @@ class Pool:
         cores = [f"cpu{index}" for index in range(machine.cpus)]
         self._gpus = Packing(machine.gpus, share=options.runs_per_gpu, max_concurrent=options.max_concurrent)
         self._cores = Packing(cores, max_concurrent=options.max_concurrent)
-        self._locks = GpuLocks()
+        self._locks = GpuLocks() if machine.simulated else GpuLocks(gpu_uuid)
         self._jobs: dict[int, Job] = {}
         self._active: dict[int, Job] = {}
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
