@@ -9,7 +9,7 @@ from typing import Any
 from expt.config.constraints import kind
 from expt.config.groups import GROUPS
 from expt.config.tasks import objective_of
-from expt.machine import Machine
+from expt.machine import Machine, is_slice
 
 CPU_WORKERS = 2
 
@@ -36,8 +36,9 @@ def fill_auto_of_a_sweep(node: Node) -> dict[str, Any]:
 
 
 def gpus(node: Node, machine: Machine) -> int:
-    """All that this process's part of the run may use; one where a debugger is to follow."""
-    have = 1 if node.get("debug") is True and machine.gpus else len(machine.gpus)
+    """All that this process's part of the run may use; one where a debugger is to follow, or CUDA shows no more."""
+    one = node.get("debug") is True or machine.own_gpus or any(map(is_slice, machine.gpus))
+    have = 1 if one and machine.gpus else len(machine.gpus)
     return min(have, machine.local_workers or have)
 
 
@@ -54,7 +55,7 @@ def backend(node: Node, machine: Machine) -> str:
 
 def threads(node: Node, machine: Machine) -> int:
     """This machine's cores, shared out among its workers."""
-    local = machine.local_workers or node.get("world_size")
+    local = 1 if machine.own_cpus else machine.local_workers or node.get("world_size")
     return max(1, machine.cpus // max(1, local if isinstance(local, int) else 1))
 
 

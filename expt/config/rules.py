@@ -9,7 +9,7 @@ from expt.config.datasets import has_rows
 from expt.config.groups import SGD, ConvNet, DefaultInit, NamedModel, ResNet18, Transformer
 from expt.config.task_rules import of_samples, of_task, of_tokens
 from expt.config.trackers import of_trackers
-from expt.machine import Machine
+from expt.machine import Machine, is_slice
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
@@ -52,7 +52,9 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
         problems.append(f"gpus={shown}: this machine has {known}; {on_cpu}")
     elif not isinstance(gpus, int) and len(set(gpus)) < len(gpus):
         problems.append(f"gpus={shown}: names a GPU twice; use backend=gloo and world_size for two workers on one")
-    workers = machine.local_workers or config.world_size  # those that share this machine's GPUs
+    elif config.num_gpus > 1 and any(map(is_slice, _chosen(config, machine))):
+        problems.append(f"gpus={shown}: CUDA shows a process one slice of a GPU (MIG) alone; use gpus=1")
+    workers = 1 if machine.own_gpus else machine.local_workers or config.world_size  # those that share the GPUs
     if machine.workers not in (None, config.world_size):
         problems.append(f"world_size={config.world_size}: {machine.workers} workers were started; leave world_size out")
     elif config.num_gpus > workers and config.strategy == "ddp":
@@ -64,13 +66,18 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
             f"world_size={workers}: nccl takes one worker per GPU, and gpus={shown}; "
             f"use world_size={config.num_gpus} or backend=gloo"
         )
-    if config.debug and workers > 1:
-        problems.append(f"world_size={workers}: debug=true runs one worker in this process; use world_size=1")
+    if config.debug and config.world_size > 1:
+        problems.append(f"world_size={config.world_size}: debug=true runs one worker in this process; use world_size=1")
     if config.amp == "fp16" and not config.num_gpus and not machine.cpu_fp16:
         problems.append("amp=fp16: this CPU does not compute in float16; use amp=bf16 or a GPU")
     if config.on_nan == "skip" and config.ddp.comm_hook == "powersgd":
         problems.append("on_nan=skip: powersgd would carry a nan into later steps; use another ddp.comm_hook")
     return problems
+
+
+def _chosen(config: RunConfig, machine: Machine) -> list[str]:
+    gpus = range(config.gpus) if isinstance(config.gpus, int) else config.gpus
+    return [machine.gpus[index] for index in gpus]
 
 
 def _strategy(config: RunConfig) -> list[str]:
@@ -95,6 +102,11 @@ def _compile(config: RunConfig) -> list[str]:
     problems = []
     if config.onednn:
         problems.append("onednn=true: torch.compile can't take these layers; use onednn=auto")
+    if config.num_gpus and config.gradient_accumulation > 1 and config.compile in ("reduce-overhead", "max-autotune"):
+        problems.append(
+            f"gradient_accumulation={config.gradient_accumulation}: with compile={config.compile} (CUDA graphs) each "
+            "part of a batch would overwrite the gradients of those before; use compile=true"
+        )
     if config.batch_norm == "sync" and not config.num_gpus and config.world_size > 1:
         problems.append("batch_norm=sync: torch.compile can't take these layers on a CPU; use batch_norm=groups")
     return problems

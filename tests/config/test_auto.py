@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -150,3 +151,15 @@ def test_in_a_sweep_a_run_takes_one_thread_and_shows_pictures_in_its_spare_time(
     filled = auto.fill_auto(auto.fill_auto_of_a_sweep(EVERY), CPU)
     assert (filled["threads"], filled["tensorboard"]["images"]) == (1, "spare")
     assert auto.fill_auto_of_a_sweep({"tensorboard": None, "threads": None}) == {"tensorboard": None, "threads": None}
+
+
+def test_what_slurm_has_given_each_task_is_not_shared_out_again() -> None:
+    shared = Machine(gpus=("0",), cpus=8, workers=4, local_workers=4)
+    own = dataclasses.replace(shared, own_cpus=True, own_gpus=True)
+    assert (auto.threads({"world_size": 4}, shared), auto.threads({"world_size": 4}, own)) == (2, 8)
+    assert auto.gpus({}, own) == 1
+    assert auto.gpus({}, dataclasses.replace(own, gpus=("0", "1"))) == 1  # one worker drives one
+
+
+def test_cuda_shows_one_slice_of_a_gpu() -> None:
+    assert auto.gpus({}, Machine(gpus=("MIG-a", "MIG-b"), cpus=8)) == 1

@@ -44,6 +44,19 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         machine(0, workers=4, local_workers=2), {"world_size": 4}, {"world_size": 2},
         "world_size=2: 4 workers were started; leave world_size out",
     ),
+    "slices of a GPU": (
+        Machine(gpus=("MIG-a", "MIG-b"), cpus=8), {"gpus": [1]}, {"gpus": 2},
+        "gpus=2: CUDA shows a process one slice of a GPU (MIG) alone; use gpus=1",
+    ),
+    "a GPU for each task of Slurm's": (
+        machine(2, workers=4, local_workers=4, own_gpus=True), {"gpus": 1, "world_size": 4},
+        {"gpus": 2, "world_size": 4, "backend": "gloo"}, "world_size=1: 2 GPUs need as many workers; use gpus=1",
+    ),
+    "gradients of several parts in CUDA graphs": (
+        machine(1), {"gpus": 1, "gradient_accumulation": 2, "compile": True},
+        {"gpus": 1, "gradient_accumulation": 2, "compile": "reduce-overhead"},
+        "gradient_accumulation=2: with compile=reduce-overhead (CUDA graphs) each part of a batch would overwrite",
+    ),
     "GPUs beside the workers of one machine": (
         machine(4, workers=4, local_workers=2), {"gpus": 2}, {"gpus": 4, "backend": "gloo"},
         "world_size=2: 4 GPUs need as many workers; use gpus=2",
