@@ -136,7 +136,7 @@ class Writer:
         if copied:
             copied.record()
         self._thread = threading.Thread(
-            target=self._write, args=(copy, copied, is_best, keeps_best), name="checkpoint", daemon=True
+            target=self._write, args=(copy, copied, is_best, keeps_best, _gpu()), name="checkpoint", daemon=True
         )
         self._thread.start()
 
@@ -149,9 +149,16 @@ class Writer:
             raise self._error
 
     def _write(
-        self, state: Mapping[str, Any], copied: torch.cuda.Event | None, is_best: bool, keeps_best: bool
+        self,
+        state: Mapping[str, Any],
+        copied: torch.cuda.Event | None,
+        is_best: bool,
+        keeps_best: bool,
+        gpu: int | None,
     ) -> None:
         try:
+            if gpu is not None:
+                torch.cuda.set_device(gpu)  # a thread begins with the first one, and would take memory there
             if copied:
                 copied.synchronize()
             save(self._last, state, keep=self._keep)
@@ -161,6 +168,11 @@ class Writer:
                 keep_as(self._last, self._best)
         except Exception as error:
             self._error = error
+
+
+def _gpu() -> int | None:
+    """The GPU that this thread uses."""
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
 
 def _copied(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -73,9 +74,13 @@ def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
     if not flat:
         return torch.zeros(len(tensors))
     each = torch.stack([norm.float() for norm in norms_of(flat)])
-    sizes = torch.tensor([len(group) for group in tensors])
-    group = torch.arange(len(tensors)).repeat_interleave(sizes).to(each.device)
+    group = _group_of_each(tuple(map(len, tensors)), each.device)
     return torch.zeros(len(tensors), device=each.device).index_add_(0, group, each**2).sqrt()
+
+
+@functools.lru_cache(maxsize=4)  # to copy it to a GPU waits for it
+def _group_of_each(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(device)
 
 
 def parameter_table(module: nn.Module) -> str:

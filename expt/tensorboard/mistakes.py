@@ -40,8 +40,10 @@ class Review:
         classes, labels = self._num_classes, batch.targets
         chances = logits.float().log_softmax(1)
         highest, predicted = chances.max(1)
-        cells = torch.bincount(labels * classes + predicted, minlength=classes**2).view(classes, classes)
-        self.confusion = cells if self.confusion is None else self.confusion.add_(cells)
+        if self.confusion is None:
+            self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=labels.device)
+        # Not bincount, which asks the device how many cells there are.
+        self.confusion.view(-1).index_add_(0, labels * classes + predicted, torch.ones_like(labels))
         losses = chances.gather(1, labels[:, None])[:, 0].neg()
         losses = losses.masked_fill(predicted == labels, -1.0)
         worst = losses.topk(min(self._keep, len(losses))).indices
