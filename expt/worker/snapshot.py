@@ -47,7 +47,8 @@ class Snapshot:
         self.load_weights(state)
         learner.optimizer.load_state_dict(state["optimizer"])
         _load_schedule(learner, state["scheduler"])
-        learner.precision.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # amp=true may have been bf16 there, which has none, and be fp16 on this GPU
+            learner.precision.scaler.load_state_dict(state["scaler"])
         self.position.load_state_dict(state["position"])
         if len(workers) == self.worker.world_size:
             self.sums.load_state_dict(workers[rank])

@@ -115,3 +115,12 @@ def test_as_many_workers_take_each_its_own_sums() -> None:
     state["workers"] = [{"rng": rng, "sums": [number] * 5, "logged": [number / 2] * 5} for number in (1.0, 10.0)]
     subject.load_state_dict(state)
     assert subject.sums.state_dict() == {"sums": [10.0] * 5, "logged": [5.0] * 5}
+
+
+def test_a_run_in_bfloat16_goes_on_in_float16() -> None:
+    """amp=true is each GPU's own type; bfloat16 has no scale to go on from."""
+    state = trained(snapshot(amp="bf16"), 2)
+    resumed = snapshot(amp="fp16")
+    resumed.load_state_dict(state)
+    assert resumed.learner.precision.scaler.get_scale() == Precision("fp16", CPU).scaler.get_scale()
+    assert resumed.position.step == 2
