@@ -72,7 +72,11 @@ class SweepFailed(RunFailed):
 
 
 class TimedOut(RunFailed):
-    """A worker waited in vain for another, or finished no step for too long."""
+    """A worker waited in vain for another; or finished no step for too long, and was `beats` steps far then."""
+
+    def __init__(self, text: str, *, beats: int | None = None) -> None:
+        super().__init__(text)
+        self.beats = beats
 
 
 class WorkersLost(RunFailed):

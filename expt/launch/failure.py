@@ -17,6 +17,8 @@ from expt.worker import watchdog
 
 NO_SPACE_BYTES = 1_000_000
 _NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
+_NCCL_ABORTED = (_NCCL_GAVE_UP, "we are taking the entire process down", "watchdog thread terminated with exception")
+"""What torch writes before it ends a process whose peers are gone or late."""
 
 
 class Aftermath:
@@ -32,11 +34,12 @@ class Aftermath:
         raised = self._raised(rank)
         if raised is not None:
             return raised.kind == TimedOut.__name__
-        if self._codes[rank] != -signal.SIGABRT:
-            return False
-        with contextlib.suppress(OSError):
-            return _NCCL_GAVE_UP in self._paths.stderr(self._attempt, rank).read_text(errors="replace")
-        return False
+        return self._aborted(rank, _NCCL_GAVE_UP)
+
+    def was_stuck(self) -> bool:
+        """Whether the first that failed has ended itself because it got no further."""
+        raised = self._raised(self._first_failed())
+        return raised is not None and raised.beats is not None
 
     def dump_stacks(self, late: Mapping[int, int]) -> None:
         """Have the `late` workers, rank to pid, write to their logs where they are."""
@@ -93,11 +96,26 @@ class Aftermath:
         return f"{LOG}{self._paths.stderr(self._attempt, rank)}"
 
     def _first_failed(self) -> int:
-        """A rank that vanished comes first, for the errors of the others may follow from that; then the earliest."""
+        """A rank that vanished comes first, for the errors of the others may follow from that; then the earliest.
+
+        Of those that got no further, it is who had come the least far. Whom NCCL ended has lost others: it comes last.
+        """
         ended = [rank for rank, code in enumerate(self._codes) if code not in (None, FINISHED)]
-        raised = {rank: found.time_ns for rank in ended if (found := self._raised(rank))}
+        raised = {rank: found for rank in ended if (found := self._raised(rank))}
         vanished = [rank for rank in ended if rank not in raised]
-        return vanished[0] if vanished else min(raised, key=lambda rank: raised[rank])
+        if first := [rank for rank in vanished if not (raised and self._aborted(rank, *_NCCL_ABORTED))]:
+            return first[0]
+        stuck = all(found.beats is not None for found in raised.values())
+        return min(raised, key=lambda rank: (raised[rank].beats or 0 if stuck else 0, raised[rank].time_ns))
+
+    def _aborted(self, rank: int, *texts: str) -> bool:
+        """Whether torch has ended the rank, and has said one of `texts`."""
+        if self._codes[rank] != -signal.SIGABRT:
+            return False
+        with contextlib.suppress(OSError):
+            log = self._paths.stderr(self._attempt, rank).read_text(errors="replace")
+            return any(text in log for text in texts)
+        return False
 
     def _raised(self, rank: int) -> Raised | None:
         return read_error(self._paths.error(self._attempt, rank))

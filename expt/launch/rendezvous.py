@@ -126,6 +126,8 @@ def of_environment() -> Rendezvous:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
         _let_gloo_reach(address)
+    else:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # all are here: nobody else is to reach them
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=ARRIVE_S)))
     except (dist.DistNetworkError, dist.DistStoreError) as error:

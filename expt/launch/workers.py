@@ -15,9 +15,11 @@ from expt import signals
 from expt.errors import ExptError, Interrupted, RunFailed, WorkersLost
 from expt.launch import forkserver, processes
 from expt.launch.failure import Aftermath
+from expt.machine import SIMULATED_GPUS
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, read_result
+from expt.worker import watchdog
 from expt.worker.meeting import Meeting
 
 LOOPBACK = "127.0.0.1"
@@ -106,7 +108,10 @@ class Workers:
         after = Aftermath(self.paths, self.attempt, self._exit_codes())
         if after.timed_out():
             # Who waited gives up too, from lack of the one that has: who is left then is who was waited for.
-            processes.wait_for_all(self.processes, LATE_S)
+            apart_s = 2 * self.timeout_s / watchdog.TICKS if after.was_stuck() else 0.0
+            processes.wait_for_all(self.processes, LATE_S + apart_s)
+            if after.was_stuck():  # as all are under NCCL: who has come the least far was waited for
+                after = Aftermath(self.paths, self.attempt, self._exit_codes())
             alive = {rank: worker.pid for rank, worker in enumerate(self.processes) if worker.exitcode is None}
             after.dump_stacks({rank: pid for rank, pid in alive.items() if pid})
         self.stop()
@@ -167,6 +172,7 @@ def _start_worker(attempt: Attempt, rank: int, port: int, arguments: Sequence[An
 
 def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
     size = str(attempt.request.config.world_size)
+    interface = "lo0" if sys.platform == "darwin" else "lo"
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -174,8 +180,11 @@ def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": size,
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # that of NVML and nvidia-smi, by which the devices are numbered
         "CUDA_VISIBLE_DEVICES": ",".join(attempt.devices),
+        SIMULATED_GPUS: os.environ.get(SIMULATED_GPUS, ""),  # the forkserver may be older than it
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # lets cuBLAS be deterministic
         "TORCHELASTIC_ERROR_FILE": str(attempt.paths.error(attempt.number, rank)),
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),

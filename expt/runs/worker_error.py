@@ -35,6 +35,7 @@ def write_error(path: Path, error: BaseException, exit_code: int) -> None:
         "expected": isinstance(error, ExptError),
         "kind": type(error).__name__,
         "exit_code": exit_code,
+        "beats": getattr(error, "beats", None),
     }
     path.write_text(json.dumps(hidden(content)), encoding="utf-8")
 
@@ -50,6 +51,8 @@ class Raised(NamedTuple):
     """Whether `text` is meant for a person, without the traceback."""
     kind: str
     """The name of its class."""
+    beats: int | None = None
+    """How far it had come, where it has ended itself because it was stuck."""
 
 
 def read_error(path: Path) -> Raised | None:
@@ -64,6 +67,7 @@ def read_error(path: Path) -> Raised | None:
             time_ns,
             content.get("expected", False),
             content.get("kind", ""),
+            content.get("beats"),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

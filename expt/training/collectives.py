@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 T = TypeVar("T")
+NCCL_LATER_S = 90.0
+"""NCCL ends a process that waits in vain, without a word of Python's: who watches over the process is to be first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,8 @@ class Worker:
     local_rank: int
     local_world_size: int
     device: torch.device
+    gpus: tuple[int, ...] = ()
+    """Those that it may use, of those it can see; all of them where one process drives several."""
 
 
 def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worker:
@@ -35,12 +39,15 @@ def worker_from(environment: Mapping[str, str], *, gpus: Sequence[int]) -> Worke
         local_rank=local_rank,
         local_world_size=int(environment["LOCAL_WORLD_SIZE"]),
         device=torch.device("cuda", gpus[local_rank % len(gpus)]) if gpus else torch.device("cpu"),
+        gpus=tuple(gpus),
     )
 
 
 @contextlib.contextmanager
 def process_group(worker: Worker, *, backend: str, timeout_s: float, store: dist.Store | None = None) -> Iterator[None]:
-    """The run's process group; a single worker needs none. Left without a word of its own when the body raises.
+    """The run's process group; a single worker needs none. Where the body raises it is left as it is.
+
+    NCCL would wait for the peers' collectives before it ends the group, and they wait for this worker.
 
     The workers find one another in the `store`, or else by MASTER_ADDR and MASTER_PORT.
     """
@@ -54,13 +61,11 @@ def process_group(worker: Worker, *, backend: str, timeout_s: float, store: dist
         store=store,
         rank=worker.rank,
         world_size=worker.world_size,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timedelta(seconds=timeout_s + (NCCL_LATER_S if backend == "nccl" else 0)),
         device_id=worker.device if backend == "nccl" else None,
     )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
 
     For a run that has failed: the model has taken some steps more afterwards. No collective.
     """
-    if learner.phases:
+    if learner.phases or isinstance(learner.parallel, nn.DataParallel):  # of dp a GPU has but a part of the batch
         return None
     if learner.compiled:  # it would compile for each size
         return None

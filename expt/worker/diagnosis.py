@@ -34,6 +34,10 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
         return _explained(
             error, TimedOut(f"waited for another worker, in vain, for {config.timeout_s:g} s (timeout_s)")
         )
+    if isinstance(error, dist.DistError) and re.search(r"shared memory|/dev/shm", text):
+        reason = next(line for line in text.splitlines() if re.search(r"shared memory|/dev/shm", line))[:200]
+        mend = "make it larger (as docker run --shm-size does), or set NCCL_SHM_DISABLE=1, which is slower"
+        return _explained(error, RunFailed(f"/dev/shm: NCCL has no room there ({reason.strip()}); {mend}"))
     if _is_lack_of_shared_memory(error):
         mend = "mount it, or make it larger (as docker run --shm-size does), or use dataset.num_workers=0"
         return _explained(
@@ -85,10 +89,12 @@ def _first_sentences(error: Exception) -> str:
 
 def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
     """What to set, for a run that needed too much memory; `fits` samples at a time were seen to do."""
-    each = config.batch_size // config.world_size
+    dp = config.strategy == "dp"  # one worker shares its part out among GPUs
+    size, name = (config.num_gpus, "GPUs") if dp else (config.world_size, "workers")
+    each = config.batch_size // size
     parts = config.gradient_accumulation
     part = each // parts
-    now = f"batch_size={config.batch_size} is {each} samples on each of {config.world_size} workers"
+    now = f"batch_size={config.batch_size} is {each} samples on each of {size} {name}"
     if part != each:
         now += f", {part} at a time"
     ways = []
@@ -97,13 +103,17 @@ def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
     if part > 1:
         few = part // 2 if fits is None or fits >= part else fits
         equal = next(number for number in range(1, each + 1) if each % number == 0 and each // number <= few)
-        ways = [f"gradient_accumulation={equal}", f"batch_size={few * parts * config.world_size}"]
+        ways = [f"gradient_accumulation={equal}", f"batch_size={few * parts * size}"]
     if config.amp is False:
         ways += ["amp=true"]
     return f"{now}; try {', or '.join(ways) or 'a smaller model'}"
 
 
-LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "timed out after")
+LOST = (
+    *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "timed out after"),
+    *("communicator was aborted", "remote process exit", "ncclRemoteError"),
+)
+"""In the words of gloo, of torch's store, and of NCCL."""
 
 
 def lost_peers(error: BaseException, worker: Worker) -> str | None:

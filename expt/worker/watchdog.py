@@ -35,6 +35,11 @@ class Watchdog:
         self._timeout_s, self._on_hang, self._nap, self._beats = timeout_s, on_hang, nap, 0
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
+    @property
+    def beats(self) -> int:
+        """How much is done."""
+        return self._beats
+
     def beat(self) -> None:
         """Say that something is done: a part of the preparations, a step, a batch of an evaluation."""
         self._beats += 1

@@ -130,3 +130,32 @@ def test_a_worker_that_is_gone_can_dump_nothing(paths: RunPaths) -> None:
     after = Aftermath(paths, 0, [1])
     after.dump_stacks({0: os.getpid()})  # it never had a log, and so gets no signal
     assert str(after.in_words(1)).startswith("rank 0 of 1 exited")
+
+
+NCCL_LOST = "ncclRemoteError: ... a remote process exiting prematurely\n... we are taking the entire process down."
+
+
+def test_whom_nccl_ended_is_not_to_blame_for_the_error_of_another(paths: RunPaths) -> None:
+    leave_log(paths, 0, NCCL_LOST)
+    leave_error(paths, 1, ValueError("its own"), 20)
+    assert "ValueError: its own" in str(Aftermath(paths, 0, [-signal.SIGABRT, 1]).in_words(60))
+    leave_log(paths, 0, "free(): invalid pointer")  # which it alone is to blame for
+    assert str(Aftermath(paths, 0, [-signal.SIGABRT, 1]).in_words(60)).startswith("rank 0 of 2 was killed by SIGABRT")
+
+
+def test_where_nccl_ended_all_the_first_is_named(paths: RunPaths) -> None:
+    for rank in (0, 1):
+        leave_log(paths, rank, NCCL_LOST)
+    found = Aftermath(paths, 0, [-signal.SIGABRT, -signal.SIGABRT]).in_words(60)
+    assert str(found).startswith("rank 0 of 2 was killed by SIGABRT")
+
+
+def test_of_those_that_got_no_further_who_had_come_the_least_far_is_named(paths: RunPaths) -> None:
+    """Who waits for the device gets no further either, and may notice first."""
+    for rank, (second, beats) in enumerate(((10, 9), (11, 5), (12, 9))):
+        leave_error(paths, rank, TimedOut(f"stuck at {beats}", beats=beats), second)
+    after = Aftermath(paths, 0, [1, 1, 1])
+    assert after.was_stuck()
+    assert str(after.in_words(60)).startswith("rank 1 of 3: stuck at 5\n")
+    leave_error(paths, 2, TimedOut("waited in vain"), 9)
+    assert str(Aftermath(paths, 0, [1, 1, 1]).in_words(60)).startswith("rank 2 of 3: waited in vain\n")

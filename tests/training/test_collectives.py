@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from expt.training import collectives
 from expt.training.collectives import Worker
-from tests.ranks import together
+from tests.ranks import ends_of, together
 
 CPU = torch.device("cpu")
 ENVIRONMENT = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -90,3 +91,13 @@ def test_a_worker_as_the_launcher_describes_it(gpus: list[int], device: str) -> 
     found = collectives.worker_from(ENVIRONMENT, gpus=gpus)
     assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (5, 8, 1, 4)
     assert found.device == torch.device(device)
+
+
+def raises_within(worker: Worker) -> None:
+    raise ValueError(f"of rank {worker.rank}")
+
+
+def test_a_worker_that_fails_leaves_the_group_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's end waits for the others, who wait for this one."""
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: os._exit(9))
+    assert ends_of(tmp_path, 2, raises_within) == [1, 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -34,3 +36,15 @@ def test_halves_until_it_fits(room: int, parts: int, expected: int | None) -> No
 def test_another_error_ends_the_question() -> None:
     batch = Batch(torch.zeros(32, *SHAPE), torch.zeros(32, dtype=torch.long), 32)
     assert largest_that_fits(learner(Narrow(1, ValueError)), batch) is None
+
+
+@pytest.mark.parametrize("asks_others", ["SyncBatchNorm", "DataParallel"])
+def test_where_the_trial_would_hang_or_mislead_there_is_none(asks_others: str) -> None:
+    module: nn.Module = Narrow(8)
+    if asks_others == "SyncBatchNorm":
+        module.norm = nn.SyncBatchNorm(4)
+    subject = learner(module)
+    if asks_others == "DataParallel":
+        subject = dataclasses.replace(subject, parallel=nn.DataParallel(module))
+    batch = Batch(torch.zeros(32, *SHAPE), torch.zeros(32, dtype=torch.long), 32)
+    assert largest_that_fits(subject, batch) is None

@@ -6,9 +6,14 @@ import re
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from expt.config.parse import parse
 from expt.errors import ConfigError, OutOfMemory, RunFailed
-from expt.worker.diagnosis import in_words
+from expt.machine import Machine
+from expt.training.collectives import Worker
+from expt.worker.diagnosis import in_words, lost_peers
+from tests.composing import composed
 from tests.conftest import Configured
 
 
@@ -58,3 +63,33 @@ def test_no_room_for_the_locks_of_loader_processes_names_the_mend(file: str, con
     else:
         assert isinstance(told, RunFailed)
         assert str(told).startswith("/dev/shm: No space left on device; the processes that read images need it; ")
+
+
+def nccl(text: str) -> dist.DistBackendError:
+    return dist.DistBackendError(f"NCCL error in: ../ProcessGroupNCCL.cpp:3690, unhandled system error\n{text}")
+
+
+def test_what_nccl_finds_no_room_for_is_not_the_image_loaders(configured: Configured) -> None:
+    line = "Error: failed to create shared memory file /dev/shm/nccl-a1, error No space left on device (28)"
+    told = str(in_words(nccl(f"Last error:\n{line}"), configured()))
+    assert told.startswith(f"/dev/shm: NCCL has no room there ({line}); make it larger")
+    assert "images" not in told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NCCL communicator was aborted on rank 1.",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    ],
+)
+def test_a_lost_peer_in_the_words_of_nccl(text: str) -> None:
+    worker = Worker(rank=1, world_size=2, local_rank=1, local_world_size=2, device=torch.device("cpu"))
+    assert "rank 1 of 2 on " in str(lost_peers(nccl(text), worker))
+    assert lost_peers(nccl("invalid usage"), worker) is None
+
+
+def test_the_gpus_of_dp_share_a_batch() -> None:
+    config = parse(composed("strategy=dp", "gpus=2", "batch_size=64"), Machine(gpus=("0", "1"), cpus=2))
+    told = str(in_words(OutOfMemory("no memory"), config))
+    assert "batch_size=64 is 32 samples on each of 2 GPUs; try gradient_accumulation=2, or batch_size=32" in told
