@@ -89,8 +89,9 @@ def _run_in_process(request: RunRequest, on_start: Callable[[], None] | None, co
     config, paths = request.config, request.paths
     prepare(config.dataset, config.task)
     user_code.import_anew(user_code.targets(config))  # it may have been edited since the run before this, in a notebook
+    gpus = () if machine.is_simulated() else config.gpu_indices
     alone = collectives.worker_from(
-        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=config.gpu_indices
+        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, gpus=gpus
     )
     attempt = Attempt(request=request, started_at=time.monotonic())
     with attempt.recorded(on_start) as source:

@@ -101,7 +101,10 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
     task = _build_task(config, info)
     phases = _phases(task, module, config)
-    parallel, all_reduce_s = parallel_build.parallelise(module, config, worker, memory, parts=bool(phases))
+    precision = _precision(config, worker)
+    parallel, all_reduce_s = parallel_build.parallelise(
+        module, config, worker, memory, precision=precision, parts=bool(phases)
+    )
     ema = ema_of(module, config.ema) if config.ema else None
     classifies = isinstance(config.task, Classification)
     if isinstance(config.model, constraints.Target) and classifies and not config.compile:  # the copy needs no check
@@ -121,14 +124,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
             better=metrics_of(config.task),
         ),
         scheduler_interval=getattr(config.scheduler, "interval", "step"),
-        precision=Precision(
-            config.amp,
-            worker.device,
-            gradient_clip=config.gradient_clip,
-            gradient_clip_value=config.gradient_clip_value,
-            skip_non_finite=config.on_nan == "skip",
-            short_backward=config.patches.backward,
-        ),
+        precision=precision,
         task=task,
         phases=phases,
         world_size=worker.world_size,
@@ -137,6 +133,17 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         overwrites=bool(config.compile) or config.model.name == "_target_",
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
+    )
+
+
+def _precision(config: RunConfig, worker: Worker) -> Precision:
+    return Precision(
+        config.amp,
+        worker.device,
+        gradient_clip=config.gradient_clip,
+        gradient_clip_value=config.gradient_clip_value,
+        skip_non_finite=config.on_nan == "skip",
+        short_backward=config.patches.backward,
     )
 
 

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +18,8 @@ from torch.distributed import Store
 from expt import signals
 from expt.config import secrets
 from expt.config.schema import RunConfig
-from expt.errors import TimedOut
+from expt.errors import ConfigError, TimedOut
+from expt.machine import is_simulated
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation
 from expt.runs.worker_error import write_error
@@ -56,22 +57,26 @@ def main(
     secrets.remember(config.secrets)
     watchdog.answer_dumps(when_asked=driven)
     try:
-        guard = watchdog.Watchdog(_patience_s(config), lambda: _give_up(config, tell))
+        guard: watchdog.Watchdog = watchdog.Watchdog(_patience_s(config), lambda: _give_up(config, guard.beats, tell))
         return run_as(worker_of_environment(config), config, paths, started, source, meeting, guard.beat, evaluation)
     except Exception as error:
         _fail(in_words(error, config), tell)
 
 
 def _patience_s(config: RunConfig) -> float:
-    """Longer than `timeout_s` where there are others: who waits for one that is stuck is to say so first."""
-    return config.timeout_s + (0 if config.world_size == 1 else 5 if config.backend == "gloo" else 90)
+    """Longer than `timeout_s` where there are others: who waits for one that is stuck is to say so first.
+
+    Under NCCL nobody can: it would end the process.
+    """
+    return config.timeout_s + (5 if config.world_size > 1 and config.backend == "gloo" else 0)
 
 
-def _give_up(config: RunConfig, tell: Callable[[Exception], None]) -> NoReturn:
+def _give_up(config: RunConfig, beats: int, tell: Callable[[Exception], None]) -> NoReturn:
     """End this process, whose main thread is stuck."""
     faulthandler.dump_traceback(all_threads=True)
     where = watchdog.main_stack().rstrip()
-    _fail(TimedOut(f"finished no step within {config.timeout_s:g} s (timeout_s); it was here\n\n{where}\n"), tell)
+    text = f"finished no step within {config.timeout_s:g} s (timeout_s); it was here\n\n{where}\n"
+    _fail(TimedOut(text, beats=beats), tell)
 
 
 def _fail(error: Exception, tell: Callable[[Exception], None]) -> NoReturn:
@@ -89,10 +94,24 @@ def _fail(error: Exception, tell: Callable[[Exception], None]) -> NoReturn:
 
 def worker_of_environment(config: RunConfig) -> Worker:
     """The worker that RANK and its companions in the environment describe."""
-    simulated = config.num_gpus and not torch.cuda.is_available()  # see expt.machine.SIMULATED_GPUS
     # expt's driver has named the run's GPUs in CUDA_VISIBLE_DEVICES; another launcher shows all of the machine's.
     gpus = range(config.num_gpus) if multiprocessing.parent_process() is not None else config.gpu_indices
-    return collectives.worker_from(os.environ, gpus=() if simulated else gpus)
+    return collectives.worker_from(os.environ, gpus=() if is_simulated() else gpus)
+
+
+def require(gpus: Sequence[int]) -> None:
+    """Raise ConfigError where torch can't use one of these `gpus`: the run is not to train on the CPU instead."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's, and not the fastest first
+    shown = f"gpus={','.join(map(str, gpus))}"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # the latter where it is built without CUDA
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        mend = "`expt doctor` says more; mend that, or train with gpus=0"
+        raise ConfigError(f"{shown}: torch cannot use CUDA here: {reason}; {mend}") from error
+    have = torch.cuda.device_count()
+    if max(gpus) >= have:
+        raise ConfigError(f"{shown}: CUDA shows this process {have} of them, counted from 0; use gpus={have}")
 
 
 def run_as(
@@ -109,13 +128,21 @@ def run_as(
     if config.patches.malloc and worker.device.type == "cpu":
         malloc.keep_freed()
     torch.set_num_threads(config.threads)
-    torch.set_float32_matmul_precision(config.matmul_precision)
+    if worker.gpus:
+        require(worker.gpus)
+    set_precision(config.matmul_precision)
     store = connect(meeting, config.timeout_s) if isinstance(meeting, Meeting) else meeting
     with collectives.process_group(worker, backend=config.backend, timeout_s=config.timeout_s, store=store):
         beat()
         if evaluation:
             return carry_out(evaluation, config, paths, worker, beat)
         return Run(config, paths, worker, typed_at=started, beat=beat).train(source)
+
+
+def set_precision(products: str) -> None:
+    """How float32 products are computed, those of convolutions too, which torch keeps apart."""
+    torch.set_float32_matmul_precision(products)
+    torch.backends.cudnn.allow_tf32 = products != "highest"
 
 
 def _record_error(error: Exception) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from expt.errors import ConfigError, warn
 from expt.training import batch_norm, collectives, shared_memory
 from expt.training.collectives import Worker
 from expt.training.patches import ddp_times, unguarded
+from expt.training.precision import Precision
 from expt.training.shared_memory import SharedMemory, average_gradients
 
 
@@ -54,7 +57,13 @@ def with_batch_norm(
 
 
 def parallelise(
-    module: nn.Module, config: RunConfig, worker: Worker, memory: SharedMemory | None, *, parts: bool = False
+    module: nn.Module,
+    config: RunConfig,
+    worker: Worker,
+    memory: SharedMemory | None,
+    *,
+    precision: Precision,
+    parts: bool = False,
 ) -> tuple[nn.Module, Callable[[int], float]]:
     """The model that is trained, and what tells how long its gradients' averaging has taken; see Learner.
 
@@ -63,7 +72,7 @@ def parallelise(
     if config.strategy == "dp":
         if worker.world_size > 1:  # torchrun has started it, and says so
             raise ConfigError("strategy=dp: has one process for all GPUs; start it with python -m expt")
-        return nn.DataParallel(module), lambda _: 0.0
+        return AutocastDataParallel(module, worker.gpus, precision.autocast), lambda _: 0.0
     if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module, lambda _: 0.0
     data_parallel = unguarded.data_parallel if config.patches.unguarded else DistributedDataParallel
@@ -81,6 +90,32 @@ def parallelise(
         parallel.register_comm_hook(memory, average_gradients)
         return parallel, lambda _: memory.spent_s
     return parallel, functools.partial(ddp_times.all_reduce_s, parallel)
+
+
+class AutocastDataParallel(nn.DataParallel[nn.Module]):
+    """torch's, whose threads compute in autocast's own type, float16, whatever that of the main thread is."""
+
+    def __init__(
+        self, module: nn.Module, gpus: Sequence[int], autocast: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        super().__init__(module, list(gpus) or None)
+        self._autocast = autocast
+
+    def replicate(self, module: nn.Module, device_ids: Any) -> list[nn.Module]:
+        """The copies for a step, each of which opens the run's autocast in its own thread."""
+        return [in_autocast(replica, self._autocast) for replica in super().replicate(module, device_ids)]
+
+
+def in_autocast(replica: nn.Module, autocast: Callable[[], AbstractContextManager[object]]) -> nn.Module:
+    """`replica`, which lasts a step, with a forward pass that opens `autocast` by itself."""
+    forward = replica.forward
+
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with autocast():
+            return forward(*args, **kwargs)
+
+    replica.forward = within
+    return replica
 
 
 def build_shared_memory(config: RunConfig, module: nn.Module, worker: Worker) -> SharedMemory | None:

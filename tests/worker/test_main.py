@@ -1,0 +1,114 @@
+"""Where a worker computes: on the GPUs that were asked for, or not at all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from expt.config.parse import parse
+from expt.errors import ConfigError
+from expt.machine import SIMULATED_GPUS, Machine
+from expt.training.precision import Precision
+from expt.worker import main
+from expt.worker.parallel import AutocastDataParallel
+from tests.composing import composed
+from tests.conftest import Configured
+
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+
+
+@pytest.fixture
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SIMULATED_GPUS, raising=False)
+    for name, value in ALONE.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a driver that is too old for this torch."""
+    config = parse(composed("gpus=1"), Machine(gpus=("0",), cpus=2))
+    worker = main.worker_of_environment(config)
+    assert worker.device == torch.device("cuda", 0)
+
+    def no_driver() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update")
+
+    monkeypatch.setattr(torch.cuda, "init", no_driver)
+    with pytest.raises(ConfigError) as refused:
+        main.run_as(worker, config, None, 0.0)  # type: ignore[arg-type]  # it does not come so far
+    assert str(refused.value).startswith(
+        "gpus=0: torch cannot use CUDA here: The NVIDIA driver on your system is too old (found version 11040); "
+    )
+    monkeypatch.setenv(SIMULATED_GPUS, "1")
+    assert main.worker_of_environment(config).device == torch.device("cpu")
+
+
+def test_a_gpu_that_cuda_does_not_show_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    main.require([0])
+    with pytest.raises(ConfigError, match="gpus=0,1: CUDA shows this process 1 of them"):
+        main.require([0, 1])
+
+
+@pytest.mark.usefixtures("_alone")
+def test_dp_has_all_gpus_that_were_named() -> None:
+    """With debug=true they are those of the whole machine."""
+    config = parse(composed("gpus=[1,3]", "strategy=dp", "debug=true"), Machine(gpus=tuple("0123"), cpus=2))
+    assert main.worker_of_environment(config).gpus == (1, 3)
+
+
+def test_a_forked_process_may_use_cuda_where_its_parent_has_not() -> None:
+    assert not torch.cuda.is_initialized()
+    assert not torch.cuda._is_in_bad_fork()
+
+
+@pytest.fixture
+def _precision_kept() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    yield
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@pytest.mark.usefixtures("_precision_kept")
+@pytest.mark.parametrize(("precision", "tf32"), [("highest", False), ("high", True), ("medium", True)])
+def test_convolutions_compute_as_products_do(precision: str, tf32: bool) -> None:
+    main.set_precision(precision)
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (precision, tf32)
+
+
+def test_nccl_gives_up_after_the_watchdog_and_gloo_before(configured: Configured) -> None:
+    gloo = configured("world_size=2", "timeout_s=60")
+    nccl = parse(composed("gpus=2", "timeout_s=60"), Machine(gpus=("0", "1"), cpus=2))
+    assert (nccl.backend, main._patience_s(gloo), main._patience_s(nccl)) == ("nccl", 65, 60)
+
+
+class Product(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+
+def test_a_replica_computes_in_the_type_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's threads open autocast without one: on a GPU it would be float16, on a CPU it is bfloat16."""
+    module = Product()
+    precision, found = Precision("fp16", torch.device("cpu")), list[torch.dtype]()
+    replica = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    monkeypatch.setattr(nn.DataParallel, "replicate", lambda *_: [replica])
+    (copy,) = AutocastDataParallel(module, (), precision.autocast).replicate(module, [0])
+
+    def as_torch_does(subject: nn.Module) -> None:
+        with torch.amp.autocast("cpu", enabled=True):
+            found.append(subject(torch.ones(2, 2)).dtype)
+
+    for subject in (copy, module):
+        thread = threading.Thread(target=as_torch_does, args=(subject,))
+        thread.start()
+        thread.join()
+    assert found == [torch.float16, torch.bfloat16]
+    assert "forward" not in vars(module)
