@@ -1,0 +1,134 @@
+"""What a step on a GPU computes, and what it waits for: `pytest -m gpu`. Never run yet: written without a card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from expt.config.parse import parse
+from expt.data.loading import Batch
+from expt.machine import detect
+from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
+from expt.tasks.sums import Sums
+from expt.tensorboard.layers import LayerValues
+from expt.tensorboard.mistakes import Review
+from expt.training.collectives import Worker
+from expt.training.loop import train_epoch
+from expt.worker import build
+from expt.worker.main import set_precision
+from tests.composing import composed
+from tests.conftest import Trained
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+
+
+def first_gpu() -> Worker:
+    device = torch.device("cuda", 0)
+    return Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=device, gpus=(0,))
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("words", [("model=mlp",), ("model=convnet", "amp=bf16")], ids=["mlp", "convnet"])
+def test_an_epoch_waits_for_the_device_at_log_points_alone(words: tuple[str, ...]) -> None:
+    config, worker = parse(composed("gpus=1", *words), detect()), first_gpu()
+    data = build.build_data(config, worker)
+    learner, position = build.build_learner(config, data, worker), build.build_position(config, data)
+    sums, logs = Sums(learner.task, worker.device), list[float]()
+    values = LayerValues(learner, norms=True, histograms=False)
+
+    def epoch(number: int) -> None:
+        position.begin_epoch()
+        batches = data.train.epoch(number)
+        train_epoch(
+            learner,
+            batches,
+            position,
+            sums,
+            log_every=10**9,
+            on_gradients=values.note_gradients,
+            on_log=lambda averages, speed: logs.append(speed),
+        )
+
+    epoch(1)  # the first step chooses algorithms, and copies what stays
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        epoch(2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not logs
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_a_review_waits_for_nothing_and_counts_as_on_a_cpu() -> None:
+    torch.manual_seed(0)
+    logits, labels, images = torch.randn(40, 5), torch.randint(5, (40,)), torch.randn(40, 1, 4, 4)
+    here, there = Review(5, keep=4), Review(5, keep=4)
+    here(Batch(images, labels, 40), logits)
+    moved = Batch(images.cuda(), labels.cuda(), 40), logits.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        there(*moved)
+        there(*moved)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert here.confusion is not None
+    assert there.confusion is not None
+    assert torch.equal(there.confusion.cpu(), 2 * here.confusion)
+
+
+def test_the_highest_precision_is_that_of_convolutions_too() -> None:
+    torch.manual_seed(0)
+    layer, images = nn.Conv2d(64, 64, 3, bias=False).cuda(), torch.randn(8, 64, 16, 16, device="cuda")
+    exact = nn.functional.conv2d(images.double(), layer.weight.double())
+    try:
+        set_precision("highest")
+        assert (layer(images).double() - exact).abs().max() < 1e-5
+    finally:
+        torch.backends.cudnn.allow_tf32 = True
+
+
+@pytest.mark.parametrize("amp", ["false", "bf16", "fp16"])
+def test_a_run_that_goes_on_is_equal_to_one_that_was_not_stopped(amp: str, trained: Trained) -> None:
+    words = ("gpus=1", "model=convnet", "deterministic=true", f"amp={amp}", "dataset.train_limit=640")
+    whole = trained(*words, "epochs=2", "scheduler=constant", name="whole")
+    part = trained(*words, "epochs=2", "max_steps=14", "scheduler=constant", name="part")
+    rest = trained(*words, "epochs=2", "scheduler=constant", f"resume='{part.folder}'", name="rest")
+    one, other = (checkpoint.load(RunPaths(run.folder).last)["model"] for run in (whole, rest))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("words", [("model=mlp",), ("model=convnet",), ("model=resnet18",)], ids=lambda words: words[0])
+def test_shipped_models_have_deterministic_operations(words: tuple[str, ...], trained: Trained) -> None:
+    result = trained(*words, "gpus=1", "deterministic=true", "max_steps=2", "dataset.train_limit=320").result
+    assert result["status"] == "completed"
+
+
+def test_the_table_of_operators_has_kernels(trained: Trained) -> None:
+    run = trained("gpus=1", "profile=true", "epochs=1")
+    head, *rows = RunPaths(Path(run.folder)).operators.read_text().splitlines()
+    assert "ms/step" in head
+    assert rows
+    assert not any("aten::" in row or "ProfilerStep" in row for row in rows)
+    assert sum(float(row.split()[1].rstrip("%")) for row in rows) <= 100.5
+
+
+@pytest.mark.parametrize("compiled", ["true", "reduce-overhead"])
+def test_compiled_models_have_the_loss_curve_of_others(compiled: str, trained: Trained) -> None:
+    # Compiled code draws other random numbers: no dropout.
+    words = ("gpus=1", "model=convnet", "model.dropout=0", "drop_last=false", "epochs=2", "log_every=1")
+    words += ("dataset.train_limit=600",)
+    eager = trained(*words, name="eager").curve("running/loss")
+    other = trained(*words, f"compile={compiled}", name="compiled").curve("running/loss")
+    assert [loss for _, loss in other] == pytest.approx([loss for _, loss in eager], abs=1e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+def test_data_parallel_computes_in_bfloat16(trained: Trained) -> None:
+    words = ("log_every=1", "max_steps=20", "amp=bf16")
+    one = trained("gpus=1", *words, name="one").curve("running/loss")
+    two = trained("gpus=2", "strategy=dp", *words, name="two").curve("running/loss")
+    assert [loss for _, loss in two] == pytest.approx([loss for _, loss in one], abs=2e-2)
