@@ -102,7 +102,7 @@ def worker_of_environment(config: RunConfig) -> Worker:
 def require(gpus: Sequence[int]) -> None:
     """Raise ConfigError where torch can't use one of these `gpus`: the run is not to train on the CPU instead."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's, and not the fastest first
-    shown = f"gpus={','.join(map(str, gpus))}"
+    shown = f"gpus=[{','.join(map(str, gpus))}]"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:  # the latter where it is built without CUDA

@@ -42,7 +42,7 @@ def test_who_asked_for_a_gpu_does_not_train_on_the_cpu(monkeypatch: pytest.Monke
     with pytest.raises(ConfigError) as refused:
         main.run_as(worker, config, None, 0.0)  # type: ignore[arg-type]  # it does not come so far
     assert str(refused.value).startswith(
-        "gpus=0: torch cannot use CUDA here: The NVIDIA driver on your system is too old (found version 11040); "
+        "gpus=[0]: torch cannot use CUDA here: The NVIDIA driver on your system is too old (found version 11040); "
     )
     monkeypatch.setenv(SIMULATED_GPUS, "1")
     assert main.worker_of_environment(config).device == torch.device("cpu")
@@ -52,7 +52,7 @@ def test_a_gpu_that_cuda_does_not_show_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     main.require([0])
-    with pytest.raises(ConfigError, match="gpus=0,1: CUDA shows this process 1 of them"):
+    with pytest.raises(ConfigError, match=r"gpus=\[0,1\]: CUDA shows this process 1 of them"):
         main.require([0, 1])
 
 
