@@ -20,7 +20,8 @@ from expt.config import main_code
 from expt.config.datasets import OWN_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.paths import RunPaths, is_sweep
-from expt.runs.result import COMPLETED, DAMAGED, latest_sweep, read_result, results_below
+from expt.runs.result import COMPLETED, DAMAGED, read_result, results_below
+from expt.runs.sweep_index import latest_sweep
 from expt.runs.typed import quoted, unquoted
 
 WITH_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"}

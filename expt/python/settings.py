@@ -69,6 +69,26 @@ class EarlyStop(TypedDict, total=False):
     min_delta: float
 
 
+class MLflow(TypedDict, total=False):
+    """Where MLflow's copy goes."""
+
+    tracking_uri: str | None
+    experiment: str | None
+    tags: dict[str, str] | None
+    checkpoints: bool
+
+
+class Wandb(TypedDict, total=False):
+    """Where W&B's copy goes."""
+
+    project: str | None
+    entity: str | None
+    group: str | None
+    tags: Sequence[str]
+    mode: Literal["online", "offline"] | None
+    checkpoints: bool
+
+
 class Settings(TypedDict, total=False):
     """Of one run."""
 
@@ -107,6 +127,9 @@ class Settings(TypedDict, total=False):
     callbacks: Sequence[Own | Mapping[str, Any]]
     eval_split: Literal["val", "test"]
     objective: str
+    send: Sequence[Literal["mlflow", "wandb"]] | Literal["mlflow", "wandb"]
+    mlflow: MLflow
+    wandb: Wandb
     log_every: int
     tensorboard: TensorBoard
     print_every: int | None
@@ -165,6 +188,9 @@ class SweepSettings(TypedDict, total=False):
     callbacks: Sequence[Own | Mapping[str, Any]] | Sequence[Sequence[Own | Mapping[str, Any]]]
     eval_split: Literal["val", "test"] | Sequence[Literal["val", "test"]]
     objective: str | Sequence[str]
+    send: Sequence[Literal["mlflow", "wandb"]] | Literal["mlflow", "wandb"]
+    mlflow: Mapping[str, Any]
+    wandb: Mapping[str, Any]
     log_every: int | Sequence[int]
     tensorboard: Mapping[str, Any]
     print_every: int | Sequence[int | None] | None

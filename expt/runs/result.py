@@ -219,17 +219,6 @@ def results(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
             yield paths, found
 
 
-def latest_sweep(outputs: Path) -> Path | None:
-    """The sweep below `outputs` that was begun last; a folder without any run is none."""
-    folders = {path.parent.parent for path in (outputs / "sweeps").glob(str(RunPaths(Path("*/*")).result))}
-    return max(sorted(folders), key=_began, default=None)
-
-
-def _began(sweep: Path) -> float:
-    """When the first of its runs has [seconds since the epoch]; a later look, or an attempt at another, counts not."""
-    return min((found["started"] for _, found in results(sweep) if "started" in found), default=0.0)
-
-
 def results_below(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
     """The runs anywhere below `folder`, itself included, and what result.json says of each."""
     paths = RunPaths(folder)

@@ -1,4 +1,4 @@
-"""What result.json says of each run of a large sweep, in one file: to open 10,000 of them takes half a minute."""
+"""Sweeps, and an index of large ones: what result.json says of each run, for to open 10,000 takes half a minute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 from expt.runs import plain_json
 from expt.runs.atomic import write_atomically
 from expt.runs.paths import SWEEP_INDEX, RunPaths
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record, result_of_any, with_nan
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record, result_of_any, results, with_nan
 
 FORMAT = 2
 LARGE = 200
@@ -47,6 +47,17 @@ def results_of_sweep(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
     if len(now) >= LARGE and (ended or known):
         with contextlib.suppress(OSError):  # a disk that is full, or read-only
             write_atomically(folder / SWEEP_INDEX, plain_json.dumps(_packed(now)))
+
+
+def latest_sweep(outputs: Path) -> Path | None:
+    """The sweep below `outputs` that was begun last; a folder without any run is none."""
+    folders = {path.parent.parent for path in (outputs / "sweeps").glob(str(RunPaths(Path("*/*")).result))}
+    return max(sorted(folders), key=_began, default=None)
+
+
+def _began(sweep: Path) -> float:
+    """When the first of its runs has [seconds since the epoch]; a later look, or an attempt at another, counts not."""
+    return min((found["started"] for _, found in results(sweep) if "started" in found), default=0.0)
 
 
 def _slim(record: Record) -> Record:

@@ -120,7 +120,7 @@ def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
 
 def _no_run(folder: Path) -> str:
     if not folder.exists():
-        return f"{folder}: there is no such folder, and so it is no folder of a run that has begun to train"
+        return f"{folder}: there is no such folder; give that of a run that has begun to train"
     below = [paths.folder for paths, record in results_below(folder) if "data" in record] if folder.is_dir() else []
     if below and below != [folder]:
         example = shlex.join([*provenance.program().split(), "report", str(folder)])

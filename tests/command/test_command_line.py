@@ -54,7 +54,10 @@ def test_each_word_has_help_of_its_own(
         (["report", "nowhere"], "nowhere: there is no such folder\n"),
         (["evaluate", "nowhere"], "nowhere: there is no such folder; name that of a run, or of a sweep\n"),
         (["evaluate", ".", "epochs=2"], "epochs=2: is the run's, and none of it is trained again; leave it out"),
-        (["export", "nowhere", "--format", "onnx"], "nowhere: there is no such folder; give that of one\n"),
+        (
+            ["export", "nowhere", "--format", "onnx"],
+            "nowhere: there is no such folder; give that of a run ",
+        ),
         (["export", ".", "--format", "tflite"], "argument --format: invalid choice: 'tflite'"),
         (["doctor", "gpus=2"], "doctor gpus=2: takes no such word; it takes dataset.root=FOLDER\n"),
     ],

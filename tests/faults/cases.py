@@ -104,7 +104,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "a _target_ that is no model": (f"{RUN}a_target_that_is_no_model_is_refused_and_not_called",),
     "a run of a sweep fails": (
         f"{SWEEPS}failures_stay_where_they_are",
-        f"{SWEEPS}a_failed_run_is_tried_again",
+        f"{SWEEPS}a_failed_run_is_tried_again_and_the_others_are_returned",
         f"{SWEEPS}fail_fast_starts_no_further_run",
     ),
     "a value with slashes, dots and spaces": (

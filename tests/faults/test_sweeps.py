@@ -241,7 +241,7 @@ def test_a_sweep_that_is_refused_as_a_whole_leaves_nothing(tmp_path: Path, monke
         expt.sweep("batch_size=63,65", "hydra.sweep.dir=mine")
     assert mine.exists()
     with pytest.raises(ConfigError, match="Did you mean 'seed'"):
-        expt.sweep("sed=0,1")
+        expt.sweep("seeds=0,1")
     with pytest.raises(ConfigError, match=r"^optimizer\.lr='abc': input should be a valid number$"):
         expt.sweep("optimizer.lr=0.1,abc")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
