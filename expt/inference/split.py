@@ -6,19 +6,21 @@ import dataclasses
 import operator
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from expt import machine
 from expt.config import datasets
 from expt.config.schema import RunConfig
-from expt.data import build, files, fingerprint, indexing, table
+from expt.data import evaluation, files, fingerprint, indexing, table
 from expt.data.image_folder_files import list_images
-from expt.data.loading import Shard, ShardedLoader
+from expt.data.loading import LoaderOptions, ShardedLoader
 from expt.data.mask_files import list_pairs
 from expt.data.tree import mapped
 from expt.errors import DataError, warn
 from expt.inference.reading import Chunk
+from expt.runs.request import Split
 from expt.runs.result import Record
 
 About = Callable[[int], dict[str, str | int]]
@@ -35,7 +37,7 @@ def chunks(config: RunConfig, record: Record, split: str, device: torch.device, 
         dataset = dataclasses.replace(dataset, transforms=None)  # of training
     files.prepare(dataset, config.task)
     _warn_of_other_data(config, record)
-    loader = _loader(dataclasses.replace(config, dataset=dataset), split, device)
+    loader = _loader(dataclasses.replace(config, dataset=dataset), record, split, device)
     about = _about(config, split)
     numbers: list[int] = loader.samples.tolist()
     done = 0
@@ -49,19 +51,18 @@ def chunks(config: RunConfig, record: Record, split: str, device: torch.device, 
         done += number
 
 
-def _loader(config: RunConfig, split: str, device: torch.device) -> ShardedLoader:
-    data = build.build(
-        config.dataset,
-        config.task,
+def _loader(config: RunConfig, record: Record, split: str, device: torch.device) -> ShardedLoader:
+    dataset = config.dataset
+    options = LoaderOptions(
         batch_size=config.batch_size,
-        shard=Shard(),
         device=device,
-        seed=config.seed,
-        drop_last=False,
+        mean=dataset.mean,
+        std=dataset.std,
         channels_last=config.channels_last,
-        num_workers=min(machine.usable_cpus(), 8),
     )
-    loader = getattr(data, split)
+    workers, part = min(machine.usable_cpus(), 8), cast("Split", split)
+    data = evaluation.load(dataset, config.task, part, record["data"], options, own=True, num_workers=workers)
+    (loader,) = data.loaders
     if not isinstance(loader, ShardedLoader):
         raise DataError(f"--split {split}: the dataset has no such part any more; put back what the run was trained on")
     return loader

@@ -115,6 +115,27 @@ def test_a_tables_values_are_in_the_targets_own_units(patients: Made, tmp_path: 
     assert {record["target"]["progression"] for record in tested} <= set(range(25, 347))
 
 
+def test_a_table_that_has_changed_is_seen_by_the_scales_of_the_run(
+    make: Make, configured: Configured, tmp_path: Path
+) -> None:
+    data = tmp_path / "changed.csv"
+    header, *lines = (Path(expt.__file__).parent / "data" / "diabetes.csv").read_text().splitlines()
+    data.write_text("\n".join([header, *lines]))
+    words = (
+        "dataset=table",
+        f"dataset.path={data}",
+        "dataset.targets=progression",
+        "task=regression",
+        "model.hidden=[7]",
+    )
+    made = make("changed", configured(*SHORT, *words, "dataset.standardise_targets=true"), data)
+    before = expt.predict(made.folder, split="test")
+    tested = {record["row"] for record in before}
+    changed = [line if row in tested else f"9{line}" for row, line in enumerate(lines, 1)]
+    data.write_text("\n".join([header, *changed]))
+    assert expt.predict(made.folder, split="test") == before
+
+
 def test_targets_alone_may_be_standardised(make: Make, configured: Configured) -> None:
     words = ("experiment=diabetes", "dataset.standardise=false", "dataset.standardise_targets=true", "model.hidden=[2]")
     data = Path(expt.__file__).parent / "data" / "diabetes.csv"
