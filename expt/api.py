@@ -120,14 +120,14 @@ def rerun(folder: str | Path, into: str | Path | None = None) -> Result:
     return Result.of(paths.folder)
 
 
-def evaluate(folder: str | Path, *settings: str) -> dict[str, float]:
-    """The metrics of the run of `folder`, measured anew, as in `evaluate(RUN, "split=val")["accuracy/val"]`.
+def evaluate(folder: str | Path, *arguments: str | Mapping[str, Any], **settings: Any) -> dict[str, float]:
+    """The metrics of the run of `folder`, measured anew, as in `evaluate(RUN, split="val")["accuracy/val"]`.
 
-    With `"dataset=...", "dataset.root=..."` those on another dataset; see `python -m expt evaluate --help`. They are
+    With `dataset={"name": ..., "root": ...}` those on another dataset; see `python -m expt evaluate --help`. They are
     kept in RUN/evaluations too. Raises as `run` does.
     """
     forkserver.warm()
-    with terminal.quietly(settings) as words:
+    with terminal.quietly(words_of(arguments, settings)) as words:
         (paths,) = evaluate_as(Path(folder), words)
     return read_result(paths)["metrics"]
 

@@ -257,8 +257,10 @@ def _warn_of_own_classes(record: Record, now: Mapping[str, Any]) -> None:
     then, made = record["config"], record.get("content")
     targets = [dataset.get("_target_", dataset.get("target")) for dataset in (then["dataset"], now)]
     if targets[0] != targets[1]:
-        own = next(target for target in targets if target)
-        warn(f"dataset: {own} may prepare its samples in a way of its own, which the other dataset does not")
+        if targets[1]:
+            warn(f"dataset: the samples of {targets[1]} are normalised as the run's were; give images in [0, 1]")
+        else:
+            warn(f"dataset: {targets[0]}, of the run, may have prepared its samples in a way that is not done here")
     names = user_code.targets_recorded(then)
     beside_the_model = user_code.targets_recorded({**then, "model": {}})  # of that alone expt.load warns
     if made and made["code"] and beside_the_model and user_code.fingerprint(names) != made["code"]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from expt import machine
 from expt.command.words import Parser
-from expt.errors import ConfigError
+from expt.errors import ConfigError, Interrupted
 from expt.runs.paths import RunPaths
 from expt.runs.view.cells import say
 from expt.runs.view.progress import elapsed, shown_path
 from expt.runs.weights_file import found
+
+if TYPE_CHECKING:
+    from expt.inference.export import Exported
 
 ABOUT = """\
 Write a trained run's model to a file that other programs load without expt: ONNX, or torch.export's (.pt2). It takes
@@ -60,19 +65,10 @@ def main(words: Sequence[str]) -> int:
     if missing:
         raise ConfigError(f"--format onnx: needs {', '.join(missing)}; pip install 'expt[onnx]'")
     began = time.monotonic()
-    with Console(stderr=True).status("exporting"):
-        from expt.inference.export import export  # late: it imports torch
-
-        done = export(
-            asked.run,
-            file,
-            asked.format,
-            which=asked.which,
-            batch_size=asked.batch_size,
-            preprocess=asked.preprocess,
-            tolerance=asked.tolerance,
-            force=asked.force,
-        )
+    try:
+        done = _export(asked, file)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted, and nothing is written; type the command again") from None
     console, megabytes = Console(), file.stat().st_size / 1e6
     say(console, f"exported     {shown_path(file)}, {megabytes:.1f} MB in {elapsed(time.monotonic() - began)}")
     say(console, f"takes        {', '.join(done.inputs)}, and gives {', '.join(done.outputs)}")
@@ -94,3 +90,19 @@ def _file(run: Path, format: str, output: Path | None, *, force: bool) -> Path:
     if file.exists() and not force:
         raise ConfigError(f"{file}: is there already; --force replaces it, --output FILE writes another")
     return file
+
+
+def _export(asked: argparse.Namespace, file: Path) -> Exported:
+    with Console(stderr=True).status("exporting"):
+        from expt.inference.export import export  # late: it imports torch
+
+        return export(
+            asked.run,
+            file,
+            asked.format,
+            which=asked.which,
+            batch_size=asked.batch_size,
+            preprocess=asked.preprocess,
+            tolerance=asked.tolerance,
+            force=asked.force,
+        )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
     import numpy as np
 
 LIMIT_GB = 50.0
-_FORMAT = 1  # raise it when what is stored changes
+_FORMAT = 2  # raise it when what is stored changes
 _NEW = ".new-"
 
 

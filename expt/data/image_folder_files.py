@@ -115,12 +115,22 @@ def images_of_all_splits(root: str | Path) -> list[str]:
 
 def images_below(folder: Path) -> list[str]:
     """The pictures in a folder and in those below it, each folder's sorted."""
+    found = list[tuple[str, list[str]]]()
+    for where, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not _leads_back(where, name)]
+        found.append((where, names))
     return [
         os.path.join(where, name)
-        for where, _, names in sorted(os.walk(folder, followlinks=True))
+        for where, names in sorted(found)
         for name in sorted(names)
         if name.lower().endswith(EXTENSIONS)
     ]
+
+
+def _leads_back(where: str, name: str) -> bool:
+    """Whether a link leads to a folder that it lies in, whose pictures would be there again and again."""
+    path = os.path.join(where, name)
+    return os.path.islink(path) and Path(os.path.realpath(where)).is_relative_to(os.path.realpath(path))
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
@@ -133,12 +143,29 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
     return names
 
 
+def in_mode(image: Any, mode: str) -> Any:
+    """A picture of Pillow's in L or RGB, of 16 bits too, which Pillow's own `convert` clips at 255.
+
+    Raises ValueError for pixels whose range nobody knows.
+    """
+    import numpy as np
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError(
+            f"its pixels are 32-bit {'floats' if image.mode == 'F' else 'integers'}; save it with 8 or 16 bits"
+        )
+    return image.convert(mode)
+
+
 def read_image(path: str, mode: str | None = None) -> Any:
     """A picture of Pillow's, in its own mode or another. Raises DataError for a file that is none."""
     from PIL import Image
 
     try:
         with Image.open(path) as image:
-            return image.convert(mode) if mode else image.copy()
+            return in_mode(image, mode) if mode else image.copy()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image ({error}); replace or remove it") from error

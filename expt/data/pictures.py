@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.data import transforms
-from expt.data.image_folder_files import fitted
+from expt.data.image_folder_files import fitted, in_mode
 from expt.data.source import Part, Source, of_images, streamed
 from expt.data.stream import to_tensor
 from expt.errors import DataError
@@ -34,7 +34,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         try:
             picture, label = self._dataset[index]
-            picture = picture.convert(self._mode)
+            picture = in_mode(picture, self._mode)
         except (OSError, SyntaxError, ValueError) as error:
             raise DataError(f"sample {index} cannot be read as an image ({error}); replace or remove it") from error
         if self._size is not None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from expt.data.checked_samples import CheckedSamples
+from expt.data.image_folder_files import in_mode
 from expt.data.indexing import Piece, mix
 from expt.data.loading import Batch, Finish, LoaderOptions, Order, ShardedLoader, to_device, tree_to_device
 from expt.data.prefetch import prefetched
@@ -112,7 +113,7 @@ def to_tensor(image: Any) -> Tensor:
         tensor = image
     else:
         if hasattr(image, "convert") and image.mode not in ("L", "RGB"):
-            image = image.convert("RGB")
+            image = in_mode(image, "RGB")
         # A copy: arrays of PIL and of memory maps are read-only.
         tensor = torch.from_numpy(np.array(image)) if hasattr(image, "__array_interface__") else torch.empty(0)
         tensor = tensor.permute(2, 0, 1) if tensor.ndim == 3 else tensor

@@ -19,6 +19,7 @@ from expt.inference.load import TrainedModel, importable_from_here, load
 from expt.inference.plan import Plan
 from expt.inference.reading import Chunk
 from expt.tasks import build as task_build
+from expt.tasks.phases import PhasedTask
 from expt.tasks.task import Task
 
 _NUMBERS, _MOST = 10_000_000, 1024
@@ -35,6 +36,10 @@ class Predictor:
         self.model: TrainedModel = load(asked.run, asked.which, device=self.device, amp=asked.amp)
         with importable_from_here():
             self._task = _task(plan.config, plan)
+        if isinstance(self._task, PhasedTask):
+            raise ConfigError(
+                f"{asked.run}: a model of several phases says nothing of a sample; use expt.load in Python"
+            )
         self.form: Form = form_of(plan)
         self.seen = 0
         """Samples so far, with those that are left out."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from expt.config.datasets import SegmentationFolder, TargetDataset, Text, has_rows
-from expt.data.image_folder_files import fitted, read_image, stretched
+from expt.data.image_folder_files import fitted, in_mode, read_image, stretched
 from expt.data.loading import Normalise
 from expt.data.text_files import encoded
 from expt.errors import ConfigError
@@ -70,7 +70,7 @@ class Preprocess:
         mode = {1: "L", 3: "RGB"}.get(self._data["channels"])
         if mode is None:
             raise ConfigError(f"a picture: the model takes {self._data['channels']} channels; give a tensor")
-        picture = read_image(str(given), mode) if isinstance(given, str | Path) else given.convert(mode)
+        picture = read_image(str(given), mode) if isinstance(given, str | Path) else in_mode(given, mode)
         height, width = self._data["image_size"]
         pixels = torch.from_numpy(np.array(self._resized(picture, (height, width))))
         return pixels.reshape(height, width, -1).permute(2, 0, 1)
@@ -111,5 +111,5 @@ def _tensor(given: Any) -> Tensor:
     if isinstance(given, Tensor):
         return given
     if isinstance(given, np.ndarray):
-        return torch.from_numpy(given)
+        return torch.from_numpy(given if given.flags.writeable else given.copy())
     raise ConfigError(f"a {type(given).__name__}: the model takes tensors; give one, with a batch's dimension")

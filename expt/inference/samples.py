@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from expt.config.datasets import Downloaded
+from expt.config.datasets import Downloaded, has_rows
 from expt.config.schema import RunConfig
 from expt.data import evaluation
 from expt.data.files import prepare
@@ -35,7 +35,7 @@ def samples(config: RunConfig, trained_on: Mapping[str, Any], number: int, *, no
     try:
         return _real(config, trained_on, number, normalised=normalised)
     except (ExptError, OSError, ImportError) as error:
-        return Samples(_random(trained_on, number, error), "at random")
+        return Samples(_random(config, trained_on, number, error, normalised=normalised), "at random")
 
 
 def _real(config: RunConfig, trained_on: Mapping[str, Any], number: int, *, normalised: bool) -> Samples:
@@ -56,8 +56,17 @@ def _real(config: RunConfig, trained_on: Mapping[str, Any], number: int, *, norm
     return Samples(Batch(inputs, targets, number), split)
 
 
-def _random(trained_on: Mapping[str, Any], number: int, error: Exception) -> Batch:
+def _random(
+    config: RunConfig, trained_on: Mapping[str, Any], number: int, error: Exception, *, normalised: bool
+) -> Batch:
     drawn = torch.Generator().manual_seed(0)
+    if has_rows(config.dataset) and "image_size" in trained_on:
+        rows = torch.randn((number, trained_on["image_size"][1]), generator=drawn)
+        known, names = trained_on.get("standardised", {}), trained_on.get("feature_names", ())
+        if names and not normalised:
+            means, deviations = torch.tensor([known.get(name, (0.0, 1.0)) for name in names]).T
+            rows = means + deviations * rows
+        return Batch(rows, None, number)
     if "vocab_size" in trained_on:
         shape = (number, trained_on["context"])
         return Batch(torch.randint(trained_on["vocab_size"], shape, generator=drawn), None, number)

@@ -191,6 +191,23 @@ def test_an_image_is_decoded_as_torchvision_does(root: Path) -> None:
         assert np.array_equal(decode(path, SIZE), np.asarray(expected))
 
 
+def test_16_bits_are_scaled_and_floats_refused(tmp_path: Path) -> None:
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    Image.fromarray(grey).save(tmp_path / "8.png")
+    Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "16.png")
+    Image.fromarray(grey.astype(np.float32) / 255).save(tmp_path / "float.tif")
+    assert (decode(str(tmp_path / "16.png"), None) == decode(str(tmp_path / "8.png"), None)).all()
+    with pytest.raises(DataError, match=r"float\.tif cannot be read as an image \(its pixels are 32-bit floats"):
+        decode(str(tmp_path / "float.tif"), None)
+
+
+def test_a_link_back_to_its_own_folder_adds_no_image(root: Path) -> None:
+    before = list_images(root, "train").files
+    (root / "train" / "cat" / "back").symlink_to("..")
+    (root / "train" / "cat" / "self").symlink_to(".")
+    assert list_images(root, "train").files == before
+
+
 def test_a_script_without_a_guard_is_not_run_again_by_those_that_decode(root: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "print('script', flush=True)\n"

@@ -13,8 +13,10 @@ import torch
 
 import expt
 from expt.command import export as command
+from expt.config.parse import recorded
 from expt.errors import ConfigError, RunFailed
 from expt.inference import export as exporter
+from expt.inference import samples
 from expt.inference.load import rebuilt, saved
 from tests.inference.test_load import FEW, IMAGES
 from tests.inference.test_load import train as train  # the fixture
@@ -75,6 +77,10 @@ def test_torch_export_of_a_table_with_its_scales(train: TrainAlone, tmp_path: Pa
     exporter.export(folder, file, "torch_export", which="last", batch_size=1, force=True)
     torch.export.load(str(file), extra_files=about)
     assert len(json.loads(json.loads(about[exporter.METADATA])["standardised"])) == 11
+    record, state = saved(folder, "last")
+    drawn = samples._random(recorded(state["config"]), record["data"], 900, OSError(), normalised=False).inputs
+    assert drawn.shape == (900, 10)
+    assert drawn.mean(0)[[0, 3]].tolist() == pytest.approx([48.5, 94.6], abs=4), "ages, and pressures of blood"
 
 
 def test_random_samples_where_the_data_is_gone(

@@ -148,6 +148,9 @@ def test_each_experiment_trains_on_its_data(name: str, few: dict[str, str], trai
     done = trained(*words)
     assert done.result["status"] == "completed"
     assert 0 < done.result["metrics"]["loss/test"] < 10
+    if name == "gan":
+        with pytest.raises(ConfigError, match="a model of several phases says nothing of a sample"):
+            expt.predict(done.folder, split="test")
 
 
 @pytest.mark.parametrize("few", [600], indirect=True)
