@@ -105,6 +105,7 @@ class Interrupted(ExptError):
     exit_code = 130
 
 
+INTERRUPTED_UNWRITTEN = "interrupted; nothing was written: type the command again"
 INTERRUPTED_BEFORE = "interrupted before a run began; type the command again"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +11,13 @@ from rich.console import Console
 from expt import machine
 from expt.command.overrides import about_run
 from expt.command.words import Parser
-from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, Interrupted, RunFailed
 from expt.launch import forkserver
 from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
+from expt.runs.ranking import by_objective
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, Record, objective_of, read_result, results
+from expt.runs.result import COMPLETED, Record, read_result, results
 from expt.runs.weights_file import found
 
 if TYPE_CHECKING:
@@ -116,12 +115,11 @@ def _chosen(folder: Path, best: int | None) -> list[Path]:
         raise ConfigError(f"{folder}: holds {len(runs)} runs; name one of them, as in {runs[0][0]}, or type --best 1")
     done = [(run, record) for run, record in runs if record.get("status") == COMPLETED]
     names = {record["objective"]["name"] for _, record in done}
-    ranked = [(value, run) for run, record in done if math.isfinite(value := objective_of(record))]
+    ranked = by_objective(done)
     if len(names) != 1 or not ranked:
         why = "none of its runs has completed" if not done else f"its runs are chosen by {', '.join(sorted(names))}"
         raise ConfigError(f"{folder}: has no best run, for {why}; name one of them, as in {runs[0][0]}")
-    falls = metrics_of(done[0][1]["config"].get("task")).get(names.pop().partition("/")[0]) == "max"
-    return [run for _, run in sorted(ranked, key=lambda pair: pair[0], reverse=falls)[: best or 1]]
+    return ranked[: best or 1]
 
 
 def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]) -> RunRequest:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from expt import machine
 from expt.command.words import Parser
-from expt.errors import ConfigError, Interrupted
+from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted
 from expt.runs.paths import RunPaths
 from expt.runs.view.cells import say
 from expt.runs.view.progress import elapsed, shown_path
@@ -68,7 +68,7 @@ def main(words: Sequence[str]) -> int:
     try:
         done = _export(asked, file)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted, and nothing is written; type the command again") from None
+        raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     console, megabytes = Console(), file.stat().st_size / 1e6
     say(console, f"exported     {shown_path(file)}, {megabytes:.1f} MB in {elapsed(time.monotonic() - began)}")
     say(console, f"takes        {', '.join(done.inputs)}, and gives {', '.join(done.outputs)}")

@@ -16,7 +16,7 @@ from rich.console import Console
 from expt import machine, signals
 from expt.command.words import Parser
 from expt.config.tasks import Segmentation
-from expt.errors import ConfigError, ExptError, Interrupted, warn
+from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted, warn
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Asked, Plan, plan
 from expt.runs.view.cells import say
@@ -71,8 +71,7 @@ def main(words: Sequence[str]) -> int:
         with machine.not_world_writable(), signals.Heeded(), signals.heeded_at_once():
             return _predict(chosen, output, force=force)
     except KeyboardInterrupt:
-        written = ", and nothing is written" if output else ""
-        raise Interrupted(f"interrupted{written}; type the command again") from None
+        raise Interrupted(INTERRUPTED_UNWRITTEN if output else "interrupted; type the command again") from None
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
         return 1

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from expt.config.datasets import HuggingFace
+from expt.data.folders import walked
 from expt.errors import ConfigError, DataError
 
 NEEDS = "dataset=huggingface: needs the package datasets; pip install 'expt[datasets]'"
@@ -29,7 +30,7 @@ def check(dataset: HuggingFace) -> None:
 def files(dataset: HuggingFace) -> list[str]:
     """Its files by their paths below the folder, sorted; without hidden ones, as those of a download's state."""
     found = list[str]()
-    for where, folders, names in os.walk(dataset.path, followlinks=True):
+    for where, folders, names in walked(dataset.path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = os.path.relpath(where, dataset.path)
         found += [os.path.normpath(os.path.join(below, name)) for name in names if not name.startswith(".")]

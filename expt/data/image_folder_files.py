@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from expt.data.folders import files_below
 from expt.errors import DataError
 
 if TYPE_CHECKING:
@@ -115,22 +116,7 @@ def images_of_all_splits(root: str | Path) -> list[str]:
 
 def images_below(folder: Path) -> list[str]:
     """The pictures in a folder and in those below it, each folder's sorted."""
-    found = list[tuple[str, list[str]]]()
-    for where, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not _leads_back(where, name)]
-        found.append((where, names))
-    return [
-        os.path.join(where, name)
-        for where, names in sorted(found)
-        for name in sorted(names)
-        if name.lower().endswith(EXTENSIONS)
-    ]
-
-
-def _leads_back(where: str, name: str) -> bool:
-    """Whether a link leads to a folder that it lies in, whose pictures would be there again and again."""
-    path = os.path.join(where, name)
-    return os.path.islink(path) and Path(os.path.realpath(where)).is_relative_to(os.path.realpath(path))
+    return files_below(folder, EXTENSIONS)
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from expt.data.checked_samples import Check, checked
 from expt.data.indexing import Piece, mix
-from expt.data.loading import Batch, LoaderOptions, Order, ShardedLoader, to_device, tree_to_device
+from expt.data.loading import Batch, LoaderOptions, Order, ShardedLoader
 from expt.data.prefetch import prefetched
-from expt.data.stream import Collated, loading_settings, read_ahead, seeded
+from expt.data.stream import Collated, Finishing, loaded_batches, loading_settings, seeded
 from expt.errors import DataError
 
 
@@ -34,7 +34,7 @@ class IterableLoader(ShardedLoader):
         check: Check,
         collate: Callable[[list[Any]], tuple[Any, Any]],
         num_workers: int = 0,
-        finish: Callable[[Any, Tensor | None], Any] = lambda inputs, drawn: inputs,
+        finish: Finishing = lambda inputs, drawn: inputs,
     ) -> None:
         super().__init__(indices.sort().values, options)
         self._dataset, self._check, self._collate = dataset, check, Collated(collate)
@@ -54,11 +54,7 @@ class IterableLoader(ShardedLoader):
         chosen = _Chosen(self._dataset, self._check, wanted, (self._options.seed, order.epoch))
         how = loading_settings(device, self._num_workers)
         loader: DataLoader[Any] = DataLoader(chosen, batch_size=None, collate_fn=self._collated, **how)
-        drawn = None if order.drawn is None else to_device(order.drawn, device)
-        for loaded, piece in zip(read_ahead(loader), pieces, strict=True):
-            inputs, targets = tree_to_device(loaded, device)
-            numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
-            yield Batch(self._finish(inputs, numbers), targets, piece.global_size, piece.weightless)
+        yield from loaded_batches(loader, order, pieces, device, self._finish)
 
     def _collated(self, samples: list[Any] | DataError) -> Any:
         return samples if isinstance(samples, DataError) else self._collate(samples)

@@ -12,7 +12,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from expt.errors import DataError
 
 _BATCHES_AHEAD = 2  # for each reading process
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+
+Finishing: TypeAlias = Callable[[Any, Tensor | None], Any]
+"""Makes of inputs on the device what the model gets; random numbers [5, b] augment images."""
 
 
 class SampleLoader(ShardedLoader):
@@ -47,9 +50,8 @@ class SampleLoader(ShardedLoader):
         *,
         collate: Callable[[list[Any]], tuple[Any, Any]],
         num_workers: int = 0,
-        finish: Callable[[Any, Tensor | None], Any] = lambda inputs, drawn: inputs,
+        finish: Finishing = lambda inputs, drawn: inputs,
     ) -> None:
-        """`finish` makes of inputs on the device what the model gets; random numbers [5, b] augment images."""
         super().__init__(indices, options)
         self._device, self._finish = options.device, finish
         self._sampler = _BatchSampler()
@@ -59,18 +61,23 @@ class SampleLoader(ShardedLoader):
         return prefetched(self._read(order, list(pieces)), self._device)
 
     def _read(self, order: Order, pieces: list[Piece]) -> Iterator[Batch]:
-        if not pieces:
-            return
-        drawn = None if order.drawn is None else to_device(order.drawn, self._device)
-        self._sampler.choose(order, pieces, self._options.seed)
-        for loaded, piece in zip(read_ahead(self._loader), pieces, strict=True):
-            inputs, targets = tree_to_device(loaded, self._device)
-            numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
-            yield Batch(self._finish(inputs, numbers), targets, piece.global_size, piece.weightless)
+        if pieces:
+            self._sampler.choose(order, pieces, self._options.seed)
+            yield from loaded_batches(self._loader, order, pieces, self._device, self._finish)
 
 
-def read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
-    """What its processes load. Raises the DataError that they hand on."""
+def loaded_batches(
+    loader: DataLoader[Any], order: Order, pieces: list[Piece], device: torch.device, finish: Finishing
+) -> Iterator[Batch]:
+    """One for each of the `pieces`, of what the loader's processes read. Raises the DataError that they hand on."""
+    drawn = None if order.drawn is None else to_device(order.drawn, device)
+    for loaded, piece in zip(_read_ahead(loader), pieces, strict=True):
+        inputs, targets = tree_to_device(loaded, device)
+        numbers = None if drawn is None else drawn[:, piece.start : piece.stop]
+        yield Batch(finish(inputs, numbers), targets, piece.global_size, piece.weightless)
+
+
+def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
     with warnings.catch_warnings():
         # Python 3.12 warns of every fork beside threads; torch's loader processes run none of the parent's.
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)

@@ -17,6 +17,7 @@ from filelock import FileLock
 from expt.config.datasets import Torchvision
 from expt.data.cache import cache_dir
 from expt.data.download import impatient
+from expt.data.folders import walked
 from expt.errors import DataError
 
 Options = Mapping[str, Any]
@@ -83,7 +84,7 @@ def files(dataset: Torchvision) -> list[str]:
         if not (root / name).is_dir():
             found.append(name)
             continue
-        for where, _, names in os.walk(root / name, followlinks=True):
+        for where, _, names in walked(root / name):
             inside = [os.path.relpath(os.path.join(where, each), root) for each in names]
             found += [each for each in inside if not each.lower().endswith(_PACKED)]
     return sorted(found)

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from expt.config import tasks
-from expt.data.table import TableConfig
 from expt.data.text import NO_TARGET
 from expt.data.tree import leaves, mapped
 from expt.errors import ConfigError
@@ -224,8 +223,8 @@ def form_of(plan: Plan) -> Form:
         names = targets if len(targets) == number else [f"label_{place}" for place in range(number)]
         return Labels(names, task.threshold)
     if isinstance(task, tasks.Regression):
-        dataset, scales = plan.config.dataset, list(data.get("standardised", {}).values())
-        standardised = isinstance(dataset, TableConfig) and dataset.standardise_targets
+        scales = list(data.get("standardised", {}).values())
+        standardised = getattr(plan.config.dataset, "standardise_targets", False)
         return Numbers(targets, scales[-data["num_classes"] :] if standardised else [])
     if isinstance(task, tasks.Segmentation):
         return Masks()

@@ -13,7 +13,6 @@ from expt import machine
 from expt.config import datasets, tasks
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
-from expt.data.table import TableConfig
 from expt.errors import ConfigError, warn
 from expt.inference import arrays, sources
 from expt.inference.arrays import Samples
@@ -86,7 +85,7 @@ def plan(asked: Asked) -> Plan:
     """Raises ConfigError for a run that is none, and for what its model can't be asked about."""
     record, _ = found(asked.run, asked.which)
     config = recorded(record["config"])
-    kind = sources.kind_of(record["config"]["dataset"], record["data"])
+    kind = sources.kind_of(config.dataset, record["data"])
     if bool(asked.paths) == bool(asked.split):
         also = ", not both" if asked.split else ""
         raise ConfigError(f"name files or folders, or --split test for a part of the run's own dataset{also}")
@@ -144,12 +143,12 @@ def _samples(plan: Plan, path: str) -> Samples:
 
 
 def _features(config: RunConfig, data: dict[str, Any]) -> Features:
-    dataset, number = config.dataset, data["image_size"][1]
-    assert isinstance(dataset, TableConfig)
+    dataset: Any = config.dataset  # of rows
+    number = data["image_size"][1]
     names = list(data.get("feature_names", ()))
     if not names and dataset.standardise:  # a record of before features had names has those of their means
         names = list(data["standardised"])[:number]
-    targets = getattr(dataset, "targets", "progression")
+    targets: Any = data.get("target_names") or getattr(dataset, "targets", "progression")
     return Features(names, (targets,) if isinstance(targets, str) else targets, number)
 
 

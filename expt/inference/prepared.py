@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expt.config.datasets import TargetDataset
-from expt.data.table import TableConfig
+from expt.config.datasets import TargetDataset, has_rows
 from expt.errors import ConfigError
 from expt.inference.load import TrainedModel
 
@@ -22,7 +21,7 @@ def prepared(model: TrainedModel, dataset: object, trained_on: Mapping[str, Any]
     as_they_are = isinstance(dataset, TargetDataset) and dataset.num_classes is None
     if "channels" not in trained_on or as_they_are:
         raise ConfigError("--preprocess: the run's samples go in as they are; leave it out")
-    if isinstance(dataset, TableConfig):
+    if has_rows(dataset):
         number = trained_on["image_size"][1]
         scales = [*model.preprocess.standardised.values()][:number] or [(0.0, 1.0)] * number
         mean, std = torch.tensor(scales, dtype=torch.float64).T

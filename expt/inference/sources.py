@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from expt.config.datasets import has_rows
+from expt.data.files import DatasetConfig
+from expt.data.folders import files_below
 from expt.data.image_folder_files import EXTENSIONS
 from expt.errors import ConfigError
 
@@ -35,14 +37,13 @@ TEXTS = Kind("texts", "line", "plain texts", (), (".txt",))
 SAMPLES = Kind("samples", "sample", "arrays of its samples (.npy, .npz)", ARRAYS, ARRAYS)
 
 
-def kind_of(dataset: Mapping[str, Any], data: Mapping[str, Any]) -> Kind:
-    """What a model takes, by its dataset's settings and shapes as its record has them."""
-    name = dataset.get("name", "_target_")
-    if name == "text":
+def kind_of(dataset: DatasetConfig, data: Mapping[str, Any]) -> Kind:
+    """What a model takes, by its dataset and by the shapes in its record."""
+    if dataset.name == "text":
         return TEXTS
-    if name in ("table", "diabetes"):
+    if has_rows(dataset):
         return ROWS
-    own = name == "_target_" and (dataset.get("num_classes") is None or "channels" not in data)
+    own = dataset.name == "_target_" and (dataset.num_classes is None or "channels" not in data)
     return SAMPLES if own or "vocab_size" in data else PICTURES
 
 
@@ -74,12 +75,7 @@ def listed(kind: Kind, given: Sequence[Path], *, trained_on: str) -> list[str]:
 def _below(folder: Path, kind: Kind) -> list[str]:
     if kind is PICTURES and (folder / "images").is_dir() and (folder / "masks").is_dir():
         folder = folder / "images"  # a part of a segmentation_folder: its masks are pictures too
-    return [
-        os.path.join(where, name)
-        for where, _, names in sorted(os.walk(folder, followlinks=True))
-        for name in sorted(names)
-        if name.lower().endswith(kind.below)
-    ]
+    return files_below(folder, kind.below)
 
 
 def _short(kind: Kind) -> str:

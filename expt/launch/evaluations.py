@@ -10,15 +10,13 @@ from rich.console import Console
 from rich.status import Status
 
 from expt import machine
-from expt.errors import ConfigError, ExptError, Interrupted
+from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupted
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED
 from expt.runs.view.printed import Printed, show_printed
-
-INTERRUPTED = "interrupted; nothing was written: type the command again"
 
 
 def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptError]:
@@ -31,7 +29,7 @@ def carry_out(requests: Sequence[RunRequest], console: Console) -> list[ExptErro
         with console.status("starting") as status:
             Pool(machine.detect(), Options(), _Shown(console, status)).run(iter(jobs))
     except KeyboardInterrupt:
-        raise Interrupted(INTERRUPTED) from None
+        raise Interrupted(INTERRUPTED_UNWRITTEN) from None
     finally:
         for job in jobs:
             if job.status != COMPLETED and (job.error is None or isinstance(job.error, ConfigError | Interrupted)):

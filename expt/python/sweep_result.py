@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,9 @@ from rich.console import Console
 
 from expt.errors import RunFailed, SweepFailed
 from expt.python.result import Metrics, Result, Runs
+from expt.runs.ranking import by_objective
 from expt.runs.result import FAILED, FoundRecord
 from expt.runs.view.leaderboard import leaderboard
-from expt.runs.view.query import falls
 from expt.runs.worker_error import in_one_line
 
 WIDTH = 110
@@ -82,13 +81,10 @@ class SweepResult(Runs):
     @property
     def best(self) -> Result:
         """The completed run whose objective is best. Raises RunFailed where none has measured it."""
-        values = {number: run.objective for number, run in enumerate(self)}
-        measured = {number: value for number, value in values.items() if value is not None and not math.isnan(value)}
-        if not measured:
+        ranked = by_objective((run, run.record) for run in self.completed if run.objective is not None)
+        if not ranked:
             raise RunFailed("no run of the sweep has completed and measured its objective")
-        first = self[min(measured)].record
-        highest = falls((first.get("objective") or {"name": ""})["name"], [first])
-        return self[(max if highest else min)(measured, key=lambda number: measured[number])]
+        return ranked[0]
 
     def _found(self) -> list[FoundRecord]:
         return [

@@ -6,20 +6,11 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, warn
 from expt.runs import provenance
 from expt.runs.paths import RunPaths, is_sweep
-from expt.runs.result import (
-    RUNNING,
-    Begun,
-    Record,
-    objective_of,
-    read_result,
-    result_of_any,
-    results,
-    results_below,
-)
+from expt.runs.ranking import by_objective
+from expt.runs.result import RUNNING, Begun, Record, read_result, result_of_any, results, results_below
 
 WHICH = ("best", "last")
 
@@ -57,10 +48,9 @@ def chosen(given: str) -> Chosen:
     if is_sweep(path):
         raise ConfigError(f"weights={given}: {_of_sweep(path, which)}")
     paths = RunPaths(path)
-    files = {"best": paths.best, "last": paths.last}
     for name in (which,) if which else WHICH:
-        if files[name].is_file():
-            return Chosen(files[name], path, name)
+        if paths.checkpoint(name).is_file():
+            return Chosen(paths.checkpoint(name), path, name)
     what = f"has no {which or ''} checkpoint".replace("  ", " ") if path.is_dir() else "there is no such file or folder"
     raise ConfigError(f"weights={given}: {what}; give a run's folder, a checkpoint, or a file of weights")
 
@@ -68,17 +58,12 @@ def chosen(given: str) -> Chosen:
 def _of_sweep(folder: Path, which: str) -> str:
     """What to say of a sweep's folder: which of its runs has come to the best, for one must be named."""
     found = [(paths.folder, record) for paths, record in results(folder) if paths.best.is_file()]
-    measured = [(run, record) for run, record in found if objective_of(record) == objective_of(record)]
-    if not measured:
+    ranked = by_objective(found)
+    if not ranked:
         return "is a sweep, and no run of it has weights yet; name a run"
-    name = measured[0][1]["objective"]["name"]
-    best = (min if _falls(measured[0][1], name) else max)(measured, key=lambda each: objective_of(each[1]))[0]
+    best, name = ranked[0], dict(found)[ranked[0]]["objective"]["name"]
     again = f"'weights=\"{best}{f'@{which}' if which else ''}\"'"
     return f"is a sweep of {len(found)} runs with weights; name one, as in {again}, its best by {name}"
-
-
-def _falls(record: Record, objective: str) -> bool:
-    return metrics_of((record.get("config") or {}).get("task"))[objective.partition("/")[0]] == "min"
 
 
 def begun_from(given: str, checksum: str | None) -> Begun:
@@ -108,11 +93,11 @@ def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:
     record = read_result(paths)
     if "data" not in record:
         raise ConfigError(_no_run(Path(run)))
-    file = {"best": paths.best, "last": paths.last}.get(which)
-    if file is None:
+    if which not in WHICH:
         raise ConfigError(f"which={which}: use best or last")
+    file = paths.checkpoint(which)
     if not file.is_file():
-        there = [name for name, path in (("best", paths.best), ("last", paths.last)) if path.is_file()]
+        there = [name for name in WHICH if paths.checkpoint(name).is_file()]
         mend = f"use which={there[0]}" if there else "it has no checkpoint"
         raise ConfigError(f"{file}: there is no such file; {mend}")
     return record, file

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,26 @@ def test_a_table_that_has_changed_is_seen_by_the_scales_of_the_run(
     changed = [line if row in tested else f"9{line}" for row, line in enumerate(lines, 1)]
     data.write_text("\n".join([header, *changed]))
     assert expt.predict(made.folder, split="test") == before
+
+
+def test_rows_of_a_hugging_face_dataset_are_rows(make: Make, configured: Configured, tmp_path: Path) -> None:
+    data = tmp_path / "set" / "train.csv"
+    data.parent.mkdir()
+    shutil.copy(Path(expt.__file__).parent / "data" / "diabetes.csv", data)
+    words: tuple[str, ...] = (
+        "task=regression",
+        "dataset=huggingface",
+        f"dataset.path={data.parent}",
+        "dataset.input=[age,bmi,bp]",
+    )
+    words += ("dataset.target=progression", "dataset.standardise_targets=true", "model=mlp", "model.hidden=[7]")
+    made = make("rows", configured(*SHORT, *words, "dataset.val_fraction=0.2"), data)
+    held_out = expt.predict(made.folder, split="val")
+    assert 100 < np.mean([record["progression"] for record in held_out]) < 200, "in the targets' own units"
+    assert {record["target"]["progression"] for record in held_out} <= set(range(25, 347))
+    found = expt.predict(made.folder, data)
+    for record in held_out:
+        assert record["progression"] == pytest.approx(found[record["index"]]["progression"], rel=1e-5)
 
 
 def test_targets_alone_may_be_standardised(make: Make, configured: Configured) -> None:

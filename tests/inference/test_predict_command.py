@@ -19,7 +19,7 @@ from rich.console import Console
 import expt
 from expt.command import predict
 from expt.errors import ConfigError, ExptError
-from expt.inference import writing
+from expt.inference import sources, writing
 from expt.inference.answers import Answers
 from expt.inference.mask_pictures import MaskPictures
 from expt.inference.plan import Asked, plan
@@ -230,3 +230,12 @@ def test_the_command_from_another_folder(photos: Made, pictures: Path) -> None:
     warning, error = done.stderr.splitlines()
     assert warning.startswith("warning: cat/1b.png cannot be read as an image")
     assert error == "error: 1 of 4 images could not be read, and are left out"
+
+
+def test_a_link_that_leads_back_adds_no_file(tmp_path: Path) -> None:
+    (tmp_path / "in" / "below").mkdir(parents=True)
+    (tmp_path / "in" / "below" / "a.png").touch()
+    (tmp_path / "in" / "below" / "back").symlink_to("..")
+    assert sources.listed(sources.PICTURES, [tmp_path / "in"], trained_on="") == [
+        str(tmp_path / "in" / "below" / "a.png")
+    ]

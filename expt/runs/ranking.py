@@ -1,0 +1,25 @@
+"""Runs by what they have come to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TypeVar
+
+from expt.config.tasks import metrics_of
+from expt.runs.result import Record, objective_of
+
+T = TypeVar("T")
+
+
+def by_objective(runs: Iterable[tuple[T, Record]]) -> list[T]:
+    """Of runs of one objective those that have measured it, best first; equal ones stay in order."""
+    measured = [(run, record) for run, record in runs if math.isfinite(objective_of(record))]
+    highest = bool(measured) and _highest_is_best(measured[0][1])
+    measured.sort(key=lambda pair: objective_of(pair[1]), reverse=highest)
+    return [run for run, _ in measured]
+
+
+def _highest_is_best(record: Record) -> bool:
+    metrics = metrics_of((record.get("config") or {}).get("task"))
+    return metrics.get(record["objective"]["name"].partition("/")[0]) == "max"
