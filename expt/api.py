@@ -67,8 +67,10 @@ def run(
     if several := [word for word in words if word in ("-m", "--multirun") or word.startswith("sweep=")]:
         raise ConfigError(f"{several[0]}: makes several runs; use expt.sweep, which returns a list of results")
     forkserver.warm(forkserver.libraries_in(words))
-    (result,) = _folders(words, may_sweep=False)
-    return Result.of(result)
+    completed = _folders(words, may_sweep=False)
+    if not completed:
+        raise ConfigError("preflight=true: trains nothing that could be returned; leave it out")
+    return Result.of(completed[0])
 
 
 def sweep(

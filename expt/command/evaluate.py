@@ -132,5 +132,5 @@ def _request(run: Path, record: Record, measured: Settings, words: Sequence[str]
         paths=paths,
         about=about,
         typed_at=None,
-        evaluation=measured.evaluation,
+        instead=measured.evaluation,
     )

@@ -37,6 +37,7 @@ from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, RunFailed
+from expt.launch.job import Job, Options
 from expt.launch.launcher import Launcher, launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
@@ -125,6 +126,9 @@ class Task:
             raise
         try:
             request = self._request(config, run_paths, settings, sweep=sweep)
+            if config.preflight:
+                self._preflight(request)
+                return None
             self.sending.follow(config, self.outcome.sweep_folder or run_paths.folder)
             resume = functools.partial(renew, run_paths, composed) if config.resume == "auto" else None
             self.how.carry_out(request, resume)
@@ -140,6 +144,15 @@ class Task:
         if sweep and signals.asked():  # while the run was about to end by itself: no further one
             raise KeyboardInterrupt
         return objective_of(read_result(run_paths))
+
+    def _preflight(self, request: RunRequest) -> None:
+        """Leaves nothing in the run's folder, which Hydra has made."""
+        from expt.command.preflight import preflight  # late: a run's start does not wait for tables
+
+        try:
+            preflight([Job(request.paths, request)], machine.detect(), Options())
+        finally:
+            leave_no_trace(request.paths)
 
     def _request(
         self, config: RunConfig, run_paths: RunPaths, settings: Mapping[str, Any], *, sweep: bool

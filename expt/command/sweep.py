@@ -17,6 +17,7 @@ from rich.console import Console
 from expt.command import overrides
 from expt.command.arguments import continue_command
 from expt.command.point_composer import PointComposer
+from expt.command.preflight import preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
 from expt.command.sweep_points import ComposedRun, Grid
@@ -56,12 +57,15 @@ class Multirun:
         self._context, self._config = context, config
         self._composer = PointComposer(context, config)
         self._task = cast("Task", task_function)  # Hydra hands on what expt.command.main gave it
-        self._dry_run = bool(options.get("dry_run"))
+        self._dry_run, self._preflight = bool(options.get("dry_run")), bool(config.get("preflight"))
+        if self._preflight and runner is not None:
+            raise ConfigError("preflight=true: tries runs out on this machine alone; leave hydra/launcher out")
+        self._launcher_options = options
         self.folder = Path(str(config.hydra.sweep.dir))
         self._lock = FileLock(paths.RunPaths(self.folder).lock, timeout=0)
         self._task.at_end.callback(self._leave)
         self._machine = machine()
-        self._runner = runner or self._pool(options)
+        self._runner = runner or self._pool
         self._grid: Grid | None = None
 
     def launch(self, points: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
@@ -77,6 +81,11 @@ class Multirun:
             composed = self._composed(points, first_number)
         except KeyboardInterrupt:
             raise Interrupted(INTERRUPTED_BEFORE) from None
+        if self._preflight:
+            runs_to_try = list(composed)
+            preflight([*dict.fromkeys(run.job for run in runs_to_try)], self._machine, self._options())
+            self._grid = None
+            return [run.finish() for run in runs_to_try]
         if self._dry_run:
             returned = show_dry_run(composed, len(points))
             self._grid = None
@@ -111,17 +120,15 @@ class Multirun:
 
     def _send_along(self, run: ComposedRun) -> None:
         """Send the sweep to the dashboards of its first run. Raises ConfigError as expt.tracking.sending does."""
-        if run.job.request is not None and not self._dry_run:
+        if run.job.request is not None and not (self._dry_run or self._preflight):
             self._task.sending.follow(run.job.request.config, self.folder)
 
-    def _pool(self, options: Mapping[str, Any]) -> Callable[[Observer], Runner]:
-        pool_options = Options(**{key: value for key, value in options.items() if key != "dry_run"})
+    def _pool(self, observer: Observer) -> Runner:
+        forkserver.warm(forkserver.SWEEP_MODULES)
+        return Pool(self._machine, self._options(), observer)
 
-        def pool(observer: Observer) -> Pool:
-            forkserver.warm(forkserver.SWEEP_MODULES)
-            return Pool(self._machine, pool_options, observer)
-
-        return pool
+    def _options(self) -> Options:
+        return Options(**{key: value for key, value in self._launcher_options.items() if key != "dry_run"})
 
     def _tell(self, jobs: Iterable[Job]) -> None:
         """Let the command know what became of its runs."""

@@ -14,7 +14,7 @@ from expt.config.schema import RunConfig
 from expt.config.tasks import in_evaluations_alone
 
 # Where data lies, what is kept and shown, how patiently it is waited for: none of it changes a number.
-NOT_IN_RESULT = {"resume", "max_restarts", "timeout_s", "debug", "profile", "print_every"}
+NOT_IN_RESULT = {"resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every"}
 NOT_IN_RESULT |= {f"checkpoint.{key}" for key in ("every_steps", "every_epochs", "every_minutes", "keep")}
 NOT_IN_RESULT |= {f"tensorboard.{key}" for key in ("images", "graph", "norms", "histograms", "health")}
 NOT_IN_RESULT |= {"dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache"}

@@ -113,6 +113,7 @@ class RunConfig:
     timeout_s: Positive
     profile: bool
     debug: bool
+    preflight: bool = False
     secrets: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
 
     @property

@@ -12,6 +12,9 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from expt.config.schema import RunConfig
+from expt.machine import Machine
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -20,6 +23,14 @@ class Demand:
     run: int
     count: int
     devices: tuple[str, ...] | None = None
+
+
+def demand_of(run: int, config: RunConfig, machine: Machine) -> Demand:
+    """What a run takes: GPUs, or where it uses none cores of the machine."""
+    if not config.num_gpus:
+        return Demand(run, min(config.world_size * config.threads, machine.cpus))
+    devices = None if isinstance(config.gpus, int) else tuple(machine.gpus[index] for index in config.gpus)
+    return Demand(run, config.num_gpus, devices)
 
 
 class Packing:

@@ -14,11 +14,12 @@ from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed
 from expt.launch import workers
 from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import QUEUED, Job, Observer, Options, request_of, workers_of
-from expt.launch.packing import Demand, Packing
+from expt.launch.packing import Packing, demand_of
 from expt.launch.workers import Live
 from expt.machine import Machine, free_descriptors, gpu_uuid
 from expt.runs.attempt import Attempt, record_end
 from expt.runs.folder_lock import FolderLock
+from expt.runs.request import Evaluation
 from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
 
 POLL_S = 0.02
@@ -113,7 +114,7 @@ class Pool:
             if job.error:
                 raise job.error
             config = request_of(job).config
-            if not request_of(job).evaluation:
+            if not isinstance(request_of(job).instead, Evaluation):
                 refuse_missing_parts(config)
             with signals.heeded_at_once():
                 prepare(config.dataset, config.task)  # once for all its workers, before any could try the same
@@ -127,11 +128,7 @@ class Pool:
     def _queue(self, number: int, job: Job) -> None:
         """Let the job wait for as many devices as it needs."""
         config = request_of(job).config
-        if not config.num_gpus:
-            self._cores.add([Demand(number, min(config.world_size * config.threads, self._machine.cpus))])
-            return
-        devices = None if isinstance(config.gpus, int) else tuple(self._machine.gpus[index] for index in config.gpus)
-        self._gpus.add([Demand(number, config.num_gpus, devices)])
+        (self._gpus if config.num_gpus else self._cores).add([demand_of(number, config, self._machine)])
 
     def _start_ready(self) -> None:
         for packing in (self._gpus, self._cores):

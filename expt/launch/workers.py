@@ -60,7 +60,7 @@ class Workers:
     forkserver: int | None = None
     """The pid of the process that they are forked from."""
     saves: bool = True
-    """Whether they have something to save before they end; an evaluation has nothing."""
+    """Whether they have something to save before they end; an evaluation and a preflight have nothing."""
 
     @property
     def sentinels(self) -> list[int]:
@@ -132,11 +132,11 @@ def start(attempt: Attempt) -> Workers:
         port = listener.getsockname()[1]
         source = attempt.begin(port if together else None)
         workers = Workers(paths, attempt.number, config.timeout_s, [], forkserver.ensure_running())
-        workers.saves = attempt.request.evaluation is None
+        workers.saves = attempt.request.instead is None
         try:
             for rank in range(config.world_size):
                 meeting = Meeting(port, listener if rank == 0 else None) if together else None
-                arguments = (config, paths, attempt.waited_since, source, meeting, attempt.request.evaluation)
+                arguments = (config, paths, attempt.waited_since, source, meeting, attempt.request.instead)
                 workers.processes.append(_start_worker(attempt, rank, port, arguments))
         except BaseException:
             workers.stop()

@@ -147,6 +147,7 @@ class Settings(TypedDict, total=False):
     timeout_s: float
     profile: bool
     debug: bool
+    preflight: bool
     hydra: Mapping[str, Any]
 
 
@@ -208,5 +209,6 @@ class SweepSettings(TypedDict, total=False):
     timeout_s: float | Sequence[float]
     profile: bool | Sequence[bool]
     debug: bool | Sequence[bool]
+    preflight: bool
     sweep: str
     hydra: Mapping[str, Any]

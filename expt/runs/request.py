@@ -32,6 +32,17 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """How far a run is tried out, of which nothing is to be kept; see expt.worker.preflight."""
+
+    steps: int = 3
+    """The first is slower than the others."""
+    short_steps: int = 30
+    """So many where they are short, and so vary more."""
+    short_s: float = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """One run as it was asked for, however it will be carried out; see expt.launch.launcher."""
 
@@ -47,8 +58,8 @@ class RunRequest:
     """More variables for its workers."""
     typed_at: float | None = None
     """When this run alone was asked for [by time.monotonic]; None in a sweep, where its turn counts."""
-    evaluation: Evaluation | None = None
-    """Where nothing is to be trained: what is measured in place of that."""
+    instead: Evaluation | Preflight | None = None
+    """Where the run is not to be trained: what is done in place of that."""
     may_have_run: bool = False
     """Whether the folder may hold a record of this very run: of an earlier attempt, or of when it was refused."""
 

@@ -21,15 +21,14 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError, TimedOut
 from expt.machine import is_simulated
 from expt.runs.paths import RunPaths
-from expt.runs.request import Evaluation
+from expt.runs.request import Evaluation, Preflight
 from expt.runs.worker_error import write_error
 from expt.signals import die_with_the_driver
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.patches import malloc
-from expt.worker import watchdog
+from expt.worker import evaluation, preflight, watchdog
 from expt.worker.diagnosis import in_words
-from expt.worker.evaluation import carry_out
 from expt.worker.meeting import Meeting, connect
 from expt.worker.run import Run
 
@@ -40,13 +39,14 @@ def main(
     started: float,
     source: Path | None = None,
     meeting: Meeting | Store | None = None,
-    evaluation: Evaluation | None = None,
+    instead: Evaluation | Preflight | None = None,
     tell: Callable[[Exception], None] = lambda error: None,
 ) -> str:
     """What a worker process runs; `started` is when the command was typed [by time.monotonic].
 
     `source` is the checkpoint that it goes on from, see expt.runs.resume. The workers find one another at the
-    `meeting`. `tell` hears of what ends this worker, before it does. With an `evaluation` nothing is trained.
+    `meeting`. `tell` hears of what ends this worker, before it does. Nothing is trained where something is
+    done `instead`.
 
     Returns "completed", or "interrupted" when it was asked to stop: a process that ends without it has failed.
     """
@@ -58,7 +58,7 @@ def main(
     watchdog.answer_dumps(when_asked=driven)
     try:
         guard: watchdog.Watchdog = watchdog.Watchdog(_patience_s(config), lambda: _give_up(config, guard.beats, tell))
-        return run_as(worker_of_environment(config), config, paths, started, source, meeting, guard.beat, evaluation)
+        return run_as(worker_of_environment(config), config, paths, started, source, meeting, guard.beat, instead)
     except Exception as error:
         _fail(in_words(error, config), tell)
 
@@ -122,7 +122,7 @@ def run_as(
     source: Path | None = None,
     meeting: Meeting | Store | None = None,
     beat: Callable[[], None] = lambda: None,
-    evaluation: Evaluation | None = None,
+    instead: Evaluation | Preflight | None = None,
 ) -> str:
     """Train or evaluate as `worker`, in this process; returns what became of it. Calls `beat` with each batch."""
     if config.patches.malloc and worker.device.type == "cpu":
@@ -134,8 +134,10 @@ def run_as(
     store = connect(meeting, config.timeout_s) if isinstance(meeting, Meeting) else meeting
     with collectives.process_group(worker, backend=config.backend, timeout_s=config.timeout_s, store=store):
         beat()
-        if evaluation:
-            return carry_out(evaluation, config, paths, worker, beat)
+        if isinstance(instead, Evaluation):
+            return evaluation.carry_out(instead, config, paths, worker, beat)
+        if isinstance(instead, Preflight):
+            return preflight.carry_out(instead, config, paths, worker, typed_at=started, beat=beat)
         return Run(config, paths, worker, typed_at=started, beat=beat).train(source)
 
 

@@ -56,7 +56,8 @@ EVERY_KEY = (
     ("dataset=table", "dataset.path=t.csv", "dataset.targets=y"),
 )
 NOT_IN_EXPERIMENT = {
-    "resume", "max_restarts", "timeout_s", "debug", "profile", "print_every", "threads", "onednn", "ddp.shared_memory",
+    "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every", "threads", "onednn",
+    "ddp.shared_memory",
     "checkpoint.every_steps", "checkpoint.every_epochs", "checkpoint.every_minutes", "checkpoint.keep",
     "tensorboard.images", "tensorboard.graph", "tensorboard.norms", "tensorboard.histograms", "tensorboard.health",
     "dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache", "patches.unguarded", "patches.malloc",

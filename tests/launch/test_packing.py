@@ -1,4 +1,4 @@
-"""The packingr by itself: what it never does, and how full it keeps a machine."""
+"""Packing by itself: what it never does, and how full it keeps a machine."""
 
 from __future__ import annotations
 

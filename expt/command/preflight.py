@@ -1,0 +1,105 @@
+"""`preflight=true`: what a run or a sweep would take, by a few steps of every kind of run that is in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from expt.config.identity import flat, identity, shown
+from expt.config.schema import RunConfig
+from expt.errors import INTERRUPTED_UNWRITTEN, Interrupted, RunFailed
+from expt.launch.job import Job, Options, request_of
+from expt.launch.preflight import Tried, together_s, try_out
+from expt.machine import Machine
+from expt.runs.result import COMPLETED
+from expt.runs.view.cells import cells, say
+from expt.runs.view.leaderboard import wide_console
+from expt.runs.view.progress import duration, elapsed
+from expt.runs.worker_error import in_one_line
+
+COST_NOTHING = {"seed", "epochs", "max_steps", "lr_scaling", "base_batch_size", "objective", "label_smoothing"}
+COST_NOTHING |= {"optimizer.lr", "optimizer.weight_decay", "dataset.fold", "gradient_clip", "gradient_clip_value"}
+"""Keys whose values change neither a step's time nor its memory."""
+COST_NOTHING_BELOW = ("scheduler.", "init.", "early_stop.")
+
+
+def preflight(jobs: Sequence[Job], machine: Machine, options: Options) -> None:
+    """Try out a run of each kind among those that are not complete, and print what they take.
+
+    Raises RunFailed where some can't run, and Interrupted on Ctrl-C; nothing is written.
+    """
+    left = [job for job in jobs if job.request is not None and job.status != COMPLETED]
+    kinds: dict[str, list[Job]] = {}
+    for job in left:
+        kinds.setdefault(_kind(request_of(job).config), []).append(job)
+    try:
+        requests = [request_of(alike[0]) for alike in kinds.values()]
+        tried = dict(zip(kinds, try_out(requests, machine, options, Console(stderr=True)), strict=True))
+    except KeyboardInterrupt:
+        raise Interrupted(INTERRUPTED_UNWRITTEN) from None
+    errors = [found.error for found in tried.values() if found.error]
+    if len(jobs) == 1 and errors:
+        raise errors[0]
+    console = wide_console()
+    if rows := [(kinds[kind], found) for kind, found in tried.items() if not found.error]:
+        console.print(_table(rows, of_sweep=len(jobs) > 1))
+    able = [(request_of(job).config, found) for kind, found in tried.items() if not found.error for job in kinds[kind]]
+    _tell_total(console, [(config, found.seconds(config)) for config, found in able], machine, options)
+    refused = {job: str(job.error) for job in jobs if job.error}
+    refused |= {job: str(found.error) for kind, found in tried.items() if found.error for job in kinds[kind]}
+    for job, why in refused.items():
+        say(console, f"cannot run   {job.name}: {in_one_line(why, with_log=False)}")
+    if refused:
+        raise RunFailed(f"{len(refused)} of {len(jobs)} runs cannot run as they are")
+
+
+def _kind(config: RunConfig) -> str:
+    """Equal for runs that cost the same."""
+    free = [key for key in flat(shown(config)) if key in COST_NOTHING or key.startswith(COST_NOTHING_BELOW)]
+    return f"{identity(config, but=free)} {config.threads}"
+
+
+def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("runs like", "runs", "each needs", "memory of a worker", "a step", "an evaluation", "a run"):
+        table.add_column(column, justify="left" if column == "runs like" else "right")
+    for alike, tried in rows:
+        config, found = request_of(alike[0]).config, tried.record["metrics"]
+        needs = f"{config.num_gpus} GPU" if config.num_gpus else f"{config.world_size * config.threads} cores"
+        memory = _mib(found["memory/worker_mib"])
+        if "memory/gpu_mib" in found:
+            memory = f"{_mib(found['memory/gpu_mib'])} of the GPU, {memory}"
+        lengths = sorted(tried.seconds(request_of(job).config) for job in alike)
+        a_run = " to ".join(dict.fromkeys(_long(length) for length in (lengths[0], lengths[-1])))
+        step, evaluation = _short(found["step_s"]), _short(found["eval_s"])
+        name = alike[0].name if of_sweep else f"{config.model.name} on {config.dataset.name}"
+        table.add_row(*cells(name, len(alike), needs, memory, step, evaluation, a_run))
+    return table
+
+
+def _tell_total(
+    console: Console, lengths: Sequence[tuple[RunConfig, float]], machine: Machine, options: Options
+) -> None:
+    if not lengths:
+        return
+    total = together_s(lengths, machine, options)
+    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + total))
+    what = "1 run takes" if len(lengths) == 1 else f"{len(lengths)} runs take"
+    where = f"{len(machine.gpus)} GPUs" if lengths[0][0].num_gpus else f"{machine.cpus} cores"
+    early = ", or less where early_stop ends some" if any(config.early_stop for config, _ in lengths) else ""
+    say(console, f"{what} about {_long(total)} on {where}{early}: until {end}, if it begins now")
+
+
+def _long(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 60 else duration(seconds)
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else elapsed(seconds)
+
+
+def _mib(mib: float) -> str:
+    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
