@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 TIMEOUT_S = 100
 # torchrun and schedulers set these; a test session inside one must not look like a worker.
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-OF_TESTS = ("PYTEST_CURRENT_TEST", warm.ADDRESS)
+OF_TESTS = ("PYTEST_CURRENT_TEST", warm.FOLDER)
 
 # A machine that is busy is no failure.
 settings.register_profile("expt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") != "gpu":  # before torch is imported: it looks once
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to the other tests
     os.environ["XDG_RUNTIME_DIR"] = runtime = tempfile.mkdtemp()
     config.add_cleanup(lambda: shutil.rmtree(runtime, ignore_errors=True))
     if config.getoption("numprocesses") and not config.getoption("collectonly"):
@@ -67,6 +69,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("faults")
         if item.get_closest_marker("slow") and not config.getoption("slow"):
             item.add_marker(pytest.mark.skip(reason="slow; pytest --slow runs it"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported by now is no garbage, to be looked through again and again
 
 
 def environment(**extra: str) -> dict[str, str]:

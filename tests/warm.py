@@ -7,6 +7,8 @@ streams, whose forkserver and workers are its descendants. Only the two interpre
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import importlib
 import itertools
 import json
@@ -21,17 +23,19 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from expt.launch import forkserver
 from expt.launch.warm_server import close_all_but
 
-ADDRESS = "EXPT_TEST_TEMPLATE"
-"""The variable that says where the process listens that commands are forked from."""
-PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live", "timm", "torchmetrics")
+FOLDER = "EXPT_TEST_TEMPLATES"
+"""The variable that says where the processes listen that commands are forked from."""
+PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live")
+LIBRARIES = ("timm", "torchmetrics")
+"""What few commands need, which are forked from a process of their own: these add half to what a fork copies."""
 
 
 class Command:
@@ -43,7 +47,7 @@ class Command:
         self._streams = [os.memfd_create(name) for name in ("stdout", "stderr")]
         self._told, told = socket.socketpair()
         with told:
-            _ask(told.fileno(), *self._streams)
+            _ask(any(forkserver.libraries_in(arguments)), told.fileno(), *self._streams)
         request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": dict(env)}).encode()
         self._told.sendall(len(request).to_bytes(8, "big") + request)
         self.pid = self._number()
@@ -83,13 +87,13 @@ class Command:
 
 def start_template() -> None:
     """Start the process that commands are forked from, for all that this process starts; it ends with it."""
-    folder = tempfile.mkdtemp()
-    os.environ[ADDRESS] = f"{folder}/socket"
+    os.environ[FOLDER] = folder = tempfile.mkdtemp()
     ends, alive = os.pipe()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.environ[ADDRESS])
-        listener.listen(64)  # who asks before the imports are made waits
-        passed = (listener.fileno(), ends)
+    with socket.socket(socket.AF_UNIX) as plain, socket.socket(socket.AF_UNIX) as with_libraries:
+        for listener, name in (plain, "plain"), (with_libraries, "libraries"):
+            listener.bind(f"{folder}/{name}")
+            listener.listen(64)  # who asks before the imports are made waits
+        passed = (plain.fileno(), with_libraries.fileno(), ends)
         command = [sys.executable, "-m", "tests.warm", *map(str, passed)]
         root = Path(__file__).parents[1]
         template = subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL, pass_fds=passed)
@@ -99,33 +103,58 @@ def start_template() -> None:
     atexit.register(os.close, alive)  # earlier: it asks for the end
 
 
-def _ask(*descriptors: int) -> None:
-    """Send the template what a command talks through."""
-    if ADDRESS not in os.environ:
+def _ask(libraries: bool, *descriptors: int) -> None:
+    """Send the template, or the one with libraries, what a command talks through."""
+    if FOLDER not in os.environ:
         start_template()
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect(os.environ[ADDRESS])
+        line.connect(f"{os.environ[FOLDER]}/{'libraries' if libraries else 'plain'}")
         socket.send_fds(line, [b"?"], descriptors)
 
 
-def _serve(listener: socket.socket, ends: int) -> None:
-    """Become each command that is asked for, in a child; returns in the children alone, and at the end."""
-    packages = map(_modules, ("expt", "hydra._internal.core_plugins", "hydra_plugins"))
-    for module in (*PRELOADED, *itertools.chain(*packages)):
+def _import(modules: Iterable[str]) -> None:
+    gc.disable()
+    for module in modules:
         importlib.import_module(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that attend
-    while ends not in select.select([listener.fileno(), ends], [], [])[0]:
-        line, _ = listener.accept()
-        with line:
-            _, descriptors, *_ = socket.recv_fds(line, 1, 3)
-        if os.fork() == 0:
-            listener.close()
-            os.close(ends)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _attend(*descriptors)
-            return
-        for descriptor in descriptors:
-            os.close(descriptor)
+    gc.freeze()  # or each command would look for garbage among all that, and have its memory copied
+    gc.enable()
+
+
+def _serve(plain: int, with_libraries: int, ends: int) -> None:
+    """Become each command that is asked for, in a child; who asks there for the libraries gets a template with them."""
+    packages = map(_modules, ("expt", "hydra._internal.core_plugins", "hydra_plugins"))
+    _import((*PRELOADED, *itertools.chain(*packages)))
+    listeners, under_way = [plain, with_libraries], dict[int, tuple[int, int]]()
+    while ends not in (ready := select.select([*listeners, ends, *under_way], [], [])[0]):
+        for ended in {*ready} & {*under_way}:
+            _tell_end(ended, *under_way.pop(ended))
+        if plain in ready:
+            _fork_command(plain, under_way)
+        elif with_libraries in ready:
+            listeners.remove(with_libraries)
+            if os.fork() == 0:
+                _import(LIBRARIES)
+                listeners, plain, under_way = [with_libraries], with_libraries, {}
+
+
+def _fork_command(listener: int, under_way: dict[int, tuple[int, int]]) -> None:
+    """Become the command, in a child; note its handle, with its pid and whom to tell."""
+    with socket.socket(fileno=os.dup(listener)) as asked, asked.accept()[0] as line:
+        _, (told, *streams), *_ = socket.recv_fds(line, 1, 3)
+    if (pid := os.fork()) == 0:
+        close_all_but((told, *streams))
+        _become(told, streams)
+    for stream in streams:
+        os.close(stream)
+    under_way[os.pidfd_open(pid)] = pid, told
+
+
+def _tell_end(handle: int, pid: int, told: int) -> None:
+    """Tell who has asked for the command, if it is still there, how that has ended."""
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(handle)
+    with socket.socket(fileno=told) as teller, contextlib.suppress(OSError):
+        teller.sendall(code.to_bytes(8, "big", signed=True))
 
 
 def _modules(package: str) -> list[str]:
@@ -134,23 +163,19 @@ def _modules(package: str) -> list[str]:
     return [module.name for module in found if not module.name.endswith("__main__")]
 
 
-def _attend(told: int, out: int, err: int) -> None:
-    """Fork again: the child is the command, its parent tells how it ends."""
-    with socket.socket(fileno=told) as teller, teller.makefile("rb") as asked:
-        request = json.loads(asked.read(int.from_bytes(asked.read(8), "big")))
-        if pid := os.fork():
-            teller.sendall(pid.to_bytes(8, "big", signed=True))
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            teller.sendall(code.to_bytes(8, "big", signed=True))
-            os._exit(0)
+def _become(told: int, streams: Sequence[int]) -> NoReturn:
+    """Be the command that is asked for there."""
     os.setsid()
-    for number, stream in enumerate((out, err), 1):
+    with socket.socket(fileno=told) as teller, teller.makefile("rb") as asked:
+        teller.sendall(os.getpid().to_bytes(8, "big", signed=True))
+        request = json.loads(asked.read(int.from_bytes(asked.read(8), "big")))
+    for number, stream in enumerate(streams, 1):
         os.dup2(stream, number)
         os.close(stream)
-    _become(**request)
+    _run(**request)
 
 
-def _become(arguments: list[str], cwd: str, env: dict[str, str]) -> None:
+def _run(arguments: list[str], cwd: str, env: dict[str, str]) -> NoReturn:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
@@ -190,4 +215,4 @@ def _fork_forkserver(path: Any, command: Sequence[Any], fds: Sequence[int]) -> i
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    _serve(*map(int, sys.argv[1:]))
