@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from hydra import initialize_config_dir
@@ -11,7 +13,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig
 
+from expt.command import hydra_adapter
 from expt.command.conf_files import conf_dir
+from expt.command.hydra_words import parsed_once
 from expt.command.overrides import register_resolvers
 from expt.command.point_composer import PointComposer
 from expt.config.parse import plain
@@ -23,10 +27,17 @@ def composed(*overrides: str) -> dict[str, Any]:
     return plain(composer.compose(master, overrides))
 
 
+@contextlib.contextmanager
+def hydra_at_hand() -> Iterator[None]:
+    """While entered, Hydra composes from the YAML that expt ships, as in a command, and reads each file once."""
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"), hydra_adapter._read_once(), parsed_once():
+        yield
+
+
 @functools.cache
 def _composer() -> tuple[PointComposer, DictConfig]:
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with hydra_at_hand():
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         master = hydra.compose_config("config", [], run_mode=RunMode.RUN, with_log_configuration=False)

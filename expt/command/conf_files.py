@@ -7,6 +7,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from expt.command.libyaml import parsed_by_libyaml
+
 
 def conf_dir() -> Path:
     """The YAML that expt ships: inside the package in a wheel, beside it in a checkout."""
@@ -36,7 +38,8 @@ def keys() -> Iterator[str]:
 
 
 def _flat(path: Path, prefix: str) -> Iterator[str]:
-    content = OmegaConf.load(path)
+    with parsed_by_libyaml():
+        content = OmegaConf.load(path)
     assert isinstance(content, DictConfig)
     for key in content:
         if key in ("defaults", "hydra") or (prefix and key == "name"):

@@ -26,6 +26,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from expt.command.completion import completed
 from expt.command.conf_files import conf_dir
 from expt.command.hydra_words import changed, parsed_once, replaced
+from expt.command.libyaml import parsed_by_libyaml
 from expt.errors import warn
 
 
@@ -159,7 +160,8 @@ def _read_once() -> Iterator[None]:
         key = (self.path, config_path)
         if key in read:
             return cast(ConfigResult, pickle.loads(read[key]))
-        found = real(self, config_path)
+        with parsed_by_libyaml():
+            found = real(self, config_path)
         read[key] = pickle.dumps(found, pickle.HIGHEST_PROTOCOL)  # whoever asks takes parts out of it
         return found
 

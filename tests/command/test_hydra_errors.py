@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.errors import HydraException
 
 import expt
 from expt.command import command_line
-from expt.command.conf_files import conf_dir
 from expt.command.hydra_errors import as_config_error
-from expt.command.overrides import register_resolvers
 from expt.command.words import WORDS
 from expt.errors import ConfigError
 from expt.launch import forkserver
@@ -93,11 +91,7 @@ def test_a_mistake_on_the_command_line(
 
 @pytest.mark.parametrize("override", COMPOSING)
 def test_what_hydra_raises_is_put_in_words(override: str) -> None:
-    register_resolvers()
-    with (
-        initialize_config_dir(str(conf_dir()), version_base="1.3"),
-        pytest.raises(HydraException) as caught,
-    ):
+    with hydra_at_hand(), pytest.raises(HydraException) as caught:
         compose("config", overrides=[override])
     assert str(as_config_error(caught.value, [override])) == COMPOSING[override]
 

@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobStatus
 from hydra.types import HydraContext, RunMode
 
 from expt.command import sweep_points
-from expt.command.conf_files import conf_dir
-from expt.command.overrides import register_resolvers
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_points import ComposedRun, Grid
 from expt.config.identity import identity, shown
@@ -25,6 +22,7 @@ from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, Made, create_result, update_result
 from expt.runs.sweep_index import results_of_sweep
+from tests.composing import hydra_at_hand
 
 HERE = Machine(gpus=(), cpus=2)
 Composed = Callable[..., list[ComposedRun]]
@@ -33,8 +31,7 @@ Composed = Callable[..., list[ComposedRun]]
 @pytest.fixture
 def composed(tmp_path: Path) -> Iterator[Composed]:
     """`composed([["seed=0"], ["seed=1"]], "seed=0,1")`: what a new Grid makes of the points of a command."""
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with hydra_at_hand():
         loader = GlobalHydra.instance().config_loader()
 
         def compose(points: Sequence[Sequence[str]], *words: str, first: int = 0) -> list[ComposedRun]:

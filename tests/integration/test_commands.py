@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import shlex
@@ -10,16 +11,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from expt.command import report
 from expt.command.arguments import options_first, readable, refuse_unnamed
-from expt.command.conf_files import conf_dir, keys
+from expt.command.conf_files import keys
 from expt.command.help import EXAMPLES
-from expt.command.overrides import register_resolvers
 from expt.command.words import WORDS
 from scripts.documents.pages import Command, File, steps
+from tests.composing import hydra_at_hand
 from tests.conftest import run
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,12 @@ def check(words: Sequence[str]) -> None:
         if "=" in word and "..." not in word and word[0] != "-" and word != "KEY=VALUE"
     ]
     for setting in compositions(settings):
-        compose("config", overrides=setting)
+        can_be_composed(tuple(setting))
+
+
+@functools.cache
+def can_be_composed(settings: tuple[str, ...]) -> None:
+    compose("config", overrides=[*settings])
 
 
 def compositions(settings: Iterable[str]) -> list[list[str]]:
@@ -80,8 +86,7 @@ def compositions(settings: Iterable[str]) -> list[list[str]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def composing() -> Iterable[None]:
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with hydra_at_hand():
         yield
 
 
@@ -106,7 +111,8 @@ def test_what_the_documents_say_can_be_pasted() -> None:
     written = {document: written_in(document) for document in DOCUMENTS}
     assert len(written[ROOT / "README.md"]) > 5
     assert sum(map(len, written.values())) > 100
-    for words in through_bash([command.partition(" | ")[0] for commands in written.values() for command in commands]):
+    typed = dict.fromkeys(command.partition(" | ")[0] for commands in written.values() for command in commands)
+    for words in through_bash([*typed]):
         check(words)
 
 

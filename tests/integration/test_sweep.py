@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
@@ -19,11 +19,11 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # typ
 
 import expt
 from expt.command.conf_files import conf_dir
-from expt.command.overrides import register_resolvers
 from expt.command.rerun import NOT_REPEATED
 from expt.config.parse import parse, plain
 from expt.errors import ConfigError
 from expt.machine import Machine
+from tests.composing import hydra_at_hand
 from tests.conftest import ended, run, start, start_cold
 
 SMALL = ("epochs=1", "dataset.train_limit=320")
@@ -199,8 +199,7 @@ def test_a_named_grid_needs_no_option(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((conf_dir() / "sweep").glob("*.yaml")), ids=lambda path: path.stem)
 def test_each_grid_that_is_shipped_can_run(path: Path) -> None:
     assert path.read_text().splitlines()[1] == f"# python -m expt sweep={path.stem}"
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with hydra_at_hand():
         hydra = compose("config", [f"sweep={path.stem}"], return_hydra_config=True).hydra
         assert hydra.mode == RunMode.MULTIRUN
         params = [f"{key}={value}" for key, value in hydra.sweeper.params.items()]
