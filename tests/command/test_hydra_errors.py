@@ -14,6 +14,7 @@ from expt.command.hydra_errors import as_config_error
 from expt.command.words import WORDS
 from expt.errors import ConfigError
 from expt.launch import forkserver
+from tests.composing import hydra_at_hand
 
 MISTAKES = {
     "modle=mlp": "modle=mlp: there is no key 'modle'. Did you mean 'model'?",

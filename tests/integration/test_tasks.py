@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from expt.data import indexing
-from tests.conftest import RunFolder, run, start
-from tests.faults.running import wait_until
+from expt.worker import fault
+from tests.conftest import RunFolder, run
 from tests.training.plain import descend
 
 OWN = """
@@ -118,16 +118,13 @@ def test_a_loss_by_weights_is_that_of_the_global_batch(
 
 
 def test_it_resumes_to_the_same_bits(own: Path) -> None:
-    words = (*WORDS, "world_size=2", "epochs=40", "checkpoint.every_steps=1")
+    words = (*WORDS, "world_size=2", "epochs=6", "checkpoint.every_steps=1")
     assert run(*words, cwd=own).returncode == 0
     (own / "run").rename(own / "whole")
-    process, metrics = start(*words, cwd=own), own / "run" / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 60, process)
-    process.kill()
-    process.communicate()
+    assert run(*words, cwd=own, **{fault.VARIABLE: "1:8:kill"}).returncode == 1
     again = run(*words, "resume=auto", cwd=own)
     assert again.returncode == 0, again.stderr
-    assert RunFolder(own / "run").result["resumed_from"]["step"] > 0
+    assert 0 < RunFolder(own / "run").result["resumed_from"]["step"] < 8
     assert RunFolder(own / "run").points == RunFolder(own / "whole").points
 
 
