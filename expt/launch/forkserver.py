@@ -21,6 +21,7 @@ WORKER_MODULES = ("expt.launch.preload",)
 SWEEP_MODULES = (
     *("torch.utils.tensorboard", "tensorboard.plugins.hparams.metadata"),
     *("numpy.random", "torch.utils.serialization.config"),
+    *("PIL.ImageDraw", *(f"PIL.{name}ImagePlugin" for name in ("Bmp", "Gif", "Jpeg", "Ppm", "Png"))),
 )
 """More to import before the first run, where many runs share the forkserver."""
 _LIBRARIES = ("timm", "torchmetrics", "torchvision")

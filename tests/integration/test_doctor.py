@@ -95,6 +95,7 @@ def read_until(terminal: int, there: Callable[[str], bool]) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_the_tab_key_completes_keys_values_and_commands_in_bash(tmp_path: Path) -> None:
     script = Path(sys.executable).with_name("expt")
     if not script.exists() or not shutil.which("bash"):

@@ -281,6 +281,7 @@ def test_one_that_hangs_or_was_killed_costs_little(tmp_path: Path) -> None:
     assert not [*own.folder.glob("*.socket")]
 
 
+@pytest.mark.slow
 def test_it_ends_when_it_was_not_used_and_not_while_it_is(tmp_path: Path) -> None:
     own = Warm(tmp_path / "runtime")
     own.command("--for", "2h")
@@ -320,6 +321,7 @@ def test_ctrl_c_saves_and_ends_its_workers(server: Warm, tmp_path: Path) -> None
     wait_until(lambda: not alive(workers))
 
 
+@pytest.mark.slow
 def test_a_killed_driver_leaves_no_worker(server: Warm, tmp_path: Path) -> None:
     process, workers = server.training(tmp_path)
     process.kill()
@@ -328,6 +330,7 @@ def test_a_killed_driver_leaves_no_worker(server: Warm, tmp_path: Path) -> None:
     assert server.pid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["worker", "forkserver"])
 def test_a_killed_process_fails_the_run_in_words(server: Warm, tmp_path: Path, who: str) -> None:
     process, workers = server.training(tmp_path)
