@@ -18,10 +18,7 @@ from expt import signals
 from expt.launch import warm as warm_server
 
 WORKER_MODULES = ("expt.launch.preload",)
-SWEEP_MODULES = (
-    *("torch.utils.tensorboard", "tensorboard.plugins.hparams.metadata"),
-    *("numpy.random", "torch.utils.serialization.config"),
-)
+SWEEP_MODULES = ("expt.launch.preload_sweep",)
 """More to import before the first run, where many runs share the forkserver."""
 _LIBRARIES = ("timm", "torchmetrics", "torchvision")
 

@@ -16,7 +16,8 @@ from expt.command import sweep_points
 from expt.command.conf_files import conf_dir
 from expt.command.overrides import register_resolvers
 from expt.command.point_composer import PointComposer
-from expt.command.sweep_points import ComposedRun, Grid
+from expt.command.sweep_points import Grid
+from expt.command.sweep_run import ComposedRun
 from expt.config.identity import identity, shown
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, RunFailed
