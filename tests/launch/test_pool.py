@@ -16,7 +16,7 @@ import pytest
 
 from expt import signals
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost
-from expt.launch import pool
+from expt.launch import pool, workers
 from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import LOCKED_ELSEWHERE_S, SPARE_DESCRIPTORS, Pool
@@ -181,7 +181,12 @@ def test_workers_wait_for_the_next_run_while_one_is_under_way_and_for_no_other(
     spares, told = FakeSpares(), list[str]()
     monkeypatch.setattr(pool, "Spares", lambda: spares)
     given = set[object]()
-    monkeypatch.setattr(pool.workers, "start", lambda attempt, spares: given.add(spares) or world.start(attempt))
+
+    def start(attempt: Attempt, spares: object) -> FakeWorkers:
+        given.add(spares)
+        return world.start(attempt)
+
+    monkeypatch.setattr(workers, "start", start)
     monkeypatch.setattr(Told, "job_next", lambda _, job: told.append(job.name))
     world.plans = {"a": [{"looks": 3}], "b": [{"looks": 3}]}
     if how != "completed":
