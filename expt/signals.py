@@ -146,5 +146,10 @@ def die_with_the_driver() -> None:
         os._exit(143)
 
     threading.Thread(target=watch, name="watch-driver", daemon=True).start()
-    if sys.platform == "linux":  # its parent is the forkserver
+    die_with_the_parent()
+
+
+def die_with_the_parent() -> None:
+    """End this process when its parent is gone, for workers the forkserver."""
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

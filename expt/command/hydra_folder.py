@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -39,12 +40,22 @@ def leave_no_trace(run_paths: RunPaths) -> None:
 
 def save(run_paths: RunPaths, settings: object, words: Sequence[str], hydra: object = None) -> None:
     """Write what Hydra writes for a single run; its own settings stay what they were where none are given."""
-    run_paths.hydra.mkdir(parents=True, exist_ok=True)
+    write(run_paths, files(run_paths, settings, words, hydra))
+
+
+def files(run_paths: RunPaths, settings: object, words: Sequence[str], hydra: object = None) -> dict[Path, str]:
+    """What `save` writes."""
     written = {run_paths.hydra / SETTINGS: settings, run_paths.overrides: OmegaConf.create(list(words))}
     if hydra is not None:
         written[run_paths.hydra_settings] = hydra
-    for path, config in written.items():
-        path.write_text(as_yaml(config), encoding="utf-8")
+    return {path: as_yaml(config) for path, config in written.items()}
+
+
+def write(run_paths: RunPaths, texts: Mapping[Path, str]) -> None:
+    """Write the `files`."""
+    run_paths.hydra.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
 
 
 def as_yaml(config: object) -> str:

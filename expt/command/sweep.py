@@ -20,7 +20,8 @@ from expt.command.point_composer import PointComposer
 from expt.command.preflight import preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
-from expt.command.sweep_points import ComposedRun, Grid
+from expt.command.sweep_points import Grid
+from expt.command.sweep_run import ComposedRun
 from expt.command.sweep_values import refuse_wrong_values
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, Interrupted
 from expt.launch import forkserver

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from expt.command.sweep_points import ComposedRun
+from expt.command.sweep_run import ComposedRun
 from expt.config.identity import identity
 from expt.config.tasks import chosen_metric
 from expt.errors import ExptError, printable

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from hydra.core.utils import env_override
 from hydra.types import HydraContext, TaskFunction
 
+from expt.command import hydra_folder
 from expt.command.hydra_adapter import is_heard, use_config
-from expt.command.hydra_folder import save
 from expt.command.sweep_display import SweepDisplay
-from expt.command.sweep_points import ComposedRun
+from expt.command.sweep_run import ComposedRun
 from expt.config.identity import hyperparameters, shown
 from expt.errors import ExptError, FolderInUse, warn
 from expt.launch.job import Job, Observer, request_of
@@ -38,11 +38,14 @@ class SweepObserver(Observer):
         """Say so in the terminal."""
         self._display.waiting(job, devices)
 
+    def job_next(self, job: Job) -> None:
+        """Make what is to be in the run's folder, 10 ms before anybody waits for it."""
+        _ = self._runs[job][0].hydra_files
+
     def job_starting(self, job: Job) -> None:
         """Make the run's folder Hydra's, and tell Hydra's callbacks."""
         run = self._runs[job][0]
-        returned = run.prepare_return()
-        save(run.job.paths, returned.cfg, returned.overrides or (), returned.hydra_cfg)
+        hydra_folder.write(run.job.paths, run.hydra_files)
         self._display.starting(job)
         if job.retries or not self._is_heard:
             return  # for Hydra, the attempts of a run are one job

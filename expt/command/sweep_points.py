@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import JobReturn, JobStatus, filter_overrides
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from hydra.core.utils import filter_overrides
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.hydra_adapter import fail, parted, use_config
+from expt.command.hydra_adapter import use_config
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import about_run, folder_names, swept_keys
 from expt.command.own_class import folded
 from expt.command.point_composer import PointComposer
+from expt.command.sweep_run import ComposedRun, numbered, set_folder
 from expt.command.sweep_shorter import ShorterRuns
 from expt.config import main_code, user_code
 from expt.config.auto import fill_auto_of_a_sweep
@@ -30,7 +31,7 @@ from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, Objective, Record, objective_of, read_result
+from expt.runs.result import COMPLETED, DAMAGED, Objective, Record, read_result
 from expt.runs.sweep_index import results_of_sweep
 
 ASKED, OF_SETTINGS = "asked:", "settings:"
@@ -38,56 +39,6 @@ ASKED, OF_SETTINGS = "asked:", "settings:"
 
 AHEAD = 50
 """Points that are composed before the first of them starts, where none has been found in a folder that has runs."""
-
-
-class ComposedRun:
-    """One point of the grid: the job that the pool runs, and for that time Hydra's configuration of it.
-
-    The whole configuration takes 300 kB, and most points of a large grid wait, or have ended.
-    """
-
-    def __init__(self, number: int, overrides: Sequence[str], job: Job, compose: Callable[[], DictConfig]) -> None:
-        self.number, self.overrides, self.job = number, list(overrides), job
-        self._compose = compose
-        self.returned = JobReturn(overrides=self.overrides, working_dir=str(Path.cwd()))
-
-    @functools.cached_property
-    def hydra_config(self) -> DictConfig:
-        """Hydra's configuration of it, composed when it is first asked for."""
-        composed = _numbered(self._compose(), self.number)
-        _set_folder(composed, self.job.paths)
-        return composed
-
-    @property
-    def about(self) -> Record:
-        """What the run is called, and how it was asked for."""
-        return about_run(self.job.name, self.overrides)
-
-    def prepare_return(self) -> JobReturn:
-        """What Hydra's callbacks get to know, but for what the run has come to."""
-        if self.returned.cfg is None:
-            composed = self.hydra_config
-            self.returned.cfg, self.returned.hydra_cfg = parted(composed)
-            self.returned.task_name = composed.hydra.job.name
-        return self.returned
-
-    def finish(self) -> JobReturn:
-        """What Hydra's sweepers and callbacks get to know."""
-        job, returned = self.job, self.returned
-        if returned.status != JobStatus.UNKNOWN:
-            return returned
-        if job.status == COMPLETED:
-            returned.status = JobStatus.COMPLETED
-            known: Record = {"objective": job.objective} if job.objective else read_result(job.paths)
-            returned.return_value = objective_of(known)
-        else:
-            returned = self.returned = fail(returned, job.error or ExptError("was not started"))
-        return returned
-
-    def forget(self) -> None:
-        """Keep what sweepers ask for alone, since callbacks know of the end now."""
-        self.__dict__.pop("hydra_config", None)
-        self.returned.cfg = self.returned.hydra_cfg = None
 
 
 class Grid:
@@ -131,7 +82,7 @@ class Grid:
         for number, (point, overrides, name) in enumerate(zip(points, asked, names, strict=True), first_number):
             settings, composed = composer.settings(master, point), None
             if settings is None:
-                composed = _numbered(composer.compose(master, point), number)
+                composed = numbered(composer.compose(master, point), number)
             job = self._job(settings, composed, overrides, name)
             compose = functools.partial(composer.compose, master, point)
             run = ComposedRun(number, overrides, job, compose)
@@ -280,21 +231,9 @@ def _swept_keys(master: DictConfig) -> list[str]:
     return swept_keys([*(f"{key}={value}" for key, value in params.items()), *master.hydra.overrides.task])
 
 
-def _numbered(composed: DictConfig, number: int) -> DictConfig:
-    with open_dict(composed):
-        composed.hydra.job.id = composed.hydra.job.num = number
-    return composed
-
-
-def _set_folder(composed: DictConfig, paths: RunPaths) -> None:
-    with read_write(composed.hydra), open_dict(composed.hydra):
-        composed.hydra.runtime.output_dir = str(paths.folder.absolute())
-        composed.hydra.sweep.subdir = paths.folder.name
-
-
 def _env(composed: DictConfig, paths: RunPaths) -> dict[str, str]:
     """What the run's workers find in their environment, by `hydra.job.env_set`."""
-    _set_folder(composed, paths)
+    set_folder(composed, paths)
     if composed.hydra.job.env_set:
         use_config(composed)  # an interpolation there may ask for it
     return {str(key): str(value) for key, value in composed.hydra.job.env_set.items()}

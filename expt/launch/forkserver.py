@@ -18,11 +18,7 @@ from expt import signals
 from expt.launch import warm as warm_server
 
 WORKER_MODULES = ("expt.launch.preload",)
-SWEEP_MODULES = (
-    *("torch.utils.tensorboard", "tensorboard.plugins.hparams.metadata"),
-    *("numpy.random", "torch.utils.serialization.config"),
-    *("PIL.ImageDraw", *(f"PIL.{name}ImagePlugin" for name in ("Bmp", "Gif", "Jpeg", "Ppm", "Png"))),
-)
+SWEEP_MODULES = ("expt.launch.preload_sweep",)
 """More to import before the first run, where many runs share the forkserver."""
 _LIBRARIES = ("timm", "torchmetrics", "torchvision")
 

@@ -65,6 +65,9 @@ class Observer:
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """It is the job's turn, but another command holds `devices`; told once of each job."""
 
+    def job_next(self, job: Job) -> None:
+        """The job is likely to be the next to start; told many times. What that takes may be prepared, in memory."""
+
     def job_starting(self, job: Job) -> None:
         """The job's workers are about to start, maybe once more."""
 

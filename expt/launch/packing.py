@@ -65,6 +65,11 @@ class Packing:
         return not self._waiting
 
     @property
+    def next(self) -> int | None:
+        """The run that most likely starts next."""
+        return self._waiting[0].run if self._waiting else None
+
+    @property
     def waiting(self) -> list[int]:
         """The runs that have not started, in the order in which they may."""
         return [demand.run for demand in self._waiting]

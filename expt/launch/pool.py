@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
@@ -15,6 +16,7 @@ from expt.launch import workers
 from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import QUEUED, Job, Observer, Options, request_of, workers_of
 from expt.launch.packing import Packing, demand_of
+from expt.launch.spares import Spares
 from expt.launch.workers import Live
 from expt.machine import Machine, free_descriptors, gpu_uuid
 from expt.runs.attempt import Attempt, record_end
@@ -38,11 +40,13 @@ class Pool:
         options: Options,
         observer: Observer,
         *,
-        start: Callable[[Attempt], Live] = workers.start,
+        start: Callable[[Attempt], Live] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine, self._options, self._observer = machine, options, observer
-        self._start_workers, self._clock = start, clock
+        self._spares = Spares() if start is None else None
+        self._start_workers = start or functools.partial(workers.start, spares=self._spares)
+        self._clock = clock
         cores = [f"cpu{index}" for index in range(machine.cpus)]
         self._gpus = Packing(machine.gpus, share=options.runs_per_gpu, max_concurrent=options.max_concurrent)
         self._cores = Packing(cores, max_concurrent=options.max_concurrent)
@@ -62,7 +66,11 @@ class Pool:
         A job's failure is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded.
         """
         with signals.Heeded():
-            self._run(source)
+            try:
+                self._run(source)
+            finally:
+                if self._spares:
+                    self._spares.close()
 
     def _run(self, source: Iterator[Job]) -> None:
         more, left = True, False
@@ -77,6 +85,7 @@ class Pool:
                 self._start_ready()
                 self._poll()
                 self._observer.tick(list(self._active.values()))
+                self._make_ready()
                 if not more:
                     wait([ended for job in self._active.values() for ended in workers_of(job).sentinels], POLL_S)
             if self._asked_at is not None and (left or any(j.status != COMPLETED for j in self._jobs.values())):
@@ -146,6 +155,17 @@ class Pool:
                     continue
                 self._start(number, devices if packing is self._gpus else ())
             packing.release_unavailable(self._clock())
+
+    def _make_ready(self) -> None:
+        """Beside the runs that train, do for the next ones what takes a moment, and leaves no trace."""
+        if not self._active or self._asked_at is not None:
+            return
+        for packing in (self._gpus, self._cores):
+            if (number := packing.next) is not None:
+                job = self._jobs[number]
+                self._observer.job_next(job)
+                if self._spares and packing is self._cores:
+                    self._spares.keep(request_of(job).config.world_size)
 
     def _is_full(self) -> bool:
         """Whether to wait for the end of a run, since this process may open no further files and pipes."""

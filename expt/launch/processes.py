@@ -16,7 +16,7 @@ from multiprocessing import reduction
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from expt import machine
 from expt.errors import RunFailed
@@ -41,7 +41,12 @@ class Kept(NamedTuple):
 
 
 def _received(sent: Any) -> Kept:
-    open_here = [descriptor := sent.detach()]
+    return keep_open(sent.detach())
+
+
+def keep_open(descriptor: int) -> Kept:
+    """Have this process alone keep it, and not those that it forks."""
+    open_here = [descriptor]
 
     def close() -> None:
         while open_here:  # a child's children find it closed
@@ -51,31 +56,70 @@ def _received(sent: Any) -> Kept:
     return Kept(descriptor)
 
 
-def start(
-    function: str,
-    arguments: Sequence[Any],
-    *,
-    env: Mapping[str, str],
-    stdout: Path,
-    stderr: Path,
-    kept: Sequence[Kept] = (),
-) -> BaseProcess:
-    """Call `function`, named as `package.module:name`, in a new process, and return at once.
+class Work(NamedTuple):
+    """What a process is to do: call `function`, named as `package.module:name`, and print to files."""
+
+    function: str
+    arguments: Sequence[Any]
+    env: Mapping[str, str]
+    """Added to its environment."""
+    stdout: Path
+    stderr: Path
+    kept: Sequence[Kept] = ()
+    umask: int | None = None
+    """None for this process's."""
+
+    def here(self) -> Work:
+        """The same, with what the forkserver may have otherwise."""
+        return self._replace(env=dict(self.env), umask=machine.umask() if self.umask is None else self.umask)
+
+
+class Process(Protocol):
+    """One that does some work, as multiprocessing has it."""
+
+    @property
+    def pid(self) -> int | None:
+        """None before it has begun."""
+
+    @property
+    def sentinel(self) -> int:
+        """Ready once it is gone."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it is at work."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def join(self) -> None:
+        """Return when it is gone."""
+
+    def close(self) -> None:
+        """Give back what is held of it."""
+
+
+def start(work: Work) -> BaseProcess:
+    """Have a new process do this, and return at once. Raises as `fork` does."""
+    return fork(do, (work.here(),))
+
+
+def fork(target: Callable[..., None], arguments: Sequence[Any]) -> BaseProcess:
+    """A new process that calls `target`.
 
     Raises RunFailed where the process that it would be forked from is killed again and again.
     """
     context = multiprocessing.get_context("forkserver")
-    umask = machine.umask()  # the forkserver may have another
     for _ in range(TRIES):
         forkserver.ensure_running()
-        process = context.Process(target=_work, args=(function, arguments, dict(env), stdout, stderr, umask, kept))
+        process = context.Process(target=target, args=arguments)
         with contextlib.suppress(EOFError, ConnectionError), without_main():  # it was killed in between
             process.start()
             return process
     raise RunFailed(f"{FORKSERVER_KILLED}, {TRIES} times")
 
 
-def end(processes: Sequence[BaseProcess], how: int, timeout_s: float) -> None:
+def end(processes: Sequence[Process], how: int, timeout_s: float) -> None:
     """End them by the signal `how`, and by SIGKILL those that are left after `timeout_s`."""
     ask(processes, how)
     wait_for_all(processes, timeout_s)
@@ -85,7 +129,7 @@ def end(processes: Sequence[BaseProcess], how: int, timeout_s: float) -> None:
         process.join()
 
 
-def ask(processes: Sequence[BaseProcess], how: int) -> None:
+def ask(processes: Sequence[Process], how: int) -> None:
     """Send the signal `how` to those that live."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
@@ -93,7 +137,7 @@ def ask(processes: Sequence[BaseProcess], how: int) -> None:
                 os.kill(process.pid, how)
 
 
-def wait_for_all(processes: Sequence[BaseProcess], timeout_s: float) -> None:
+def wait_for_all(processes: Sequence[Process], timeout_s: float) -> None:
     """Return when every process is gone or the time is up."""
     left, deadline = {process.sentinel for process in processes}, time.monotonic() + timeout_s
     while left and (remaining := deadline - time.monotonic()) > 0:
@@ -112,18 +156,15 @@ def print_to(stdout: Path, stderr: Path) -> None:
         os.dup2(err.fileno(), 2)
 
 
-def _work(
-    function: str,
-    arguments: Sequence[Any],
-    env: Mapping[str, str],
-    stdout: Path,
-    stderr: Path,
-    umask: int,
-    kept: Sequence[Kept],  # having come here is enough
-) -> None:
-    os.umask(umask)
-    os.environ.update(env)
-    print_to(stdout, stderr)
+def do(work: Work, tell: Callable[[], object] = lambda: None) -> NoReturn:
+    """Do it in this process, and end with it; calls `tell` when it is done."""
+    if work.umask is not None:
+        os.umask(work.umask)
+    os.environ.update(work.env)
+    print_to(work.stdout, work.stderr)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a worker that is killed leaves its lines
-    pkgutil.resolve_name(function)(*arguments)
+    pkgutil.resolve_name(work.function)(*work.arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    tell()
     sys.exit(FINISHED)

@@ -8,13 +8,14 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from expt import signals
 from expt.errors import ExptError, Interrupted, RunFailed, WorkersLost
 from expt.launch import forkserver, processes
 from expt.launch.failure import Aftermath
+from expt.launch.processes import Process, Work
+from expt.launch.spares import Spares, Worker
 from expt.machine import SIMULATED_GPUS
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
@@ -56,7 +57,7 @@ class Workers:
     paths: RunPaths
     attempt: int
     timeout_s: float
-    processes: list[BaseProcess]
+    processes: list[Process]
     forkserver: int | None = None
     """The pid of the process that they are forked from."""
     saves: bool = True
@@ -64,8 +65,8 @@ class Workers:
 
     @property
     def sentinels(self) -> list[int]:
-        """Ready once a worker has ended."""
-        return [worker.sentinel for worker in self.processes]
+        """Ready once a worker has ended, or says that it is at its end."""
+        return [ready for worker in self.processes for ready in _sentinels(worker)]
 
     def poll(self) -> bool:
         """Whether all have completed. Raises the failure, with everything stopped, once one has failed."""
@@ -118,8 +119,8 @@ class Workers:
         return after.in_words(self.timeout_s)
 
 
-def start(attempt: Attempt) -> Workers:
-    """Start the workers of this attempt at a run, and return at once.
+def start(attempt: Attempt, spares: Spares | None = None) -> Workers:
+    """Start the workers of this attempt at a run, and return at once; on CPUs by `spares`, where such wait.
 
     Raises ConfigError where the folder or the checkpoint is another run's, RunFailed where they could not meet.
     """
@@ -137,7 +138,9 @@ def start(attempt: Attempt) -> Workers:
             for rank in range(config.world_size):
                 meeting = Meeting(port, listener if rank == 0 else None) if together else None
                 arguments = (config, paths, attempt.waited_since, source, meeting, attempt.request.instead)
-                workers.processes.append(_start_worker(attempt, rank, port, arguments))
+                work = _work(attempt, rank, port, arguments)
+                begin = processes.start if spares is None or attempt.devices else spares.start
+                workers.processes.append(begin(work))
         except BaseException:
             workers.stop()
             raise
@@ -162,12 +165,16 @@ def _held_port() -> socket.socket:
         raise RunFailed(f"no port is free on {LOOPBACK} ({why}); end other runs, or start fewer") from error
 
 
-def _start_worker(attempt: Attempt, rank: int, port: int, arguments: Sequence[Any]) -> BaseProcess:
+def _sentinels(worker: Process) -> list[int]:
+    return worker.sentinels if isinstance(worker, Worker) else [worker.sentinel]
+
+
+def _work(attempt: Attempt, rank: int, port: int, arguments: Sequence[Any]) -> Work:
     stdout, stderr = attempt.paths.stdout(attempt.number, rank), attempt.paths.stderr(attempt.number, rank)
     stdout.parent.mkdir(parents=True)
     env = {**attempt.request.env, **_environment(attempt, rank, port)}
     kept = [processes.Kept(attempt.lock.descriptor)] if attempt.lock else []
-    return processes.start("expt.worker.main:main", arguments, env=env, stdout=stdout, stderr=stderr, kept=kept)
+    return Work("expt.worker.main:main", arguments, env, stdout, stderr, kept)
 
 
 def _environment(attempt: Attempt, rank: int, port: int) -> dict[str, str]:

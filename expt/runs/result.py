@@ -172,7 +172,7 @@ def read_result(paths: RunPaths) -> Record:
     """
     try:
         content: Record = with_nan(json.loads(paths.result.read_text(encoding="utf-8")))
-        _as_written().validate_python(content, strict=True)
+        as_written().validate_python(content, strict=True)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (IsADirectoryError, ValueError, AttributeError, RecursionError):  # no JSON, no object, other types
@@ -247,7 +247,8 @@ def result_of_any(paths: RunPaths) -> Record:
 
 
 @functools.cache
-def _as_written() -> TypeAdapter[Record]:
+def as_written() -> TypeAdapter[Record]:
+    """What checks a record; takes 10 ms to make."""
     from pydantic import TypeAdapter  # late: not for `expt --help`
 
     return TypeAdapter(Record)

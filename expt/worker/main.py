@@ -132,7 +132,10 @@ def run_as(
         require(worker.gpus)
     set_precision(config.matmul_precision)
     store = connect(meeting, config.timeout_s) if isinstance(meeting, Meeting) else meeting
-    with collectives.process_group(worker, backend=config.backend, timeout_s=config.timeout_s, store=store):
+    driven = multiprocessing.parent_process() is not None
+    with collectives.process_group(
+        worker, backend=config.backend, timeout_s=config.timeout_s, store=store, ends_with_process=driven
+    ):
         beat()
         if isinstance(instead, Evaluation):
             return evaluation.carry_out(instead, config, paths, worker, beat)

@@ -13,7 +13,8 @@ from hydra.types import HydraContext, RunMode
 
 from expt.command import sweep_points
 from expt.command.point_composer import PointComposer
-from expt.command.sweep_points import ComposedRun, Grid
+from expt.command.sweep_points import Grid
+from expt.command.sweep_run import ComposedRun
 from expt.config.identity import identity, shown
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, RunFailed

@@ -92,7 +92,7 @@ STARTS = """
     from pathlib import Path
 
     def started(function, *arguments, kept=()):
-        return processes.start(function, arguments, env={}, stdout=Path("out"), stderr=Path("err"), kept=kept)
+        return processes.start(processes.Work(function, arguments, {}, Path("out"), Path("err"), kept))
 """
 
 
@@ -196,7 +196,7 @@ def test_a_worker_does_not_run_the_persons_script_again(tmp_path: Path) -> None:
         forkserver.warm()
         main = sys.modules["__main__"]
         worker = processes.start(
-            "os:putenv", ("A", "b"), env={"C": "d"}, stdout=Path("out"), stderr=Path("err"))
+            processes.Work("os:putenv", ("A", "b"), {"C": "d"}, Path("out"), Path("err")))
         worker.join(30)
         print(worker.exitcode, sys.modules["__main__"] is main, Path("out").read_text(), Path("err").read_text())
         forkserver.kill()
