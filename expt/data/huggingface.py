@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def _numbered(
 ) -> Source:
     """Images with numbers to predict, or labels."""
     targets, names = dict[str, torch.Tensor](), tuple[str, ...]()
+    _refuse_pictures(splits["train"], {"target": _names(dataset.target)})
     for part, split in splits.items():
         path, columns = Path(dataset.path) / part, {name: _column(split, name) for name in _names(dataset.target)}
         values, names = table.numbers_of(path, columns, _names(dataset.target))
@@ -113,6 +115,7 @@ def _table(
     dataset: HuggingFace, features: Sequence[str], splits: Mapping[str, Any], task: Any
 ) -> tuple[table.Rows, dict[str, np.ndarray]]:
     """The rows of all parts one after the other, and where those of each lie."""
+    _refuse_pictures(splits["train"], {"input": features, "target": _names(dataset.target)})
     found, lengths = dict[str, list[np.ndarray]](), [len(split) for split in splits.values()]
     for part, split in splits.items():
         path, columns = (
@@ -135,6 +138,23 @@ def _table(
     ends = np.cumsum(lengths)
     parts = {part: np.arange(end - size, end) for part, end, size in zip(splits, ends, lengths, strict=True)}
     return table.Rows(whole["features"], whole["targets"], feature_names, target_names, tuple(names)), parts
+
+
+def _refuse_twice(inputs: Sequence[str], targets: Sequence[str]) -> None:
+    """Raise ConfigError for a column that is named twice, or to be predicted from itself."""
+    for key, names in (("input", inputs), ("target", targets)):
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"dataset.{key}: names {twice} twice; name it once")
+    if both := next((name for name in inputs if name in targets), None):
+        raise ConfigError(f"dataset.input={both}: is one of dataset.target, to be predicted; leave it out")
+
+
+def _refuse_pictures(split: Any, chosen: Mapping[str, Sequence[str]]) -> None:
+    """Raise DataError for a column of pictures: their pixels would be taken for numbers."""
+    for key, names in chosen.items():
+        for name in names:
+            if type(split.features[name]).__name__ == "Image":
+                raise DataError(f"dataset.{key}={name}: holds images, not numbers; name a column of numbers")
 
 
 def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
@@ -184,6 +204,7 @@ def _splits(dataset: HuggingFace) -> dict[str, Any]:
     if "train" not in splits:
         raise DataError(f"dataset.path={dataset.path}: has no rows to train on; its splits are {', '.join(found)}")
     features = splits["train"].features
+    _refuse_twice(_names(dataset.input), _names(dataset.target))
     chosen = [(key, name) for key in ("input", "target") for name in _names(getattr(dataset, key))]
     for key, column in chosen:
         if wrong := [part for part, split in splits.items() if column not in split.features]:
@@ -200,6 +221,8 @@ def _splits(dataset: HuggingFace) -> dict[str, Any]:
 def _loaded(dataset: HuggingFace) -> Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import
     try:
+        # Else tqdm makes a lock for several processes, of which Python says at the end of a failed run that it is left.
+        importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
         library: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise ConfigError(NEEDS) from error
