@@ -111,14 +111,14 @@ def test_transforms_and_labels(people: Any, chosen: Callable[..., RunConfig]) ->
     assert of(data, "test")[1].tolist() == [[0, 0], [0, 1], [0, 0], [0, 1]]
     with pytest.raises(DataError, match=r"set/train: column age, row 1: 20.5 is no label, which is 0 or 1"):
         build_data(chosen("task=multilabel", "dataset.target=age"), ALONE)
-    for words, told in (
+    for more, told in (
         (["dataset.target=image", "dataset.input=[old]"], "dataset.target=image: holds images, not numbers; name a"),
         (["dataset.input=[image]"], "dataset.input=image: holds images, not numbers; name a column of numbers"),
         (["dataset.target=[age,age]"], "dataset.target: names age twice; name it once"),
         (["dataset.input=[old,age]"], "dataset.input=age: is one of dataset.target, to be predicted; leave it out"),
     ):
         with pytest.raises((ConfigError, DataError), match=re.escape(told)):
-            build_data(chosen(*AGES, *words), ALONE)
+            build_data(chosen(*AGES, *more), ALONE)
 
 
 def test_masks_of_a_column(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
