@@ -54,6 +54,8 @@ OF_TRAINING = {
 }
 """What is not to hinder an evaluation, which trains nothing."""
 PREPARED = {"mean", "std", "augment", "transforms", "sampling", "standardise", "standardise_targets"}
+READABLE = (1, 3)
+"""Channels that a picture can be read with."""
 HELD_OUT = ("val_fraction", "test_fraction", "folds", "fold", "train_limit")
 
 
@@ -143,7 +145,7 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     for key, value in asked.how.items():
         node = with_value(node, key.split("."), value)
     config = parse_evaluation(node, machine.detect())
-    content = content_of(config)
+    content = content_of(config, to_train=False)
     own = _is_own(then["dataset"], dataset, record, content)
     if own:
         _refuse_leak(then["dataset"], asked)
@@ -206,6 +208,7 @@ def _like(
     if "_target_" in node:
         return node
     given = ["image_size", "context"]
+    given += ["channels"] if "feature_names" not in data and data.get("channels") in READABLE else []
     given += ["channels", "num_classes"] if node.get("name") == "synthetic" else []
     given += ["num_classes"] if node.get("name") == "segmentation_folder" else []
     taken = {key: data[key] for key in given if key in node and key in data and key not in typed}

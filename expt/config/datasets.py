@@ -62,6 +62,7 @@ class Torchvision(Images):
         "CIFAR100",
         "Caltech101",
         "Caltech256",
+        "Cityscapes",
         "Country211",
         "DTD",
         "EMNIST",
@@ -77,14 +78,19 @@ class Torchvision(Images):
         "OxfordIIITPet",
         "PCAM",
         "RenderedSST2",
+        "SBDataset",
         "SEMEION",
         "STL10",
+        "SUN397",
         "SVHN",
+        "StanfordCars",
         "USPS",
+        "VOCSegmentation",
     ]
     root: Folder | None
     download: bool
     image_size: Size | None
+    channels: Literal[1, 3] | None = None
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
 
 
@@ -99,6 +105,7 @@ class HuggingFace(Images):
     standardise: bool = True
     standardise_targets: bool = False
     image_size: Size | None
+    channels: Literal[1, 3] | None = None
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
 
 
@@ -119,6 +126,7 @@ class ImageFolder(Images):
     root: Folder
     cache: Literal["auto"] | bool = "auto"
     image_size: Size
+    channels: Literal[1, 3] = 3
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
 
 
@@ -163,6 +171,7 @@ class SegmentationFolder(_Dataset):
     root: Folder
     num_classes: Annotated[int, Field(ge=2)]
     image_size: Size
+    channels: Literal[1, 3] = 3
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
 
 
@@ -209,6 +218,44 @@ DATASETS: dict[str, Any] = {
 def has_rows(dataset: Any) -> bool:
     """Whether its samples are rows of numbers."""
     return isinstance(dataset, _Table) or (isinstance(dataset, HuggingFace) and not isinstance(dataset.input, str))
+
+
+MASK_SETS = {"Cityscapes": 19, "OxfordIIITPet": 3, "SBDataset": 21, "VOCSegmentation": 21}
+"""Of torchvision's those that have a mask for each image, and the number of its classes."""
+_BOXES, _CAPTIONS = "boxes", "captions"
+_FLOW, _PAIRS, _VIDEOS = "optical flow", "pairs of images", "videos"
+OTHER_SETS = {
+    **dict.fromkeys(("CocoDetection", "Kitti", "VOCDetection", "WIDERFace"), _BOXES),
+    **dict.fromkeys(("CocoCaptions", "Flickr30k", "Flickr8k", "SBU"), _CAPTIONS),
+    **dict.fromkeys(("FlyingChairs", "FlyingThings3D", "HD1K", "KittiFlow", "Sintel"), _FLOW),
+    **dict.fromkeys(("LFWPairs", "PhotoTour"), _PAIRS),
+    **dict.fromkeys(("HMDB51", "Kinetics", "MovingMNIST", "UCF101"), _VIDEOS),
+    "CelebA": "several labels for each image",
+}
+"""Of torchvision's those of which no task knows what to do with their targets, and what these are."""
+INSTEAD = {
+    "DatasetFolder": "image_folder",
+    "FakeData": "synthetic",
+    "ImageFolder": "image_folder",
+    "ImageNet": "image_folder",
+}
+"""Of torchvision's those for which there is another dataset here."""
+
+
+def has_masks(dataset: Any, segments: bool) -> bool:
+    """Whether its samples are images with a mask each; a few have classes too, for a task that `segments` nothing."""
+    if isinstance(dataset, Torchvision):
+        return dataset.set in MASK_SETS and (segments or dataset.set != "OxfordIIITPet")
+    if isinstance(dataset, HuggingFace):
+        return segments and not has_rows(dataset)
+    return isinstance(dataset, SegmentationFolder)
+
+
+def mask_classes(dataset: Any) -> int | None:
+    """The number of classes in its masks, where it says so."""
+    if isinstance(dataset, Torchvision):
+        return MASK_SETS.get(dataset.set)
+    return dataset.num_classes if isinstance(dataset, SegmentationFolder) else None
 
 
 _NOUNS = {"text": "window", "table": "row", "diabetes": "row"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import (
@@ -127,10 +127,18 @@ class ParameterGroup:
     weight_decay: NonNegative | None = None  # None: the optimiser's
 
 
+def _unless_one(decay: float) -> float | None:
+    """A rate that does not fall is none that falls: one run, by one identity."""
+    return None if decay == 1 else decay
+
+
+LayerDecay = Annotated[float, Field(gt=0, le=1), AfterValidator(_unless_one)] | None
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Optimizer:
     decay_biases_and_norms: bool = True
-    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    layer_decay: LayerDecay = None
     groups: tuple[ParameterGroup, ...] = ()
 
 

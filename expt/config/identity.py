@@ -38,6 +38,13 @@ AT_FIRST: dict[str, object] = {
 AT_FIRST |= {"scheduler.epochs": None, "gradient_clip_value": None, "ema": None, "early_stop": None}
 AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True, "optimizer.layer_decay": None}
 AT_FIRST |= {"weights": None, "freeze": (), "mixup": None, "cutmix": None, "callbacks": ()}
+_BEFORE: dict[str, dict[str, object]] = {
+    "huggingface": {"dataset.standardise": True, "dataset.standardise_targets": False, "dataset.channels": None},
+    "torchvision": {"dataset.channels": None},
+    "image_folder": {"dataset.channels": 3},
+    "segmentation_folder": {"dataset.channels": 3},
+}
+"""The same of some datasets alone."""
 OF_TRACKERS = {"send", "mlflow", "wandb"}
 """Where copies of the numbers go, with all keys below: no part of a run, and no hyperparameter."""
 REPEATED = ("seed", "dataset.fold")
@@ -77,10 +84,9 @@ def identity(
         settings["dataset.train_limit"] = f"{config.dataset.train_limit} of all classes"  # once the first ones
     if config.dataset.name == "text" and config.dataset.tokens != "bytes":
         settings["dataset.tokens"] = "tokenizer"  # what the file holds is in the content, wherever it lies
-    if config.dataset.name == "huggingface":  # it once had images alone
-        for key, before in (("dataset.standardise", True), ("dataset.standardise_targets", False)):
-            if settings[key] is before:
-                del settings[key]
+    for key, before in _BEFORE.get(config.dataset.name, {}).items():
+        if settings[key] == before:
+            del settings[key]
     if content is not None:
         digits = {"data": content.data, "code": content.code, "weights": content.weights}
         settings |= {f"content.{part}": found for part, found in digits.items() if found}

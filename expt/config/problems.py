@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from expt.config.constraints import kind
-from expt.config.datasets import Augment
+from expt.config.datasets import INSTEAD, OTHER_SETS, Augment
 from expt.config.groups import GROUPS, ParameterGroup
 from expt.config.schema import DDP, Checkpoint, EarlyStop, Patches, RunConfig, TensorBoard
 from expt.config.trackers import MLflow, Wandb
@@ -60,6 +60,8 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
         elif rule.startswith("union_tag"):
             names = [name for name in GROUPS[path[0]] if name != "_target_"]
             line = f"{key}.name={kind(value)}: not one of {', '.join(names)}.{did_you_mean(str(kind(value)), names)}"
+        elif rule == "literal_error" and key == "dataset.set" and value in {*OTHER_SETS, *INSTEAD}:
+            line = f"{key}={value}: {_other_set(value)}"
         elif rule == "literal_error" and len(names := _names_in(problem)) > FEW:
             line = f"{key}={value}: not one of {', '.join(names)}.{did_you_mean(str(value), names)}"
         elif rule == "dataclass_type" and path[0] == "task":
@@ -82,6 +84,16 @@ def _told(problem: ErrorDetails) -> str:
         return f"input should have at most {problem['ctx']['max_length']} values"
     text = problem["msg"].replace("a valid array", "a list").replace("a valid boolean", "true or false")
     return text[0].lower() + text[1:]
+
+
+def _other_set(name: str) -> str:
+    """What to do with one of torchvision's datasets that is not read by its name."""
+    if name in INSTEAD:
+        return f"use dataset={INSTEAD[name]}"
+    return (
+        f"has {OTHER_SETS[name]}, of which no task here makes a loss; give it as a dataset of your own with a method "
+        "collate, and a task of your own (docs/own.md)"
+    )
 
 
 def _names_in(problem: ErrorDetails) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from expt.config import mask_rules
 from expt.config.constraints import Target
 from expt.config.datasets import (
-    Augment,
     Diabetes,
     HuggingFace,
     ImageFolder,
@@ -16,13 +16,13 @@ from expt.config.datasets import (
     Table,
     TargetDataset,
     Text,
+    Torchvision,
     has_rows,
 )
 from expt.config.groups import Plateau, Transformer, UNet
 from expt.config.tasks import (
     Classification,
     LanguageModel,
-    Multilabel,
     Regression,
     Segmentation,
     TargetTask,
@@ -38,7 +38,7 @@ TASK_DATASETS: dict[str, tuple[type, ...]] = {
     "multilabel": (TargetDataset, Table, HuggingFace),
     "regression": (TargetDataset, Table, Diabetes, HuggingFace),
     "language_model": (Text, TargetDataset),
-    "segmentation": (SegmentationFolder, TargetDataset),
+    "segmentation": (SegmentationFolder, TargetDataset, Torchvision, HuggingFace),
 }
 """What each task but classification can be trained on."""
 _TARGETS = {
@@ -138,10 +138,7 @@ def _task(config: RunConfig) -> list[str]:
             f"task=classification: dataset.{key} names {len(targets)} columns, and a class is one; name one, or use "
             "task=multilabel or task=regression"
         )
-    if isinstance(dataset, SegmentationFolder):
-        problems += _segmentation_folder(dataset, task)
-    elif isinstance(task, Segmentation) and isinstance(dataset, TargetDataset):
-        problems += _own_masks(dataset, task)
+    problems += mask_rules.of_masks(dataset, task)
     for name in in_evaluations_alone(task):
         if name in {"loss", *getattr(task, "METRICS", ())}:
             problems.append(f"task.metrics.{name}: the task has one of that name; choose another")
@@ -176,36 +173,13 @@ def _folds(config: RunConfig) -> list[str]:
     return []
 
 
-def _segmentation_folder(dataset: SegmentationFolder, task: object) -> list[str]:
-    problems = []
-    if dataset.augment != Augment():
-        problems.append("dataset.augment: would move images and leave their masks; leave it out of segmentation_folder")
-    if not isinstance(task, Segmentation | TargetTask):
-        name = getattr(task, "name", "")
-        problems.append(f"task={name}: dataset=segmentation_folder has a mask for each image; use task=segmentation")
-    elif isinstance(task, Segmentation) and task.num_classes not in (None, dataset.num_classes):
-        problems.append(f"task.num_classes={task.num_classes}: dataset.num_classes={dataset.num_classes}; leave it out")
-    return problems
-
-
 def _rows_or_images(dataset: HuggingFace, task: object) -> list[str]:
     if has_rows(dataset):
         size = dataset.image_size
         return [f"dataset.image_size={list(size)}: dataset.input names columns of numbers; use null"] if size else []
     mend = f"name columns of numbers, as in 'dataset.input=[{dataset.input}]'"
-    if isinstance(task, Multilabel | Regression):
-        return [f"task={task.name}: dataset.input={dataset.input} is of images with a class each; {mend}"]
-    return ["dataset.standardise_targets=true: is of rows; " + mend] if dataset.standardise_targets else []
-
-
-def _own_masks(dataset: TargetDataset, task: Segmentation) -> list[str]:
-    if dataset.num_classes is not None:
-        number = dataset.num_classes
-        return [
-            f"dataset.num_classes={number}: is of datasets of one class for each image; use task.num_classes={number}"
-        ]
-    if task.num_classes is None:
-        return ["task.num_classes: a dataset of your own does not tell; give it, as in task.num_classes=21"]
+    if dataset.standardise_targets and not isinstance(task, Regression):
+        return ["dataset.standardise_targets=true: is of numbers to predict; use task=regression, or " + mend]
     return []
 
 

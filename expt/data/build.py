@@ -23,6 +23,7 @@ from expt.data import (
     table,
     table_source,
     text_source,
+    torchvision_masks,
     torchvision_sets,
     transforms,
 )
@@ -35,7 +36,7 @@ from expt.data.image_folder_files import list_parts
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard
 from expt.data.memory import InMemoryLoader, place
 from expt.data.mixing import Mixing
-from expt.data.source import Part, Source, of_images, streamed
+from expt.data.source import NOTHING, Part, Source, of_images, streamed
 from expt.data.synthetic import synthetic
 from expt.data.tree import mapped
 from expt.errors import ConfigError, warn
@@ -224,6 +225,8 @@ def found(dataset: DatasetConfig, task: Any, device: torch.device, num_workers: 
     if isinstance(dataset, datasets.Synthetic):
         return _of_arrays(*synthetic(dataset), tuple(map(str, range(dataset.num_classes))), device, num_workers)
     if isinstance(dataset, datasets.Torchvision):
+        if datasets.has_masks(dataset, isinstance(task, tasks.Segmentation)):
+            return torchvision_masks.source(dataset, num_workers, masks.values_of(dataset, task))
         return torchvision_sets.source(dataset, device, num_workers)
     if isinstance(dataset, datasets.HuggingFace):
         return huggingface.source(dataset, task, device, num_workers)
@@ -260,25 +263,26 @@ def _folder(dataset: datasets.ImageFolder, device: torch.device, num_workers: in
     """From memory where the driver has put the images into the cache, else read one by one."""
     listings = list_parts(dataset.root)
     decoded = {part: decoded_folder(listing, dataset) for part, listing in listings.items()}
-    shape, names = (3, *dataset.image_size), listings["train"].classes
+    shape, names = (dataset.channels, *dataset.image_size), next(iter(listings.values())).classes
     if any(arrays is None for arrays in decoded.values()):
-        images = {part: FolderDataset(listing, dataset.image_size) for part, listing in listings.items()}
+        images = {part: FolderDataset(listing, dataset.image_size, shape[0]) for part, listing in listings.items()}
         parts = {part: streamed(images[part], shape, len(names), num_workers) for part in listings}
     else:
         parts = {part: _in_memory(_tensors(arrays), device) for part, arrays in decoded.items() if arrays is not None}
-    classes, originals = torch.tensor(listings["train"].labels), FolderDataset(listings["train"], None)
+    others: Any = {"val": parts.get("val")}
+    if "train" not in listings:  # in an evaluation
+        return of_images(shape, names, NOTHING, parts.get("test"), classes=torch.empty(0), **others)
+    classes, originals = torch.tensor(listings["train"].labels), FolderDataset(listings["train"], None, shape[0])
     to_train = transforms.transformed(parts["train"], originals, shape, len(names), num_workers)
-    return of_images(shape, names, to_train, parts.get("test"), val=parts.get("val"), classes=classes)
+    return of_images(shape, names, to_train, parts.get("test"), classes=classes, **others)
 
 
 def _mask_folder(dataset: datasets.SegmentationFolder, num_workers: int, values: masks.MaskValues) -> Source:
-    size = dataset.image_size
-    parts: dict[str, Part] = {}
+    size, channels, parts = dataset.image_size, dataset.channels, dict[str, Part]()
     for part, pairs in mask_files.list_parts(dataset.root).items():
-        parts[part] = Part(len(pairs), masks.loading(masks.MaskFolder(pairs, size, values), num_workers))
-    shapes = {"channels": 3, "image_size": size, "num_classes": dataset.num_classes}
-    example, alike = (torch.zeros(3, *size), torch.zeros(size, dtype=torch.int64)), torch.zeros(parts["train"].size)
-    return Source(shapes, (), example, parts["train"], parts.get("test"), alike, val=parts.get("val"))
+        folder = masks.MaskFolder(pairs, size, values, channels)
+        parts[part] = Part(len(pairs), masks.loading(folder, num_workers, channels))
+    return masks.of_masks(parts, (channels, *size), dataset.num_classes)
 
 
 def _tensors(arrays: Arrays) -> tuple[Tensor, Tensor]:

@@ -35,8 +35,11 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
     if are_images(source.class_names, source.example):
         _check_channels(dataset, source.shapes["channels"])
         _check_augment(dataset.augment, source.shapes["image_size"])
-    elif isinstance(dataset, datasets.SegmentationFolder):
+    elif source.normalises:
         _check_channels(dataset, source.shapes["channels"])
+        if not source.moves and dataset.augment != datasets.Augment():
+            raise ConfigError("dataset.augment: would move images and leave their masks; leave it out")
+        _check_augment(dataset.augment, source.shapes["image_size"])
     elif dataset.mean or dataset.std or any(dataclasses.astuple(dataset.augment)):
         raise ConfigError("dataset.mean, std and augment: are of images with classes; leave them out here")
 

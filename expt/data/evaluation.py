@@ -82,18 +82,19 @@ def _loaders(
     """Raises ConfigError where the dataset has no such part."""
     if split == "all":
         parts = (source.train, source.val, source.test)
-        return [part.whole(options) for part in parts if part]
+        return [part.whole(options) for part in parts if part and part.size]
     if split == "test" and source.test:
         return [source.test.whole(options)]
     if split == "val" and source.val:
         return [source.val.whole(options)]
-    train, val = build.split(dataset, source) if split != "test" else (torch.empty(0), torch.empty(0))
+    nothing = torch.empty(0)
+    train, val = build.split(dataset, source) if split != "test" and source.train.size else (nothing, nothing)
     chosen = train if split == "train" else val
     if len(chosen):
         if split == "val" and tells:
             warn(f"split=val: is held out of the train of dataset={dataset.name}")
         return [source.train.load(chosen, options)]
-    there = [name for name, part in (("train", True), ("val", source.val), ("test", source.test)) if part]
+    there = [name for name, part in (("train", source.train.size), ("val", source.val), ("test", source.test)) if part]
     raise ConfigError(f"split={split}: dataset={dataset.name} has none; use split={' or split='.join([*there, 'all'])}")
 
 

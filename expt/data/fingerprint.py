@@ -22,10 +22,9 @@ from typing import IO
 from expt.config import datasets, user_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
-from expt.data import files, huggingface_files, table, text_files, torchvision_files
+from expt.data import files, huggingface_files, image_folder_files, mask_files, table, text_files, torchvision_files
 from expt.data.cache import cache_dir, digest
 from expt.data.image_folder_files import class_folders, images_of_all_splits
-from expt.data.mask_files import list_parts
 from expt.errors import ConfigError, DataError, RunFailed, warn
 from expt.runs import lineage
 from expt.runs.weights_file import weights_file
@@ -59,25 +58,27 @@ ORIGINAL = {
 }
 
 
-def content_of(config: RunConfig, *, fetch: bool = True) -> Content:
+def content_of(config: RunConfig, *, fetch: bool = True, to_train: bool = True) -> Content:
     """What the run is made of beside its settings; reads files that it has not read before.
 
     With `fetch` what torchvision has to download is there then: it is known by what it holds. Raises DataError where
-    the files cannot be read, or are another known dataset's.
+    the files cannot be read, or are another known dataset's, and `to_train` where a folder has nothing to train on.
     """
     code = user_code.fingerprint(user_code.targets(config))
     if fetch and isinstance(config.dataset, datasets.Torchvision):
         torchvision_files.obtain(config.dataset)
+    if to_train and isinstance(config.dataset, datasets.ImageFolder | datasets.SegmentationFolder):
+        refuse_without_train(config.dataset)
     content = Content(of_data(config.dataset), code, of_weights(config))
     return lineage.as_resumed(config, content)
 
 
-def refuse_changed(config: RunConfig, content: Content) -> None:
+def refuse_changed(config: RunConfig, content: Content, *, to_train: bool = True) -> None:
     """Raise RunFailed where files have changed since `content` was taken: the run would not be what it is known as.
 
     Raises DataError where they are gone.
     """
-    now = content_of(config)
+    now = content_of(config, to_train=to_train)
     if now.data is None and content.data:
         files.prepare(config.dataset)
     kinds = ("dataset's files", "own source", "first weights")
@@ -146,12 +147,18 @@ def _sums(paths: Sequence[Path], names: Sequence[str]) -> list[str]:
         return [remembered.sum_of(path) for path in paths]
 
 
+def refuse_without_train(dataset: datasets.ImageFolder | datasets.SegmentationFolder) -> None:
+    """Raise DataError where the folder has nothing to train on."""
+    module = mask_files if isinstance(dataset, datasets.SegmentationFolder) else image_folder_files
+    module.refuse_without_train(Path(dataset.root))
+
+
 def _of_folder(dataset: datasets.ImageFolder | datasets.SegmentationFolder) -> str:
     root = Path(dataset.root)
     if isinstance(dataset, datasets.ImageFolder):
         class_folders(root)  # raises where there are none
     else:
-        list_parts(root)
+        mask_files.list_parts(root)
     names = images_of_all_splits(root)
     if wrong := [name for name in names if not (root / name).is_file()]:
         raise DataError(f"dataset.root={dataset.root}: {root / wrong[0]} is no file, or leads nowhere; remove it")

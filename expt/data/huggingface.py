@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import torch
 from torch.utils.data import Dataset
 
 from expt.config import tasks
-from expt.config.datasets import HuggingFace
+from expt.config.datasets import HuggingFace, has_masks
 from expt.data import table
 from expt.data.cache import cache_dir
 from expt.data.huggingface_files import NEEDS
+from expt.data.image_folder_files import MODES
+from expt.data.masks import MaskPictures, MaskValues, of_mask_pictures, values_of
+from expt.data.picture_numbers import of_numbers
 from expt.data.pictures import Pictures, of_pictures
 from expt.data.source import Source
 from expt.data.table_source import of_rows
@@ -44,17 +48,58 @@ def source(
     if not isinstance(dataset.input, str):
         rows, parts = _table(dataset, dataset.input, splits, task)
         return of_rows(dataset, rows, parts, device, trained_on)
+    if has_masks(dataset, isinstance(task, tasks.Segmentation)):
+        return _masks(dataset, dataset.input, splits, values_of(dataset, task), num_workers)
+    if isinstance(task, tasks.Regression | tasks.Multilabel):
+        scales = None if trained_on is None else trained_on.get("standardised", {})
+        return _numbered(dataset, dataset.input, splits, task, num_workers, scales)
     names, numbers = _classes(dataset, splits)
-    return _images(dataset, dataset.input, splits, names, numbers, num_workers)
-
-
-def _images(
-    dataset: HuggingFace, column: str, splits: Mapping[str, Any], names: Sequence[Any], numbers: Any, num_workers: int
-) -> Source:
-    rows = {part: _Rows(split, column, numbers[part]) for part, split in splits.items()}
-    mode = "L" if rows["train"][0][0].mode in _GREY else "RGB"
-    sets = {part: Pictures(each, mode, dataset.image_size) for part, each in rows.items()}
+    sets = _pictures(dataset, dataset.input, splits, numbers)
     return of_pictures(sets, tuple(map(str, names)), torch.tensor(numbers["train"]), num_workers)
+
+
+def _pictures(
+    dataset: HuggingFace, column: str, splits: Mapping[str, Any], targets: Mapping[str, Any], target: Any = int
+) -> dict[str, Pictures]:
+    rows = {part: _Rows(split, column, targets[part]) for part, split in splits.items()}
+    mode = MODES[dataset.channels] if dataset.channels else "L" if rows["train"][0][0].mode in _GREY else "RGB"
+    return {part: Pictures(each, mode, dataset.image_size, target) for part, each in rows.items()}
+
+
+def _numbered(
+    dataset: HuggingFace, column: str, splits: Mapping[str, Any], task: Any, num_workers: int, scales: Any
+) -> Source:
+    """Images with numbers to predict, or labels."""
+    targets, names = dict[str, torch.Tensor](), tuple[str, ...]()
+    _refuse_pictures(splits["train"], {"target": _names(dataset.target)})
+    for part, split in splits.items():
+        path, columns = Path(dataset.path) / part, {name: _column(split, name) for name in _names(dataset.target)}
+        values, names = table.numbers_of(path, columns, _names(dataset.target))
+        if isinstance(task, tasks.Multilabel):
+            table.check_labels(path, names, values)
+        targets[part] = torch.from_numpy(values).float()
+    return of_numbers(
+        lambda scaled: _pictures(dataset, column, splits, targets, scaled),
+        targets["train"],
+        names,
+        num_workers,
+        scales=scales,
+        standardises=dataset.standardise_targets,
+    )
+
+
+def _masks(
+    dataset: HuggingFace, column: str, splits: Mapping[str, Any], values: MaskValues, num_workers: int
+) -> Source:
+    (target,) = _names(dataset.target)
+    if type(splits["train"].features[target]).__name__ != "Image":
+        told = _told(splits["train"].features[target])
+        raise DataError(f"dataset.target={target}: holds {told}, not masks; name a column of images")
+    sets = {}
+    for part, split in splits.items():
+        pairs = _Pairs(split, column, target)
+        sets[part] = MaskPictures(pairs, values, channels=dataset.channels or 3, size=dataset.image_size)
+    return of_mask_pictures(sets, values.num_classes, num_workers)
 
 
 def _classes(dataset: HuggingFace, splits: Mapping[str, Any]) -> tuple[list[Any], dict[str, list[int]]]:
@@ -70,6 +115,7 @@ def _table(
     dataset: HuggingFace, features: Sequence[str], splits: Mapping[str, Any], task: Any
 ) -> tuple[table.Rows, dict[str, np.ndarray]]:
     """The rows of all parts one after the other, and where those of each lie."""
+    _refuse_pictures(splits["train"], {"input": features, "target": _names(dataset.target)})
     found, lengths = dict[str, list[np.ndarray]](), [len(split) for split in splits.values()]
     for part, split in splits.items():
         path, columns = (
@@ -94,24 +140,58 @@ def _table(
     return table.Rows(whole["features"], whole["targets"], feature_names, target_names, tuple(names)), parts
 
 
+def _refuse_twice(inputs: Sequence[str], targets: Sequence[str]) -> None:
+    """Raise ConfigError for a column that is named twice, or to be predicted from itself."""
+    for key, names in (("input", inputs), ("target", targets)):
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"dataset.{key}: names {twice} twice; name it once")
+    if both := next((name for name in inputs if name in targets), None):
+        raise ConfigError(f"dataset.input={both}: is one of dataset.target, to be predicted; leave it out")
+
+
+def _refuse_pictures(split: Any, chosen: Mapping[str, Sequence[str]]) -> None:
+    """Raise DataError for a column of pictures: their pixels would be taken for numbers."""
+    for key, names in chosen.items():
+        for name in names:
+            if type(split.features[name]).__name__ == "Image":
+                raise DataError(f"dataset.{key}={name}: holds images, not numbers; name a column of numbers")
+
+
 def _names(columns: str | Sequence[str]) -> tuple[str, ...]:
     return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
-class _Rows(Dataset[tuple[Any, int]]):
-    """(picture, class) of a split."""
+class _Rows(Dataset[tuple[Any, Any]]):
+    """(picture, target) of a split."""
 
-    def __init__(self, split: Any, column: str, numbers: Sequence[int]) -> None:
+    def __init__(self, split: Any, column: str, numbers: Sequence[Any]) -> None:
         self._split, self._column, self._numbers = split.select_columns([column]), column, numbers
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
         picture = self._split[index][self._column]
         if picture is None:
             raise DataError(f"dataset.input={self._column}: row {index} has no image; remove it")
         return picture, self._numbers[index]
+
+
+class _Pairs(Dataset[tuple[Any, Any]]):
+    """(picture, mask) of a split."""
+
+    def __init__(self, split: Any, image: str, mask: str) -> None:
+        self._split, self._columns = split.select_columns([image, mask]), {"input": image, "target": mask}
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        row = self._split[index]
+        for key, column in self._columns.items():
+            if row[column] is None:
+                raise DataError(f"dataset.{key}={column}: row {index} has no picture; remove it")
+        return row[self._columns["input"]], row[self._columns["target"]]
 
 
 def _splits(dataset: HuggingFace) -> dict[str, Any]:
@@ -124,6 +204,7 @@ def _splits(dataset: HuggingFace) -> dict[str, Any]:
     if "train" not in splits:
         raise DataError(f"dataset.path={dataset.path}: has no rows to train on; its splits are {', '.join(found)}")
     features = splits["train"].features
+    _refuse_twice(_names(dataset.input), _names(dataset.target))
     chosen = [(key, name) for key in ("input", "target") for name in _names(getattr(dataset, key))]
     for key, column in chosen:
         if wrong := [part for part, split in splits.items() if column not in split.features]:
@@ -140,6 +221,8 @@ def _splits(dataset: HuggingFace) -> dict[str, Any]:
 def _loaded(dataset: HuggingFace) -> Any:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import
     try:
+        # Else tqdm makes a lock for several processes, of which Python says at the end of a failed run that it is left.
+        importlib.import_module("tqdm").tqdm.set_lock(threading.RLock())
         library: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise ConfigError(NEEDS) from error

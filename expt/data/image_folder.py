@@ -10,18 +10,18 @@ from expt.data.image_folder_files import Listing, decode
 
 
 class FolderDataset(Dataset[tuple[Tensor, int]]):
-    """Images of one part as uint8 [3, height, width]: scaled to cover that size, then cropped at the centre.
+    """Images of one part as uint8 [channels, height, width]: scaled to cover that size, then cropped at the centre.
 
     Without a size they are as they lie, for transforms. Raises DataError, when it is read, for a file that is no image.
     """
 
-    def __init__(self, listing: Listing, image_size: tuple[int, int] | None) -> None:
+    def __init__(self, listing: Listing, image_size: tuple[int, int] | None, channels: int = 3) -> None:
         self._files, self._labels = listing.files, listing.labels
-        self._image_size = image_size
+        self._image_size, self._channels = image_size, channels
 
     def __len__(self) -> int:
         return len(self._files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = torch.from_numpy(decode(self._files[index], self._image_size))
+        image = torch.from_numpy(decode(self._files[index], self._image_size, self._channels))
         return image.permute(2, 0, 1).contiguous(), self._labels[index]

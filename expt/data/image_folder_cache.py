@@ -55,7 +55,8 @@ def decoded_folder(listing: Listing, dataset: datasets.ImageFolder) -> cache.Arr
 
 def _name(listing: Listing, dataset: datasets.ImageFolder) -> str:
     """The cache's entry: another one, in its place, as soon as a file is added, removed or changed."""
-    where = cache.digest([str(listing.folder.resolve()), *map(str, dataset.image_size)])
+    grey = ["grey"] if dataset.channels == 1 else []
+    where = cache.digest([str(listing.folder.resolve()), *map(str, dataset.image_size), *grey])
     words = list(listing.classes)
     for file, label in zip(listing.files, listing.labels, strict=True):
         stat = os.stat(file)
@@ -65,7 +66,7 @@ def _name(listing: Listing, dataset: datasets.ImageFolder) -> str:
 
 def _fits(listings: list[Listing], dataset: datasets.ImageFolder) -> bool:
     height, width = dataset.image_size
-    size = sum(len(listing.files) for listing in listings) * 3 * height * width
+    size = sum(len(listing.files) for listing in listings) * dataset.channels * height * width
     return size <= _SHARE * min(available_memory(), _free_disk())
 
 
@@ -82,7 +83,8 @@ def _decode_into_cache(listing: Listing, dataset: datasets.ImageFolder) -> None:
     def write(images: Path) -> None:
         with _stopped_together(len(listing.files)) as pool:
             starts = range(0, len(listing.files), CHUNK)
-            jobs = [(images, start, listing.files[start : start + CHUNK], dataset.image_size) for start in starts]
+            how = dataset.image_size, dataset.channels
+            jobs = [(images, start, listing.files[start : start + CHUNK], *how) for start in starts]
             if pool is None:
                 for job in jobs:
                     _decode_chunk(*job)
@@ -93,7 +95,7 @@ def _decode_into_cache(listing: Listing, dataset: datasets.ImageFolder) -> None:
                     future.result()
 
     labels = np.array(listing.labels, np.int64)
-    cache.fill(_name(listing, dataset), labels, (3, *dataset.image_size), write)
+    cache.fill(_name(listing, dataset), labels, (dataset.channels, *dataset.image_size), write)
 
 
 @contextlib.contextmanager
@@ -121,10 +123,10 @@ def _start_process() -> None:
     die_with_the_driver()
 
 
-def _decode_chunk(images: Path, start: int, files: list[str], image_size: tuple[int, int]) -> None:
+def _decode_chunk(images: Path, start: int, files: list[str], image_size: tuple[int, int], channels: int) -> None:
     """Decode `files` into the array stored in `images`, from row `start` on."""
     import numpy as np
 
     array = np.load(images, mmap_mode="r+")
     for row, file in enumerate(files, start):
-        array[row] = decode(file, image_size).transpose(2, 0, 1)
+        array[row] = decode(file, image_size, channels).transpose(2, 0, 1)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Part: TypeAlias = Literal["train", "val", "test"]
 PARTS: tuple[Part, ...] = ("train", "val", "test")
+MODES = {1: "L", 3: "RGB"}
+"""Pillow's, by channels"""
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 
 
@@ -29,9 +31,14 @@ class Listing(NamedTuple):
 
 
 def list_parts(root: str | Path) -> dict[Part, Listing]:
-    """The images of each part that is there: train, val if there is one, test if there is one; see `list_images`."""
+    """The images of each part that is there; see `list_images`."""
     root = Path(root)
-    return {part: list_images(root, part) for part in PARTS if part == "train" or (root / part).is_dir()}
+    return {part: list_images(root, part) for part in parts_there(root)}
+
+
+def parts_there(root: Path) -> list[Part]:
+    """Those of which there is a folder; train, for what is said of it, where there is none."""
+    return [part for part in PARTS if (root / part).is_dir()] or ["train"]
 
 
 def list_images(root: str | Path, part: Part) -> Listing:
@@ -61,30 +68,38 @@ def class_folders(root: Path) -> tuple[str, ...]:
 
     Raises DataError.
     """
-    train, others = root / "train", [root / part for part in PARTS[1:] if (root / part).is_dir()]
-    names = _subfolders(train)
+    first, *others = (root / part for part in parts_there(root))
+    names = _subfolders(first)
     for other in others:
         others_names = _subfolders(other)
-        only = [f"{train / name}" for name in names if name not in others_names]
+        only = [f"{first / name}" for name in names if name not in others_names]
         only += [f"{other / name}" for name in others_names if name not in names]
         if only:
             raise DataError(
-                f"{train} and {other} have different classes: only one of them has {', '.join(only)}; "
+                f"{first} and {other} have different classes: only one of them has {', '.join(only)}; "
                 "give both the same class folders"
             )
     return names
 
 
-def decode(path: str, image_size: tuple[int, int] | None) -> np.ndarray:
-    """An image as uint8 [height, width, 3]: scaled to cover that size, then cropped at the centre; None leaves it.
+def refuse_without_train(root: Path) -> None:
+    """Raise DataError where there is nothing to train on: an evaluation may have one of the other parts alone."""
+    if not (root / "train").is_dir():
+        _subfolders(root / "train")
 
+
+def decode(path: str, image_size: tuple[int, int] | None, channels: int = 3) -> np.ndarray:
+    """An image as uint8 [height, width, channels]: scaled to cover that size, then cropped at the centre.
+
+    Without a size it is as it lies; of one channel it is grey.
     The same bytes as torchvision's resize and center_crop, whose import takes a second. Raises DataError for a file
     that is no image.
     """
     import numpy as np
 
-    image = read_image(path, "RGB")
-    return np.array(image if image_size is None else fitted(image, image_size))
+    image = read_image(path, MODES[channels])
+    pixels = np.array(image if image_size is None else fitted(image, image_size))
+    return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def fitted(image: Any, image_size: tuple[int, int]) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expt.data.image_folder_files import EXTENSIONS, PARTS, Part, images_below, read_image, stretched
+from expt.data.image_folder_files import EXTENSIONS, MODES, Part, images_below, parts_there, read_image, stretched
 from expt.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,9 +24,15 @@ class Pair(NamedTuple):
 
 
 def list_parts(root: str | Path) -> dict[Part, list[Pair]]:
-    """The pairs of each part that is there: train, val if there is one, test if there is one; see `list_pairs`."""
+    """The pairs of each part that is there; see `list_pairs`."""
     root = Path(root)
-    return {part: list_pairs(root, part) for part in PARTS if part == "train" or (root / part).is_dir()}
+    return {part: list_pairs(root, part) for part in parts_there(root)}
+
+
+def refuse_without_train(root: Path) -> None:
+    """Raise DataError where there is nothing to train on: an evaluation may have one of the other parts alone."""
+    if not (root / "train").is_dir():
+        _by_stem(root, root / "train" / "images")
 
 
 def list_pairs(root: Path, part: Part) -> list[Pair]:
@@ -62,25 +68,40 @@ def _by_stem(root: Path, folder: Path) -> dict[str, str]:
 
 
 def decode(
-    pair: Pair, image_size: tuple[int, int], check: Callable[[str, np.ndarray], None]
+    pair: Pair, image_size: tuple[int, int], check: Callable[[str, np.ndarray], None], channels: int = 3
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The image, uint8 [height, width, 3], and the mask, int64 [height, width], resized: bilinear, and nearest.
+    """The image, uint8 [height, width, channels], and the mask, int64 [height, width], resized: bilinear, and nearest.
 
     `check` gets the mask's file and all its values before that. Raises DataError for a file that cannot be read, and
     for a mask that is a colour picture or of another size.
     """
+    image, mask = read_image(pair.image, MODES[channels]), read_image(pair.mask)
+    values = numbers_of(mask, image, pair.mask, f" {pair.image}")
+    check(pair.mask, values)
+    return resized(image, values, image_size)
+
+
+def numbers_of(mask: Any, image: Any, name: str, of: str = "") -> np.ndarray:
+    """The class of each pixel of a picture, int64 [height, width].
+
+    Raises DataError for a mask, `name`, that is a colour picture or of another size than its image.
+    """
     import numpy as np
 
-    image, mask = read_image(pair.image, "RGB"), read_image(pair.mask)
     if mask.mode not in _MODES:
         raise DataError(
-            f"{pair.mask} is a picture of mode {mask.mode}; save its mask with one number for each pixel, as a grey or "
+            f"{name} is a picture of mode {mask.mode}; save its mask with one number for each pixel, as a grey or "
             "palette PNG"
         )
     if mask.size != image.size:
-        raise DataError(f"{pair.mask} is {_size(mask)}, and its image {pair.image} {_size(image)}; make them one size")
-    values = np.array(mask).astype(np.int64)
-    check(pair.mask, values)
+        raise DataError(f"{name} is {_size(mask)}, and its image{of} {_size(image)}; make them one size")
+    return np.array(mask).astype(np.int64)
+
+
+def resized(image: Any, values: np.ndarray, image_size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """A picture as uint8 [height, width, channels], and its mask: bilinear, and nearest."""
+    import numpy as np
+
     height, width = image_size
     if image.size != (width, height):
         image = stretched(image, image_size)
@@ -89,7 +110,7 @@ def decode(
             ((np.arange(new) + 0.5) * old / new).astype(int) for new, old in zip(image_size, values.shape, strict=True)
         )
         values = np.ascontiguousarray(values[rows][:, columns])
-    return np.array(image), values
+    return np.array(image).reshape(height, width, -1), values
 
 
 def _size(image: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, cast
 
 import torch
@@ -16,22 +16,24 @@ from expt.data.stream import to_tensor
 from expt.errors import DataError
 
 
-class Pictures(Dataset[tuple[Tensor, int]]):
-    """A dataset of (picture, class) as uint8 [C, H, W], in Pillow's `mode` L or RGB.
+class Pictures(Dataset[tuple[Tensor, Any]]):
+    """A dataset of (picture, class) as uint8 [C, H, W], in Pillow's `mode` L or RGB; `target` makes the class, or else.
 
     With a size each is scaled to cover that, then cropped at the centre, as an image folder's are. Raises DataError,
     when it is read, for a picture that is damaged, or without a size of another than `one_size`.
     """
 
-    def __init__(self, dataset: Dataset[Any], mode: str, size: tuple[int, int] | None) -> None:
-        self._dataset, self._mode, self._size = dataset, mode, size
+    def __init__(
+        self, dataset: Dataset[Any], mode: str, size: tuple[int, int] | None, target: Callable[[Any], Any] = int
+    ) -> None:
+        self._dataset, self._mode, self._size, self._target = dataset, mode, size, target
         self.one_size: tuple[int, int] | None = None
         """That all must have."""
 
     def __len__(self) -> int:
         return len(cast(Sized, self._dataset))
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         try:
             picture, label = self._dataset[index]
             picture = in_mode(picture, self._mode)
@@ -46,11 +48,11 @@ class Pictures(Dataset[tuple[Tensor, int]]):
                 f"dataset.image_size=null: image {index} is {height}x{width}, and the first {first}; "
                 "give one size, as in 'dataset.image_size=[224,224]'"
             )
-        return to_tensor(picture).contiguous(), int(label)
+        return to_tensor(picture).contiguous(), self._target(label)
 
     def as_they_lie(self) -> Pictures:
         """The same pictures, neither scaled nor all of one size."""
-        return Pictures(self._dataset, self._mode, None)
+        return Pictures(self._dataset, self._mode, None, self._target)
 
 
 def of_pictures(

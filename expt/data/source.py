@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 from expt.data.iterable import IterableLoader
 from expt.data.loading import Finish, Load, Loader, LoaderOptions
 from expt.data.stream import StreamLoader, checked_image, stacked
+from expt.errors import DataError
 
 
 class Part(NamedTuple):
@@ -26,6 +27,14 @@ class Part(NamedTuple):
     def whole(self, options: LoaderOptions) -> Loader:
         """A loader of all its samples."""
         return self.load(torch.arange(self.size), options)
+
+
+def _of_nothing(indices: Tensor, options: LoaderOptions) -> Loader:
+    raise DataError("there is no train; add it")
+
+
+NOTHING = Part(0, _of_nothing)
+"""In place of what is not there to be trained on, in an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,11 @@ class Source:
     """see DataInfo"""
     fitted: Callable[[Tensor], Source] | None = None
     """the same, with what is taken from the training samples at these indices, which are chosen first"""
+
+    normalises: bool = False
+    """whether its samples are images [C, H, W], by mean and std, though not of one class each"""
+    moves: bool = True
+    """whether such images may be augmented: a mask would stay where it is"""
 
     targets_of: Callable[[Tensor], Tensor] | None = None
     """the targets of the training samples at these indices, or of some of them, where they are numbers"""

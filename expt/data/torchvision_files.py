@@ -24,7 +24,9 @@ Options = Mapping[str, Any]
 _TRAIN: dict[str, Options | None] = {"train": {"train": True}, "test": {"train": False}}
 _SPLIT: dict[str, Options | None] = {"train": {"split": "train"}, "test": {"split": "test"}}
 _THREE: dict[str, Options | None] = {**_SPLIT, "val": {"split": "val"}}
+_NO_TEST: dict[str, Options | None] = {"train": {"split": "train"}, "val": {"split": "val"}}
 _ONE: dict[str, Options | None] = {"train": {}}
+_SETS: dict[str, Options | None] = {"train": {"image_set": "train"}, "val": {"image_set": "val"}}
 _PACKED = (".zip", ".tar", ".tgz", ".gz")  # what was unpacked counts, and not whether its archive is kept
 
 
@@ -38,6 +40,8 @@ class Kind(NamedTuple):
     """What its class is constructed with for `train`, `val` and `test`, those that there are."""
     layout: str | None = None
     """Of its attribute `data`, uint8 images in memory: HW, HWC or CHW; None: it reads image by image."""
+    fetched: bool = True
+    """Whether torchvision can download it."""
 
 
 KINDS = {
@@ -45,6 +49,7 @@ KINDS = {
     "CIFAR100": Kind(100, ("cifar-100-python",), _TRAIN, "HWC"),
     "Caltech101": Kind(101, ("caltech101",), _ONE),
     "Caltech256": Kind(257, ("caltech256",), _ONE),
+    "Cityscapes": Kind(19, ("gtFine", "leftImg8bit"), _NO_TEST, fetched=False),
     "Country211": Kind(211, ("country211",), {**_SPLIT, "val": {"split": "valid"}}),
     "DTD": Kind(47, ("dtd",), _THREE),
     "EMNIST": Kind(47, ("EMNIST",), {part: {"split": "balanced", **(how or {})} for part, how in _TRAIN.items()}, "HW"),
@@ -54,16 +59,20 @@ KINDS = {
     "Flowers102": Kind(102, ("flowers-102",), _THREE),
     "Food101": Kind(101, ("food-101",), _SPLIT),
     "GTSRB": Kind(43, ("gtsrb",), _SPLIT),
-    "Imagenette": Kind(10, ("imagenette2",), {"train": {"split": "train"}, "val": {"split": "val"}}),
+    "Imagenette": Kind(10, ("imagenette2",), _NO_TEST),
     "KMNIST": Kind(10, ("KMNIST",), _TRAIN, "HW"),
     "MNIST": Kind(10, ("MNIST",), _TRAIN, "HW"),
     "OxfordIIITPet": Kind(37, ("oxford-iiit-pet",), {"train": {"split": "trainval"}, "test": {"split": "test"}}),
     "PCAM": Kind(2, ("pcam",), _THREE),
     "RenderedSST2": Kind(2, ("rendered-sst2",), _THREE),
+    "SBDataset": Kind(21, ("img", "cls", "train.txt", "val.txt"), _SETS),
     "SEMEION": Kind(10, ("semeion.data",), _ONE, "HW"),
     "STL10": Kind(10, ("stl10_binary",), _SPLIT, "CHW"),
+    "SUN397": Kind(397, ("SUN397",), _ONE),
     "SVHN": Kind(10, ("train_32x32.mat", "test_32x32.mat"), _SPLIT, "CHW"),
+    "StanfordCars": Kind(196, ("stanford_cars",), _SPLIT),
     "USPS": Kind(10, ("usps.bz2", "usps.t.bz2"), _TRAIN, "HW"),
+    "VOCSegmentation": Kind(21, ("VOCdevkit/VOC2012",), _SETS),
 }
 
 
@@ -97,6 +106,8 @@ def obtain(dataset: Torchvision) -> None:
     """
     if not missing(dataset):
         return
+    if not KINDS[dataset.set].fetched:
+        raise _absent(dataset, ", and its owners give it to those who have registered there alone")
     if not dataset.download:
         raise _absent(dataset, ", and dataset.download is false")
     root = root_of(dataset)
@@ -125,6 +136,7 @@ def _fetch(dataset: Torchvision, root: Path) -> None:
                 cls(str(beside), download=True, **(how or {}))
         for name in kind.paths:
             if not (root / name).exists():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(beside / name, root / name)
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from expt.config.datasets import Torchvision
+from expt.data.image_folder_files import MODES
 from expt.data.memory import InMemoryLoader, place
 from expt.data.pictures import Pictures, of_pictures
 from expt.data.source import Part, Source
@@ -25,11 +26,11 @@ def source(dataset: Torchvision, device: torch.device, num_workers: int) -> Sour
     """
     obtain(dataset)
     kind = KINDS[dataset.set]
-    sets = {part: _construct(dataset, part) for part in kind.parts}
-    in_memory = None
-    if kind.layout and dataset.image_size is None:
+    sets = {part: construct(dataset, part) for part in kind.parts}
+    in_memory, channels = None, 1 if kind.layout == "HW" else 3
+    if kind.layout and dataset.image_size is None and dataset.channels in (None, channels):
         in_memory = {part: _in_memory(each, kind, device) for part, each in sets.items()}
-    mode, size = "L" if kind.layout == "HW" else "RGB", dataset.image_size
+    mode, size = MODES[dataset.channels or channels], dataset.image_size
     return of_pictures(
         {part: Pictures(each, mode, size) for part, each in sets.items()},
         _class_names(sets["train"], kind.num_classes),
@@ -48,11 +49,14 @@ def labels_of(dataset: Any) -> Tensor | None:
     return None if samples is None else torch.tensor([label for _, label in samples])
 
 
-def _construct(dataset: Torchvision, part: str) -> Any:
+def construct(dataset: Torchvision, part: str, **more: Any) -> Any:
+    """torchvision's own, of one part. Raises DataError for files that are missing or damaged."""
     cls: Any = getattr(importlib.import_module("torchvision.datasets"), dataset.set)
-    root, how = root_of(dataset), KINDS[dataset.set].parts[part] or {}
+    root, how = root_of(dataset), {**(KINDS[dataset.set].parts[part] or {}), **more}
+    if KINDS[dataset.set].fetched:
+        how["download"] = False
     try:
-        found = cls(str(root), download=False, **how)
+        found = cls(str(root), **how)
         number = len(found)
     except ImportError as error:
         raise DataError(f"dataset.set={dataset.set}: torchvision needs {error.name} to read it; install it") from error

@@ -101,7 +101,7 @@ def rebuilt(
     if config.onednn and device.type == "cpu" and not plain:
         onednn_linear.use_for_linear(model)
     precision = Precision(config.amp if amp == "recorded" else amp, device)
-    preprocess = Preprocess(config.dataset, record["data"], device)
+    preprocess = Preprocess(config.dataset, record["data"], device, segments=config.task.name == "segmentation")
     return TrainedModel(model, record, state["config"], preprocess, precision.autocast).eval()
 
 

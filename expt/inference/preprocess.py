@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from expt.config.datasets import SegmentationFolder, TargetDataset, Text, has_rows
+from expt.config.datasets import TargetDataset, Text, has_masks, has_rows
 from expt.data.image_folder_files import fitted, in_mode, read_image, stretched
 from expt.data.loading import Normalise
 from expt.data.text_files import encoded
@@ -24,18 +24,21 @@ class Preprocess:
     """`preprocess(SAMPLE)` and `preprocess([SAMPLE, ...])` give a batch for the model, on its device.
 
     Images are scaled to cover the size that the model was trained on and cropped at the centre, or stretched to it
-    where those of a segmentation_folder were; as tensors they are uint8, or float in [0, 1], [C, H, W] or [N, C, H,
+    where those with masks were; as tensors they are uint8, or float in [0, 1], [C, H, W] or [N, C, H,
     W], of any size. They come out as float32 [N, C, H, W], normalised. Rows [F] or [N, F] of a table, lists of
     numbers too, come out standardised, [N, 1, 1, F]. A text comes out as its tokens, int64 [1, length]. What is of
     none of these kinds, as the samples of one's own dataset without classes, is refused where it is no tensor, and
     else only moved.
     """
 
-    def __init__(self, dataset: object, data: Mapping[str, Any], device: torch.device) -> None:
+    def __init__(
+        self, dataset: object, data: Mapping[str, Any], device: torch.device, *, segments: bool = False
+    ) -> None:
+        """`segments`: whether it is of a task=segmentation."""
         self._dataset, self._data, self._device = dataset, data, device
         self._is_text = "vocab_size" in data
         self._is_table = has_rows(dataset)
-        self._resized = stretched if isinstance(dataset, SegmentationFolder) else fitted
+        self._resized = stretched if has_masks(dataset, segments) else fitted
         as_they_are = isinstance(dataset, TargetDataset) and dataset.num_classes is None
         scaled = self._is_table and getattr(dataset, "standardise", False)
         self.standardised: dict[str, tuple[float, float]] = dict(data.get("standardised", {})) if scaled else {}

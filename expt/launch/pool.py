@@ -180,7 +180,7 @@ class Pool:
         job.devices, self._active[number] = devices, job
         try:
             if not job.retries:
-                refuse_changed(request.config, request.content)
+                refuse_changed(request.config, request.content, to_train=not isinstance(request.instead, Evaluation))
             job.started_at, job.status = self._clock(), RUNNING
             self._next_start = job.started_at + self._options.stagger_s
             lock = self._folders[number] = FolderLock(job.paths)

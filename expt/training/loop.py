@@ -137,6 +137,8 @@ def _check_loss(loss: object, task: object) -> None:
         total, weight = loss
         alone = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
         if isinstance(total, Tensor) and not total.dim() and alone:
+            if total.is_complex():
+                raise ConfigError(f"{type(task).__name__}.loss gives a complex number; return a real one, as by .abs()")
             if total.requires_grad:
                 return
             raise ConfigError(

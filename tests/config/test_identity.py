@@ -31,6 +31,8 @@ PINNED = {
     "amp=bf16": "e89163952645",
     "dataset=image_folder dataset.root=photos": "5afeb12f05e1",
     "compile=true": "3603e5dc0468",
+    "dataset=torchvision dataset.set=KMNIST": "ce1212c7fa64",
+    "dataset=segmentation_folder task=segmentation model=unet dataset.root=x dataset.num_classes=2": "22ca06187303",
 }
 
 
@@ -41,6 +43,18 @@ def test_an_identity_stays_what_it_was_in_earlier_versions(words: str, known: st
 
 def test_a_batch_norm_of_all_workers_is_what_it_was_under_its_former_name() -> None:
     assert identity(config("batch_norm=sync", gpus=("a", "b"))) == "761878e9700a", "of ddp.sync_batchnorm=true"
+
+
+def test_a_rate_that_falls_with_no_layer_is_none_that_falls() -> None:
+    """The same settings, so also the same groups of parameters and the same numbers."""
+    assert config("optimizer.layer_decay=1.0") == config("optimizer.layer_decay=1") == config()
+    assert config("optimizer.layer_decay=0.9").optimizer.layer_decay == 0.9
+
+
+def test_pictures_read_in_other_channels_are_another_run() -> None:
+    folder = ("dataset=image_folder", "dataset.root=photos")
+    assert identity(config(*folder, "dataset.channels=3")) == PINNED["dataset=image_folder dataset.root=photos"]
+    assert identity(config(*folder, "dataset.channels=1")) != PINNED["dataset=image_folder dataset.root=photos"]
 
 
 def test_a_limit_that_takes_other_images_than_it_did_is_another_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from torch.utils.data import Dataset, IterableDataset
 from expt.config import datasets
 from expt.data.build import Data, build
 from expt.data.files import prepare
+from expt.data.fingerprint import content_of
 from expt.data.image_folder import FolderDataset
 from expt.data.image_folder_files import list_images
 from expt.data.loading import Loader, Shard
 from expt.data.memory import InMemoryLoader
 from expt.data.stream import StreamLoader
 from expt.errors import ConfigError, DataError
+from tests.conftest import Configured
 
 
 def write_folder(root: Path, classes: tuple[str, ...] = ("cat", "dog"), test: str = "test") -> Path:
@@ -85,6 +88,29 @@ def test_a_limit_takes_from_every_class(tmp_path: Path) -> None:
     data = build_data(folder_config(write_folder(tmp_path), train_limit=4))
     (batch,) = data.train.epoch(0)
     assert sorted(batch.targets.tolist()) == [0, 0, 1, 1]
+
+
+def test_nothing_is_trained_on_a_test_alone(tmp_path: Path, configured: Configured) -> None:
+    root = write_folder(tmp_path)
+    config = configured("dataset=image_folder", f"dataset.root={root}")
+    both = content_of(config)
+    shutil.rmtree(root / "train")
+    with pytest.raises(DataError, match=f"dataset.root={root}: no folder {root}/train: expected"):
+        content_of(config)
+    assert content_of(config, to_train=False) != both, "an evaluation knows it by what there is"
+
+
+def test_a_folder_may_be_read_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+    root = write_folder(tmp_path / "photos")
+    for cache in (True, False):
+        colour, grey = (folder_config(root, channels=channels, cache=cache) for channels in (3, 1))
+        for each in (colour, grey, colour):
+            prepare(each)
+        (in_colour,), (in_grey,) = (list(build_data(each).test.evaluation()) for each in (colour, grey))  # type: ignore[union-attr]
+        assert (in_colour.inputs.shape[1], in_grey.inputs.shape[1]) == (3, 1)
+        luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+        torch.testing.assert_close(in_grey.inputs, (in_colour.inputs * luma).sum(1, keepdim=True), atol=0.01, rtol=0)
 
 
 def test_a_malformed_folder_is_explained(tmp_path: Path) -> None:

@@ -228,8 +228,7 @@ def test_rows_have_classes_or_labels(numbers: dict[str, Any], chosen: Callable[.
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("task=regression",), "task=regression: dataset.input=image is of images with a class each; name columns"),
-        (("dataset.standardise_targets=true",), "dataset.standardise_targets=true: is of rows"),
+        (("dataset.standardise_targets=true",), "dataset.standardise_targets=true: is of numbers to predict; use task"),
         (("dataset.input=[a]", "cutmix=1.0"), "cutmix=1.0: cuts images, and dataset=huggingface has rows of numbers"),
         (
             ("dataset.input=[a]", "model=convnet"),

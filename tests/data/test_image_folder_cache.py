@@ -153,10 +153,10 @@ def prepare_and_count(dataset: datasets.ImageFolder, barrier: Any, counts: Any) 
     decoded = 0
     original = image_folder_cache._decode_chunk
 
-    def counting(images: Path, start: int, files: list[str], image_size: tuple[int, int]) -> None:
+    def counting(images: Path, start: int, files: list[str], image_size: tuple[int, int], channels: int) -> None:
         nonlocal decoded
         decoded += len(files)
-        original(images, start, files, image_size)
+        original(images, start, files, image_size, channels)
 
     image_folder_cache._decode_chunk = counting
     image_folder_cache.usable_cpus = lambda: 1  # type: ignore[attr-defined]

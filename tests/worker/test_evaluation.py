@@ -328,6 +328,39 @@ def test_another_kind_of_dataset_has_the_runs_size_and_normalisation(digits: Pat
     assert (used["mean"], used["std"], used["image_size"], used["test_size"]) == ([0.3053], [0.376], [8, 8], 20)
 
 
+def write_test_alone(root: Path, number: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
+    """Digits as colour pictures in root/test/CLASS, and the pixels and classes in the order of their paths."""
+    with np.load(Path(expt.__file__).parent / "data" / "digits.npz") as file:
+        images, labels = file["test_images"][:number], file["test_labels"][:number]
+    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+        path = root / "test" / str(label) / f"{index:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.squeeze()).convert("RGB").save(path)
+    order = np.argsort(labels, kind="stable")
+    return torch.from_numpy(images[order]).float() / 255, torch.from_numpy(labels[order]).long()
+
+
+@pytest.mark.parametrize("split", ["test", "all"])
+def test_a_folder_of_a_test_alone_is_read_in_the_models_channels(split: str, digits: Path, tmp_path: Path) -> None:
+    """The run's pictures are grey, those of the folder have three channels."""
+    images, labels = write_test_alone(tmp_path / "photos")
+    folder = ("dataset=image_folder", f"dataset.root={tmp_path / 'photos'}")
+    found = evaluated(digits, *folder, f"split={split}")
+    assert found["evaluation_of"]["samples"] == 30
+    with torch.no_grad():
+        outputs = expt.load(digits)(expt.load(digits).preprocess(images))
+    assert found["metrics"][f"loss/{split}"] == pytest.approx(
+        float(functional.cross_entropy(outputs, labels)), abs=1e-6
+    )
+    for none in ("train", "val"):
+        with pytest.raises(
+            ConfigError, match=f"split={none}: dataset=image_folder has none; use split=test or split=all"
+        ):
+            evaluated(digits, *folder, f"split={none}")
+    with pytest.raises(ConfigError, match="has channels 3, and the model takes channels 1"):
+        evaluated(digits, *folder, "dataset.channels=3")
+
+
 def test_every_part_counts_once(digits: Path, capfd: Any) -> None:
     sizes = {
         split: evaluated(digits, f"split={split}")["evaluation_of"]["samples"]
