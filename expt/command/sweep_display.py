@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from expt.command.sweep_points import ComposedRun
+from expt.command.composed_run import ComposedRun
 from expt.config.identity import identity
 from expt.config.tasks import chosen_metric
 from expt.errors import ExptError, printable
@@ -37,8 +37,8 @@ TELL_S = 2.0
 class SweepDisplay:
     """Shows a sweep that is under way; without a terminal, plain lines. What workers print, with run and rank."""
 
-    def __init__(self, console: Console, *, total: int, folder: Path) -> None:
-        self._console, self._total, self._folder = console, total, folder
+    def __init__(self, console: Console, *, total: int, folder: Path, what: str = "sweep") -> None:
+        self._console, self.total, self._folder, self._what = console, total, folder, what
         self._live = (
             Live(console=console, refresh_per_second=4, transient=True)
             if console.is_terminal and not console.is_dumb_terminal
@@ -53,7 +53,7 @@ class SweepDisplay:
         self._lines: list[Text] = []
 
     def __enter__(self) -> SweepDisplay:
-        say(self._console, f"sweep of {self._total} run{'s' * (self._total != 1)} in {self._folder}")
+        say(self._console, f"{self._what} of {self.total} run{'s' * (self.total != 1)} in {self._folder}")
         if self._live:
             self._live.start()
         return self
@@ -67,6 +67,10 @@ class SweepDisplay:
         """A run that an earlier command has completed."""
         self._skipped += 1
         self._line("done before", job, _reached(job), may_wait=True)
+
+    def known(self) -> None:
+        """A point of a search that an earlier command has brought to its end."""
+        self._skipped += 1
 
     def repeated(self, job: Job) -> None:
         """A point that the grid names a second time."""
@@ -128,7 +132,7 @@ class SweepDisplay:
 
     def _line(self, what: str, job: Job, text: str, style: str = "dim", *, may_wait: bool = False) -> None:
         ended = sum(self._counts.values()) + self._skipped
-        line = Text.assemble(f"[{ended}/{self._total}] ", (f"{what:<11}", style), printable(f" {job.name}  {text}"))
+        line = Text.assemble(f"[{ended}/{self.total}] ", (f"{what:<11}", style), printable(f" {job.name}  {text}"))
         self._lines.append(line)
         if not may_wait:
             self._print_lines()
@@ -158,7 +162,7 @@ class SweepDisplay:
     def _totals(self, running: int) -> str:
         done, failed = self._counts[COMPLETED], self._counts[FAILED]
         ended = sum(self._counts.values()) + self._skipped
-        queued = max(0, self._total - ended - running)
+        queued = max(0, self.total - ended - running)
         text = f"{done + self._skipped} done, {failed} failed, {running} running, {queued} queued"
         if done and running:
             # The machine has held `running` runs at a time; what is left takes as long for each as those before.

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import JobReturn, JobStatus, filter_overrides
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from hydra.core.utils import filter_overrides
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from expt.command.hydra_adapter import fail, parted, use_config
+from expt.command.composed_run import ComposedRun, numbered, set_folder
+from expt.command.hydra_adapter import use_config
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import about_run, folder_names, swept_keys
 from expt.command.own_class import folded
@@ -29,8 +30,9 @@ from expt.errors import ConfigError, ExptError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
+from expt.runs.record_parts import Objective
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, Objective, Record, objective_of, read_result
+from expt.runs.result import COMPLETED, DAMAGED, Record, read_result
 from expt.runs.sweep_index import results_of_sweep
 
 ASKED, OF_SETTINGS = "asked:", "settings:"
@@ -38,56 +40,6 @@ ASKED, OF_SETTINGS = "asked:", "settings:"
 
 AHEAD = 50
 """Points that are composed before the first of them starts, where none has been found in a folder that has runs."""
-
-
-class ComposedRun:
-    """One point of the grid: the job that the pool runs, and for that time Hydra's configuration of it.
-
-    The whole configuration takes 300 kB, and most points of a large grid wait, or have ended.
-    """
-
-    def __init__(self, number: int, overrides: Sequence[str], job: Job, compose: Callable[[], DictConfig]) -> None:
-        self.number, self.overrides, self.job = number, list(overrides), job
-        self._compose = compose
-        self.returned = JobReturn(overrides=self.overrides, working_dir=str(Path.cwd()))
-
-    @functools.cached_property
-    def hydra_config(self) -> DictConfig:
-        """Hydra's configuration of it, composed when it is first asked for."""
-        composed = _numbered(self._compose(), self.number)
-        _set_folder(composed, self.job.paths)
-        return composed
-
-    @property
-    def about(self) -> Record:
-        """What the run is called, and how it was asked for."""
-        return about_run(self.job.name, self.overrides)
-
-    def prepare_return(self) -> JobReturn:
-        """What Hydra's callbacks get to know, but for what the run has come to."""
-        if self.returned.cfg is None:
-            composed = self.hydra_config
-            self.returned.cfg, self.returned.hydra_cfg = parted(composed)
-            self.returned.task_name = composed.hydra.job.name
-        return self.returned
-
-    def finish(self) -> JobReturn:
-        """What Hydra's sweepers and callbacks get to know."""
-        job, returned = self.job, self.returned
-        if returned.status != JobStatus.UNKNOWN:
-            return returned
-        if job.status == COMPLETED:
-            returned.status = JobStatus.COMPLETED
-            known: Record = {"objective": job.objective} if job.objective else read_result(job.paths)
-            returned.return_value = objective_of(known)
-        else:
-            returned = self.returned = fail(returned, job.error or ExptError("was not started"))
-        return returned
-
-    def forget(self) -> None:
-        """Keep what sweepers ask for alone, since callbacks know of the end now."""
-        self.__dict__.pop("hydra_config", None)
-        self.returned.cfg = self.returned.hydra_cfg = None
 
 
 class Grid:
@@ -129,18 +81,36 @@ class Grid:
         names = folder_names(asked, _swept_keys(master))
         ahead = list[ComposedRun]()
         for number, (point, overrides, name) in enumerate(zip(points, asked, names, strict=True), first_number):
-            settings, composed = composer.settings(master, point), None
-            if settings is None:
-                composed = _numbered(composer.compose(master, point), number)
-            job = self._job(settings, composed, overrides, name)
-            compose = functools.partial(composer.compose, master, point)
-            run = ComposedRun(number, overrides, job, compose)
-            ahead.append(run)
+            ahead.append(self._run(composer, master, point, overrides, number, name, {}))
             if not self._is_of_others or len(ahead) == AHEAD:
                 yield from ahead
                 ahead.clear()
         self._warn_of_others(len(points))
         yield from ahead
+
+    def found(self, composer: PointComposer, master: DictConfig, point: Sequence[str], number: int) -> ComposedRun:
+        """The run of a point that a search has chosen; it is told in its record."""
+        self._is_of_others = False
+        asked = folded(filter_overrides(point))
+        (name,) = folder_names([asked], _swept_keys(master))
+        return self._run(composer, master, point, asked, number, name, {"search": {"number": number}})
+
+    def _run(
+        self,
+        composer: PointComposer,
+        master: DictConfig,
+        point: Sequence[str],
+        overrides: Sequence[str],
+        number: int,
+        name: str,
+        more: Record,
+    ) -> ComposedRun:
+        settings, composed = composer.settings(master, point), None
+        if settings is None:
+            composed = numbered(composer.compose(master, point), number)
+        job = self._job(settings, composed, overrides, name, more)
+        about: Record = {**about_run(job.name, overrides), **more}
+        return ComposedRun(number, overrides, job, functools.partial(composer.compose, master, point), about)
 
     def _warn_of_others(self, num_points: int) -> None:
         """The newest sweep may not be the one that was meant; to add points to a sweep is fine."""
@@ -159,7 +129,12 @@ class Grid:
         )
 
     def _job(
-        self, known_settings: Mapping[str, Any] | None, composed: DictConfig | None, overrides: Sequence[str], name: str
+        self,
+        known_settings: Mapping[str, Any] | None,
+        composed: DictConfig | None,
+        overrides: Sequence[str],
+        name: str,
+        more: Record,
     ) -> Job:
         """The job of a point, by its settings or its whole configuration; the same if the grid names it twice."""
         error: ExptError | None = None
@@ -187,7 +162,7 @@ class Grid:
         paths = known or RunPaths(self.folder / self._unused(name, key))
         request = None
         if config is not None and settings is not None and content is not None:
-            about = about_run(paths.folder.name, overrides)
+            about: Record = {**about_run(paths.folder.name, overrides), **more}
             shorter = None
             if known is None and (config.resume == "auto" or self._is_of_others) and self._known:
                 shorter = self._shorter.of(config, content)
@@ -280,21 +255,9 @@ def _swept_keys(master: DictConfig) -> list[str]:
     return swept_keys([*(f"{key}={value}" for key, value in params.items()), *master.hydra.overrides.task])
 
 
-def _numbered(composed: DictConfig, number: int) -> DictConfig:
-    with open_dict(composed):
-        composed.hydra.job.id = composed.hydra.job.num = number
-    return composed
-
-
-def _set_folder(composed: DictConfig, paths: RunPaths) -> None:
-    with read_write(composed.hydra), open_dict(composed.hydra):
-        composed.hydra.runtime.output_dir = str(paths.folder.absolute())
-        composed.hydra.sweep.subdir = paths.folder.name
-
-
 def _env(composed: DictConfig, paths: RunPaths) -> dict[str, str]:
     """What the run's workers find in their environment, by `hydra.job.env_set`."""
-    _set_folder(composed, paths)
+    set_folder(composed, paths)
     if composed.hydra.job.env_set:
         use_config(composed)  # an interpolation there may ask for it
     return {str(key): str(value) for key, value in composed.hydra.job.env_set.items()}

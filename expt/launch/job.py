@@ -9,8 +9,9 @@ from expt.errors import ExptError, Interrupted, warn
 from expt.launch.workers import Live
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
+from expt.runs.record_parts import Objective
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Objective
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED
 from expt.runs.worker_error import in_one_line, mistake_in
 
 QUEUED = "queued"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 
 from expt import signals
+from expt.config.schema import RunConfig
 from expt.data.files import prepare, refuse_missing_parts
 from expt.data.fingerprint import refuse_changed
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost, warn
@@ -50,34 +51,46 @@ class Pool:
         self._jobs: dict[int, Job] = {}
         self._active: dict[int, Job] = {}
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
+        self._last: RunConfig | None = None  # the configuration of the job that was queued last
         self._next_start = 0.0
         self._held_up: set[int] = set()  # by another command
         self._closed = False  # no further run may start
         self._full = False  # it was said that descriptors are short
         self._asked_at: float | None = None  # when the workers were asked to stop
 
-    def run(self, source: Iterator[Job]) -> None:
+    def run(self, source: Iterator[Job | None]) -> None:
         """Run every job that `source` yields; it is asked for more between two looks at the running ones.
 
-        A job's failure is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded.
+        None is "nothing now". A job's failure is kept in the job. Raises KeyboardInterrupt, with everything stopped and
+        recorded.
         """
         with signals.Heeded():
             self._run(source)
 
-    def _run(self, source: Iterator[Job]) -> None:
-        more, left = True, False
+    def has_room(self) -> bool:
+        """Whether a further job, as large as the last, could start now: none waits, and devices are free for it."""
+        most = self._options.max_concurrent
+        if self._waiting() or self._closed or (most is not None and len(self._active) >= most):
+            return False
+        packing = self._cores if self._last is None or not self._last.num_gpus else self._gpus
+        if self._last is None:
+            return bool((self._gpus if self._machine.gpus else packing).num_free)
+        return packing.num_free >= demand_of(0, self._last, self._machine).count
+
+    def _run(self, source: Iterator[Job | None]) -> None:
+        more, left, idle = True, False, False
         try:
             while more or self._active or self._waiting():
                 if signals.asked():
                     left |= more
                     more = False
                     self._ask_to_stop()
-                elif more and (self._closed or not self._take(source)):
-                    more = False
+                elif more:
+                    more, idle = self._take(source)
                 self._start_ready()
                 self._poll()
                 self._observer.tick(list(self._active.values()))
-                if not more:
+                if idle or not more:
                     wait([ended for job in self._active.values() for ended in workers_of(job).sentinels], POLL_S)
             if self._asked_at is not None and (left or any(j.status != COMPLETED for j in self._jobs.values())):
                 raise KeyboardInterrupt
@@ -102,14 +115,24 @@ class Pool:
     def _waiting(self) -> bool:
         return not (self._gpus.is_empty and self._cores.is_empty)
 
-    def _take(self, source: Iterator[Job]) -> bool:
-        job = next(source, None)
+    def _take(self, source: Iterator[Job | None]) -> tuple[bool, bool]:
+        """Ask for the next job; returns whether there may be more, and whether there is none now."""
+        if self._closed:
+            return False, True
+        try:
+            job = next(source)
+        except StopIteration:
+            return False, True
         if job is None:
-            return False
+            return True, True
+        self._add(job)
+        return True, False
+
+    def _add(self, job: Job) -> None:
         number = len(self._jobs)
         self._jobs[number] = job
         if job.status == COMPLETED:
-            return True
+            return
         try:
             if job.error:
                 raise job.error
@@ -120,14 +143,13 @@ class Pool:
                 prepare(config.dataset, config.task)  # once for all its workers, before any could try the same
             self._queue(number, job)
         except KeyboardInterrupt:
-            return True  # the loop stops what runs, see signals.asked
+            return  # the loop stops what runs, see signals.asked
         except ExptError as error:
             self._end(number, error)
-        return True
 
     def _queue(self, number: int, job: Job) -> None:
         """Let the job wait for as many devices as it needs."""
-        config = request_of(job).config
+        config = self._last = request_of(job).config
         (self._gpus if config.num_gpus else self._cores).add([demand_of(number, config, self._machine)])
 
     def _start_ready(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -54,10 +55,14 @@ class Queue:
         self._executor, self._observer = executor, observer
         self._active: dict[Job, Any] = {}
 
-    def run(self, source: Iterator[Job]) -> None:
-        """Submit every job that `source` yields, and wait for all. Raises KeyboardInterrupt, with all cancelled."""
+    def run(self, source: Iterator[Job | None]) -> None:
+        """Submit the jobs that `source` yields before None, and wait for them.
+
+        Raises KeyboardInterrupt, with all cancelled.
+        """
         with signals.Heeded():
-            self._submit([job for job in source if job.status != COMPLETED])
+            jobs = itertools.takewhile(lambda job: job is not None, source)
+            self._submit([job for job in jobs if job is not None and job.status != COMPLETED])
             while self._active and not signals.asked():
                 for job, submitted in list(self._active.items()):
                     if submitted.done():

@@ -16,18 +16,9 @@ from expt.errors import ConfigError, ExptError, Interrupted, warn
 from expt.runs import lineage, provenance
 from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
+from expt.runs.record_parts import Made
 from expt.runs.request import RunRequest
-from expt.runs.result import (
-    FAILED,
-    INTERRUPTED,
-    STATUSES,
-    Made,
-    Record,
-    create_result,
-    read_result,
-    so_far,
-    update_result,
-)
+from expt.runs.result import FAILED, INTERRUPTED, STATUSES, Record, create_result, read_result, so_far, update_result
 from expt.runs.weights_file import begun_from
 
 
@@ -151,6 +142,7 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
     try:
         reached = so_far(paths, read_result(paths))
         reached["status"], reached["error"] = status, str(error) or "interrupted by a person"
+        reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
     except OSError as problem:  # a full disk, maybe: what ended the run is still to be told
         warn(f"{paths.result}: could not be written ({problem})")
@@ -161,7 +153,8 @@ def record_refusal(paths: RunPaths, about: Record, request: RunRequest | None, e
 
     Raises FolderInUse where another command is at work there.
     """
-    record: Record = {"status": FAILED, "error": str(error), **about, **provenance.describe()}
+    record: Record = {"status": FAILED, "error": str(error), "error_kind": type(error).__name__}
+    record |= {**about, **provenance.describe()}
     if request is not None:
         record.update(_identified(request.config, request.content))
     with at_work(paths):

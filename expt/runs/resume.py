@@ -16,7 +16,8 @@ from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint, provenance
 from expt.runs.paths import RunPaths
 from expt.runs.plan import OF_PLAN, refuse_other_plan
-from expt.runs.result import Resumed, result_of_any
+from expt.runs.record_parts import Resumed
+from expt.runs.result import result_of_any
 
 # How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
 MAY_CHANGE = NOT_IN_RESULT | {

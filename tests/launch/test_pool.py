@@ -159,6 +159,28 @@ def test_in_a_sweep_time_counts_from_a_runs_turn(world: World) -> None:
     assert [workers.attempt.waited_since for workers in world.started] == [500.0, 1000.0, 1060.0]
 
 
+def test_a_source_may_have_nothing_now_and_is_asked_when_there_is_room(world: World) -> None:
+    """It decides by what came of those before: at most as many wait or run as there are cores."""
+    left, rooms = [world.job(name, world_size=2) for name in "abc"], list[int]()
+    asked = [Pool(Machine(gpus=(), cpus=4), Options(), world.told, start=world.start, clock=world.clock)]
+
+    def source() -> Iterator[Job | None]:
+        while left:
+            if asked[0].has_room():
+                rooms.append(sum(job.status == "running" for job in started))
+                started.append(left.pop(0))
+                yield started[-1]
+            else:
+                yield None
+
+    started = list[Job]()
+    world.plans = {"a": [{"looks": 3}], "b": [{"looks": 5}], "c": [{}]}
+    asked[0].run(source())
+    assert world.names == ["a", "b", "c"]
+    assert rooms == [0, 1, 1], "the third is asked for when the first has ended, while the second runs"
+    assert not Pool(Machine(gpus=("0",), cpus=4), Options(max_concurrent=0), world.told).has_room()
+
+
 def test_a_failure_stays_in_its_job(world: World) -> None:
     bad, good = world.job("bad"), world.job("good")
     world.plans["bad"] = [{"error": RunFailed("rank 0 of 1 raised")}]

@@ -1,0 +1,160 @@
+"""What a search does next, decided from its history alone; and the source that the pool asks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from expt.config.search import Search
+from expt.errors import ConfigError
+from expt.launch.job import QUEUED, Job
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, PAUSED, RUNNING
+from expt.search.history import Point, Reader, best, in_order
+from expt.search.sampler import suggest
+from expt.search.space import Space, Values
+
+
+class Searching:
+    """A search in one folder: what is known of it, and which point comes next."""
+
+    def __init__(self, folder: Path, space: Space, settings: Search, reader: Reader) -> None:
+        self.space, self.settings, self.goals = space, settings, reader.goals
+        self._reader = reader
+        self._others = [point for source in settings.warm_start for point in _others(reader, Path(source))]
+        self._points = {point.folder: point for point in reader.points(folder)}
+        self.count = 1 + max((point.number for point in self.own if point.number is not None), default=-1)
+        """How many points the search has chosen: the number of the next."""
+
+    @property
+    def own(self) -> list[Point]:
+        """The points in this search's folder, in their order."""
+        return in_order(self._points.values())
+
+    @property
+    def points(self) -> list[Point]:
+        """All that is known, in the order in which a sampler learns of it."""
+        return [*self._others, *self.own]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there are as many points as were asked for."""
+        return self.count >= self.settings.runs
+
+    @property
+    def unfinished(self) -> list[Point]:
+        """Points that were begun and have come to no end: the command was killed, maybe."""
+        ended = (COMPLETED, PAUSED)
+        return [
+            point for point in self.own if point.number is not None and point.status not in ended and not point.is_bad
+        ]
+
+    @property
+    def best(self) -> Point | None:
+        """The best so far in this folder."""
+        return best(self.own, self.goals)
+
+    def next(self) -> tuple[int, Values] | None:
+        """The next point and its number; None where there is none left."""
+        number = self.count
+        values = suggest(self.space, self.points, number, self.settings, self.goals)
+        return None if values is None else (number, values)
+
+    def begin(self, number: int, values: Values, paths: RunPaths | None) -> None:
+        """Count a point as under way; without `paths` it is another under another name."""
+        self.count = number + 1
+        if paths is None:
+            return
+        known = self._points.get(paths.folder)
+        if known is None or known.number is None:
+            status = RUNNING if known is None else known.status
+            objectives = () if known is None else known.objectives
+            self._points[paths.folder] = Point(
+                values=values, status=status, number=number, objectives=objectives, folder=paths.folder
+            )
+
+    def look(self, paths: RunPaths) -> Point | None:
+        """Read again what has become of a run."""
+        point = self._reader.point(paths)
+        before = self._points.get(paths.folder)
+        if point is None:
+            return before
+        if point.number is None and before is not None:
+            point = _numbered(point, before.number)
+        self._points[paths.folder] = point
+        return point
+
+
+def _others(reader: Reader, folder: Path) -> list[Point]:
+    """The points of another sweep, whose numbers count for nothing here."""
+    found = [_numbered(point, None) for point in reader.points(folder)]
+    if not found:
+        raise ConfigError(f"search.warm_start={folder}: holds no run with a point of this space")
+    return found
+
+
+def _numbered(point: Point, number: int | None) -> Point:
+    return dataclasses.replace(point, number=number)
+
+
+class Source(Iterator[Job | None]):
+    """The jobs of a search, each chosen when there is room for it; None means that nothing can be said yet.
+
+    Without `has_room`, or with a `batch`, so many are chosen together, and the next when all of them have ended.
+    """
+
+    def __init__(
+        self,
+        searching: Searching,
+        make: Callable[[int, Values], Job | None],
+        again: Callable[[Point], Job | None],
+        has_room: Callable[[], bool] | None,
+        *,
+        batch: int | None = None,
+    ) -> None:
+        """`make` gives the job of a new point, `again` that of one that has come to no end; None for a known job."""
+        self._searching, self._make, self._again, self._has_room = searching, make, again, has_room
+        self._batch, self._left_of_batch = batch, 0
+        self._unfinished = searching.unfinished
+        self._under_way: list[Job] = []
+        self.is_over = False
+        """Whether there is no further job, now or later."""
+
+    def __next__(self) -> Job | None:
+        self._look()
+        if not self._may_ask():
+            return None
+        job = self._next()
+        if job is not None:
+            self._under_way.append(job)
+        elif not self._under_way:
+            self.is_over = True
+            raise StopIteration
+        return job
+
+    def _may_ask(self) -> bool:
+        """Whether another run could start now; of a batch, whether it is to be filled."""
+        if self._batch is None:
+            return self._has_room is None or self._has_room()
+        if not self._under_way:
+            self._left_of_batch = self._batch
+        self._left_of_batch -= 1
+        return self._left_of_batch >= 0
+
+    def _next(self) -> Job | None:
+        while self._unfinished:
+            if job := self._again(self._unfinished.pop(0)):
+                return job
+        while not self._searching.is_complete and (found := self._searching.next()):
+            job = self._make(*found)
+            self._searching.begin(*found, job.paths if job else None)
+            if job:
+                return job
+        return None
+
+    def _look(self) -> None:
+        """Read what has become of those that have ended since."""
+        for job in [job for job in self._under_way if job.status not in (QUEUED, RUNNING)]:
+            self._under_way.remove(job)
+            self._searching.look(job.paths)
