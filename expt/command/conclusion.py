@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from rich.console import Console
 
+from expt.command.search_conclusion import conclude_search
 from expt.config.main_code import is_of_main
 from expt.config.user_code import targets_recorded
 from expt.errors import ExptError, FolderInUse, warn
@@ -30,11 +31,13 @@ def conclude(
     *,
     reverse: bool = False,
     failed_now: Mapping[Path, ExptError] = MappingProxyType({}),
+    notes: Sequence[str] = (),
 ) -> None:
     """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the failures.
 
     `runs` are those of the folder, where somebody has read them just now.
     `failed_now` has the folders of runs known to have failed, which a full disk may have kept from saying so, and why.
+    `notes` are lines of the command that comes to its end.
     Where another command is at work, the record is that command's, and true.
     """
     runs = read_runs(folder) if runs is None else runs
@@ -55,10 +58,13 @@ def conclude(
             _print_failure(console, run)
         for taken, error in in_use.items():
             say(console, f"  {taken.name}: {in_one_line(str(error))}")
+    conclude_search(console, folder, runs)
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
     for run in (run for run in runs if run["status"] == DAMAGED):
         say(console, f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts nowhere")
+    for note in notes:
+        say(console, note)
     if written:
         say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))

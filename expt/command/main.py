@@ -81,7 +81,7 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
             from expt.command.conclusion import conclude  # late: a run's start does not wait for tables
             from expt.runs.view import leaderboard
 
-            conclude(leaderboard.wide_console(), outcome.sweep_folder, failed_now=outcome.errors)
+            conclude(leaderboard.wide_console(), outcome.sweep_folder, failed_now=outcome.errors, notes=outcome.notes)
         task.sending.wait()
     outcome.raise_if_failed()
     return outcome.completed
@@ -110,6 +110,10 @@ class Task:
         self.at_end = contextlib.ExitStack()
         self.sending = Sending()
 
+    @property
+    def _several(self) -> str:
+        return f"chooses the points of several runs; {'add -m' if self.may_sweep else 'use expt.sweep'}"
+
     def __call__(self, composed: DictConfig) -> float | None:
         """One run, in the folder that Hydra has made for it; returns the objective's value."""
         self.began, hydra_config = True, HydraConfig.get()
@@ -119,6 +123,8 @@ class Task:
             self.outcome.sweep_folder = Path(hydra_config.sweep.dir)
         try:
             refuse_lone(() if sweep else hydra_config.overrides.hydra)
+            if "search" in composed:
+                raise ConfigError(f"search={composed.search.name}: {self._several}")
             settings = plain(composed, sweep=sweep)
             config = parse(settings, machine.detect())
         except (ConfigError, OmegaConfBaseException):

@@ -24,6 +24,8 @@ class Outcome:
     """The completed and the failed, as the grid has them."""
     num_unseen: int = 0
     """Points of a sweep whose turn to be composed never came."""
+    notes: list[str] = field(default_factory=list)
+    """Lines to print at the end."""
     sweep_folder: Path | None = None
     """Of a sweep that has begun."""
 

@@ -21,11 +21,12 @@ from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.config.search import parse_search
 from expt.config.tasks import metrics_of
-from expt.errors import ConfigError
+from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.launch.job import Job
 from expt.launch.pool import Pool
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.result import COMPLETED, read_result
+from expt.search.budget import budget_of, in_words
 from expt.search.goals import goals_of, limits_of
 from expt.search.history import Point, Reader
 from expt.search.sampler import refuse_missing, refuse_unfit
@@ -50,6 +51,9 @@ class SearchCommand:
     def __init__(self, context: HydraContext, config: DictConfig, multirun: Multirun, arguments: Sequence[str]) -> None:
         self._context, self._config, self._multirun = context, config, multirun
         self._settings = parse_search(_plain(config.search))
+        self._budget = budget_of(self._settings.budget)
+        self._source: Source | None = None
+        self._is_sent = False
         refuse_missing(self._settings.name)
         params = OmegaConf.select(config, "hydra.sweeper.params") or {}
         self._fixed, self._axes = self._parted([*(f"{key}={value}" for key, value in params.items()), *arguments])
@@ -64,7 +68,12 @@ class SearchCommand:
             runs = [] if found is None else [self._found(searching.space, *found)]
             return show_dry_run(runs, len(runs))
         display = SweepDisplay(Console(), total=self._settings.runs, folder=multirun.folder, what="search")
-        return multirun.carry_out(lambda *each: self._rounds(searching, *each), display)
+        display.note = lambda job: _note(searching, job)
+        try:
+            return multirun.carry_out(lambda *each: self._rounds(searching, *each), display, (Diverged, OutOfMemory))
+        finally:
+            for line in self._at_end(searching):
+                multirun.note(line)
 
     def _parted(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """The words that all points share, and the axes; of several words for a key the last counts."""
@@ -118,7 +127,9 @@ class SearchCommand:
     def _composed(self, words: Sequence[str], number: int) -> ComposedRun:
         multirun = self._multirun
         run = multirun.open().found(multirun.composer, self._config, words, number)
-        multirun.send_along(run)
+        if not self._is_sent:
+            multirun.send_along(run)
+        self._is_sent = True
         return run
 
     def _rounds(
@@ -146,11 +157,39 @@ class SearchCommand:
         for point in searching.own:
             if point.number is not None and point not in searching.unfinished:
                 display.known()
-        batch = self._settings.batch or (None if isinstance(runner, Pool) else BATCH)
-        has_room = runner.has_room if isinstance(runner, Pool) else None
-        source = Source(searching, make, again, has_room, batch=batch)
+        budget = self._budget
+        if isinstance(runner, Pool):
+            batch = self._settings.batch
+            source = Source(searching, make, again, runner.has_room, batch=batch, budget=budget, finish=runner.finish)
+        else:
+            source = Source(searching, make, again, None, batch=self._settings.batch or BATCH, budget=budget)
+        self._source = source
         while not source.is_over:
             yield source
+
+    def _at_end(self, searching: Searching) -> Iterator[str]:
+        """What the budget has left, and what is left to do."""
+        source, budget, total = self._source, self._budget, self._settings.runs
+        if source is not None and source.is_exhausted:
+            yield f"search       ends after {searching.count} points: the space has no further one"
+        if budget is None or source is None:
+            return
+        gpus = bool(self._multirun.machine.gpus)
+        left = in_words(max(0.0, budget.left_s(searching.spent_s)), of_devices=budget.of_devices, gpus=gpus)
+        if not source.is_spent:
+            yield f"budget       {left} of {budget.text} are left"
+            return
+        stopped, missing = len(searching.unfinished), total - searching.count
+        kept = f"{stopped} stopped and saved, " if stopped else ""
+        yield f"budget       {budget.text} is used up: {searching.count} of {total} points, {kept}{missing} not begun"
+        yield "      to go on: the same command there with a larger search.budget"
+
+
+def _note(searching: Searching, job: Job) -> str:
+    """That the run which has just ended is the best so far."""
+    searching.look(job.paths)
+    best = searching.best
+    return "  best so far" if best is not None and best.folder == job.paths.folder else ""
 
 
 def _plain(node: Any) -> Any:

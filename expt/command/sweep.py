@@ -23,7 +23,7 @@ from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
 from expt.command.sweep_points import Grid
 from expt.command.sweep_values import refuse_wrong_values
-from expt.errors import INTERRUPTED_BEFORE, ConfigError, Interrupted
+from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
@@ -109,9 +109,15 @@ class Multirun:
         overrides.register_resolvers()  # the line above has made Hydra's own anew
 
     def carry_out(
-        self, rounds: Callable[[Runs, SweepDisplay, Runner], Iterable[Iterator[Job | None]]], display: SweepDisplay
+        self,
+        rounds: Callable[[Runs, SweepDisplay, Runner], Iterable[Iterator[Job | None]]],
+        display: SweepDisplay,
+        spared: tuple[type[ExptError], ...] = (),
     ) -> list[JobReturn]:
-        """Run the jobs of one round after another. Raises Interrupted on Ctrl-C."""
+        """Run the jobs of one round after another; what is `spared` is no failure of the sweep.
+
+        Raises Interrupted on Ctrl-C.
+        """
         runs: Runs = {}
         runner = self._runner(SweepObserver(self._context, self._task, runs, display))
         try:
@@ -121,7 +127,8 @@ class Multirun:
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; to go on: {continue_command(self.folder)}") from None
         finally:
-            self._tell(runs)
+            done = any(job.status == COMPLETED for job in runs)
+            self._tell(job for job in runs if not (done and isinstance(job.error, spared)))
             self._task.outcome.num_unseen += max(0, display.total - sum(map(len, runs.values())))
         self._refuse_if_all_were(list(runs))
         started = sorted(itertools.chain(*runs.values()), key=lambda run: run.number)
@@ -149,6 +156,10 @@ class Multirun:
 
     def _options(self) -> Options:
         return Options(**{key: value for key, value in self._launcher_options.items() if key != "dry_run"})
+
+    def note(self, line: str) -> None:
+        """Let the command say it at its end."""
+        self._task.outcome.notes.append(line)
 
     def _tell(self, jobs: Iterable[Job]) -> None:
         """Let the command know what became of its runs."""

@@ -15,7 +15,7 @@ from rich.text import Text
 from expt.command.composed_run import ComposedRun
 from expt.config.identity import identity
 from expt.config.tasks import chosen_metric
-from expt.errors import ExptError, printable
+from expt.errors import Diverged, ExptError, OutOfMemory, printable
 from expt.launch.job import Job, request_of
 from expt.runs import tags
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, read_result
@@ -51,6 +51,8 @@ class SweepDisplay:
         self._busy_s = 0.0
         self._next = self._next_printed = self._next_lines = 0.0
         self._lines: list[Text] = []
+        self.note: Callable[[Job], str] = lambda _: ""
+        """What to add to the line of a run that has come to its end."""
 
     def __enter__(self) -> SweepDisplay:
         say(self._console, f"{self._what} of {self.total} run{'s' * (self.total != 1)} in {self._folder}")
@@ -86,10 +88,19 @@ class SweepDisplay:
         self._forget(job)
         self._counts[job.status] += 1
         self._busy_s += job.ended_at - job.started_at if job.started_at else 0.0
-        if job.error:
+        if self._what == "search" and isinstance(job.error, Diverged | OutOfMemory):
+            what = "diverged" if isinstance(job.error, Diverged) else "no memory"
+            self.note(job)
+            self._line(what, job, in_one_line(str(job.error), with_log=False), style="yellow")
+        elif job.error:
             self._line(job.status, job, in_one_line(str(job.error), with_log=False), style="red")
         else:
-            self._line("done", job, f"{_reached(job)}  {job.ended_at - job.started_at:.1f} s in all", style="green")
+            self._line(
+                "done",
+                job,
+                f"{_reached(job)}  {job.ended_at - job.started_at:.1f} s in all{self.note(job)}",
+                style="green",
+            )
 
     def waiting(self, job: Job, devices: Sequence[str]) -> None:
         """A run cannot start yet, since another command holds `devices`."""

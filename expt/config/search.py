@@ -46,6 +46,8 @@ class _Composed:
 def parse_search(node: Mapping[str, Any]) -> Search:
     """The settings of a search. Raises ConfigError with a line for each that is wrong."""
     found = {**node}
+    if isinstance(found.get("budget"), int | float):
+        found["budget"] = str(found["budget"])  # which has no unit
     for key in ("constraints", "when", "warm_start"):
         found[key] = _as_list(key, found.get(key) or [])
     try:

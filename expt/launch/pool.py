@@ -55,6 +55,7 @@ class Pool:
         self._next_start = 0.0
         self._held_up: set[int] = set()  # by another command
         self._closed = False  # no further run may start
+        self._finishing: str | None = None  # why those that run are to end
         self._full = False  # it was said that descriptors are short
         self._asked_at: float | None = None  # when the workers were asked to stop
 
@@ -66,6 +67,10 @@ class Pool:
         """
         with signals.Heeded():
             self._run(source)
+
+    def finish(self, why: str) -> None:
+        """Start no further job, and let those that run save and end; that is no interruption of the command."""
+        self._finishing = self._finishing or why
 
     def has_room(self) -> bool:
         """Whether a further job, as large as the last, could start now: none waits, and devices are free for it."""
@@ -81,7 +86,7 @@ class Pool:
         more, left, idle = True, False, False
         try:
             while more or self._active or self._waiting():
-                if signals.asked():
+                if signals.asked() or self._finishing:
                     left |= more
                     more = False
                     self._ask_to_stop()
@@ -92,7 +97,11 @@ class Pool:
                 self._observer.tick(list(self._active.values()))
                 if idle or not more:
                     wait([ended for job in self._active.values() for ended in workers_of(job).sentinels], POLL_S)
-            if self._asked_at is not None and (left or any(j.status != COMPLETED for j in self._jobs.values())):
+            if (
+                self._asked_at is not None
+                and not self._finishing
+                and (left or any(j.status != COMPLETED for j in self._jobs.values()))
+            ):
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
             self._stop_all("interrupted by a person")
@@ -110,7 +119,9 @@ class Pool:
             for job in self._active.values():
                 workers_of(job).ask_to_stop()
         if self._clock() - self._asked_at > signals.grace_s():
-            raise KeyboardInterrupt
+            if not self._finishing:
+                raise KeyboardInterrupt
+            self._stop_all(self._finishing)
 
     def _waiting(self) -> bool:
         return not (self._gpus.is_empty and self._cores.is_empty)
@@ -212,7 +223,7 @@ class Pool:
                 error: ExptError | None = None
             except ExptError as failure:
                 # A worker that has only just begun dies of the question.
-                error = failure if self._asked_at is None else Interrupted("interrupted by a person")
+                error = failure if self._asked_at is None else Interrupted(self._finishing or "interrupted by a person")
                 record_end(job.paths, error)
             if error and self._may_retry(job, error):
                 self._retry(number, error)

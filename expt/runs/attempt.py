@@ -13,7 +13,7 @@ from expt.config import main_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, warn
-from expt.runs import lineage, provenance
+from expt.runs import lineage, provenance, spending
 from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Made
@@ -121,6 +121,7 @@ class Attempt:
             begun = {"weights_from": then.get("weights_from") or begun_from(config.weights, content.weights)}
         return {
             **begun,
+            **spending.at_start(self.devices, read_result(self.paths) if self.request.resumes else {}),
             "started": time.time() - (time.monotonic() - self.waited_since),
             "world_size": config.world_size,
             "local_world_size": config.world_size,
@@ -140,7 +141,8 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
     """Say in result.json that the run has failed, or was interrupted, and what it has come to until then."""
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
-        reached = so_far(paths, read_result(paths))
+        record = read_result(paths)
+        reached: Record = {**so_far(paths, record), **spending.until_now(record)}
         reached["status"], reached["error"] = status, str(error) or "interrupted by a person"
         reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)

@@ -78,6 +78,12 @@ class Record(Provenance, total=False):
     best: Best | None
     objective: Objective
     stopped_early: StoppedEarly | None
+    device_s: float
+    """Seconds of its devices, of all attempts; `device_s_before` is of those before this one."""
+    device_s_before: float
+    energy_j: float
+    """Of its GPUs, by NVML; `energy_j_before` is that of earlier attempts, less what the meters showed then."""
+    energy_j_before: float
     epoch_s: list[float]
     eval_s: float
     dashboard_s: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,23 +69,34 @@ def goals_of(objective: str | Sequence[str], config: RunConfig) -> list[Goal]:
         raise ConfigError(f"objective={shown}: give one tag, or several different ones")
     for tag in found:
         check_tag(f"objective={shown}", tag, config)
-    better = metrics_of(config.task)
+    return goals_for(found, config.task)
+
+
+def goals_for(found: Sequence[str], task: Any) -> list[Goal]:
+    """The goals of these tags; `task` is one of a configuration, or as a record has it."""
+    better = metrics_of(task)
     return [Goal(tag, _is_higher_better(tag, better)) for tag in found]
 
 
 def limits_of(constraints: Sequence[str], config: RunConfig) -> list[Limit]:
     """The limits that `search.constraints` names. Raises ConfigError for one that is none, or of an unknown tag."""
+    found = limits_for(constraints)
+    if len(found) < len(constraints):
+        wrong = next(text for text in constraints if text not in [limit.text for limit in found])
+        raise ConfigError(f"search.constraints={wrong}: write TAG<NUMBER or TAG>NUMBER, as in 'memory/gpu_mib<20000'")
+    for limit in found:
+        check_tag(f"search.constraints={limit.text}", limit.tag, config)
+    return found
+
+
+def limits_for(constraints: Sequence[str]) -> list[Limit]:
+    """Those that can be read."""
     found = []
     for text in constraints:
-        key, match = f"search.constraints={text}", _LIMIT.fullmatch(text)
-        try:
-            bound = float(match[3]) if match else None
-        except ValueError:
-            bound = None
-        if match is None or bound is None:
-            raise ConfigError(f"{key}: write TAG<NUMBER or TAG>NUMBER, as in 'memory/gpu_mib<20000'")
-        check_tag(key, match[1], config)
-        found.append(Limit(text, match[1], match[2].startswith("<"), bound))
+        match = _LIMIT.fullmatch(text)
+        with contextlib.suppress(ValueError):
+            if match:
+                found.append(Limit(text, match[1], match[2].startswith("<"), float(match[3])))
     return found
 
 

@@ -12,6 +12,7 @@ from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, DAMAGED, FAILED, Record, result_of_any
+from expt.runs.spending import device_s
 from expt.runs.sweep_index import results_of_sweep
 from expt.runs.view.query import settings_of
 from expt.search.goals import Goal, Limit
@@ -37,6 +38,7 @@ class Point:
     rung_values: Mapping[int, float] = field(default_factory=dict)
     """The first goal after each epoch."""
     kind_of_error: str = ""
+    device_s: float = 0.0
     folder: Path | None = None
 
     @property
@@ -89,6 +91,7 @@ class Reader:
             violations={limit.text: limit.violation(record, kind == OutOfMemory.__name__) for limit in self.limits},
             rung_values=self._rungs(paths) if self.with_rungs else {},
             kind_of_error=kind,
+            device_s=device_s(record),
             folder=paths.folder,
         )
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from expt.config.search import Search
 from expt.errors import ConfigError
-from expt.launch.job import QUEUED, Job
+from expt.launch.job import QUEUED, Job, request_of
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, PAUSED, RUNNING
+from expt.search.budget import Budget
 from expt.search.history import Point, Reader, best, in_order
 from expt.search.sampler import suggest
 from expt.search.space import Space, Values
@@ -49,6 +51,11 @@ class Searching:
         return [
             point for point in self.own if point.number is not None and point.status not in ended and not point.is_bad
         ]
+
+    @property
+    def spent_s(self) -> float:
+        """What the devices of its runs have been busy for."""
+        return sum(point.device_s for point in self._points.values())
 
     @property
     def best(self) -> Point | None:
@@ -98,6 +105,11 @@ def _numbered(point: Point, number: int | None) -> Point:
     return dataclasses.replace(point, number=number)
 
 
+def _devices(job: Job) -> int:
+    config = request_of(job).config
+    return len(job.devices) or config.world_size * config.threads
+
+
 class Source(Iterator[Job | None]):
     """The jobs of a search, each chosen when there is room for it; None means that nothing can be said yet.
 
@@ -112,17 +124,31 @@ class Source(Iterator[Job | None]):
         has_room: Callable[[], bool] | None,
         *,
         batch: int | None = None,
+        budget: Budget | None = None,
+        finish: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`make` gives the job of a new point, `again` that of one that has come to no end; None for a known job."""
+        """`make` gives the job of a new point, `again` that of one that has come to no end; None for a known job.
+
+        `finish` is told when the budget is used up, and lets those that run save and end.
+        """
         self._searching, self._make, self._again, self._has_room = searching, make, again, has_room
         self._batch, self._left_of_batch = batch, 0
+        self._budget, self._finish = budget, finish
         self._unfinished = searching.unfinished
         self._under_way: list[Job] = []
         self.is_over = False
         """Whether there is no further job, now or later."""
+        self.is_exhausted = False
+        """Whether the space has no further point."""
+        self.is_spent = False
+        """Whether that is because the budget is used up."""
 
     def __next__(self) -> Job | None:
         self._look()
+        if self._budget is not None and self._budget.left_s(self.spent_s) <= 0:
+            self.is_over = self.is_spent = True
+            self._finish(f"search.budget={self._budget.text} is used up")
+            raise StopIteration
         if not self._may_ask():
             return None
         job = self._next()
@@ -132,6 +158,13 @@ class Source(Iterator[Job | None]):
             self.is_over = True
             raise StopIteration
         return job
+
+    @property
+    def spent_s(self) -> float:
+        """What devices have been busy for, with the runs under way."""
+        now = time.monotonic()
+        live = [job for job in self._under_way if job.status == RUNNING]
+        return self._searching.spent_s + sum(_devices(job) * (now - job.started_at) for job in live)
 
     def _may_ask(self) -> bool:
         """Whether another run could start now; of a batch, whether it is to be filled."""
@@ -146,7 +179,11 @@ class Source(Iterator[Job | None]):
         while self._unfinished:
             if job := self._again(self._unfinished.pop(0)):
                 return job
-        while not self._searching.is_complete and (found := self._searching.next()):
+        while not self._searching.is_complete and not self.is_exhausted:
+            found = self._searching.next()
+            if found is None:
+                self.is_exhausted = True
+                break
             job = self._make(*found)
             self._searching.begin(*found, job.paths if job else None)
             if job:

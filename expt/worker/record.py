@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from expt.runs import provenance
+from expt.runs import provenance, spending
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, read_result, update_result
@@ -55,7 +55,7 @@ class Record:
     def complete(self, outcome: Mapping[str, Any]) -> str:
         """Close the files, then say in result.json that the run is complete."""
         self._close(complete=True)
-        self.result(status=COMPLETED, **outcome)
+        self.result(status=COMPLETED, **outcome, **self._spent())
         return COMPLETED
 
     def interrupt(self) -> str:
@@ -63,8 +63,11 @@ class Record:
         self._close(complete=False)
         history = self._history
         reached = {"metrics": history.last, "best": history.best, "objective": history.objective}
-        self.result(status=INTERRUPTED, resumable=True, epoch_s=history.epoch_s, **reached)
+        self.result(status=INTERRUPTED, resumable=True, epoch_s=history.epoch_s, **reached, **self._spent())
         return INTERRUPTED
+
+    def _spent(self) -> Mapping[str, Any]:
+        return spending.until_now(read_result(self._paths)) if self._metrics else {}
 
     def _close(self, *, complete: bool) -> None:
         if self._metrics:
