@@ -98,6 +98,7 @@ class SearchCommand:
             self._fixed += _objective_of_runs(objective, self._settings_of(()))
         loader = self._context.config_loader
         space = space_of(self._axes, settings.when, loader, self._settings_of, multirun.machine)
+        self._keys = [parameter.name for parameter in space.parameters]
         config = self._example(space)
         goals, limits = goals_of(objective or config.objective, config), limits_of(settings.constraints, config)
         refuse_unfit(settings.name, space, goals, limited=bool(limits))
@@ -126,7 +127,7 @@ class SearchCommand:
 
     def _composed(self, words: Sequence[str], number: int) -> ComposedRun:
         multirun = self._multirun
-        run = multirun.open().found(multirun.composer, self._config, words, number)
+        run = multirun.open().found(multirun.composer, self._config, words, number, self._keys)
         if not self._is_sent:
             multirun.send_along(run)
         self._is_sent = True

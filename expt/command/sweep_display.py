@@ -51,6 +51,7 @@ class SweepDisplay:
         self._busy_s = 0.0
         self._next = self._next_printed = self._next_lines = 0.0
         self._lines: list[Text] = []
+        self._best = ""
         self.note: Callable[[Job], str] = lambda _: ""
         """What to add to the line of a run that has come to its end."""
 
@@ -88,9 +89,11 @@ class SweepDisplay:
         self._forget(job)
         self._counts[job.status] += 1
         self._busy_s += job.ended_at - job.started_at if job.started_at else 0.0
+        note = self.note(job)
+        if note and not job.error:
+            self._best = f"; best so far {_reached(job)}, {job.name}"
         if self._what == "search" and isinstance(job.error, Diverged | OutOfMemory):
             what = "diverged" if isinstance(job.error, Diverged) else "no memory"
-            self.note(job)
             self._line(what, job, in_one_line(str(job.error), with_log=False), style="yellow")
         elif job.error:
             self._line(job.status, job, in_one_line(str(job.error), with_log=False), style="red")
@@ -179,7 +182,7 @@ class SweepDisplay:
             # The machine has held `running` runs at a time; what is left takes as long for each as those before.
             left_s = self._busy_s / done * (queued + running / 2) / running
             text += f"; about {duration(left_s)} left"
-        return text
+        return text + self._best
 
 
 def _reached(job: Job) -> str:

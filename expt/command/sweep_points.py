@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,13 @@ class Grid:
         self._warn_of_others(len(points))
         yield from ahead
 
-    def found(self, composer: PointComposer, master: DictConfig, point: Sequence[str], number: int) -> ComposedRun:
-        """The run of a point that a search has chosen; it is told in its record."""
+    def found(
+        self, composer: PointComposer, master: DictConfig, point: Sequence[str], number: int, keys: Collection[str]
+    ) -> ComposedRun:
+        """The run of a point that a search of these keys has chosen, which its record says."""
         self._is_of_others = False
         asked = folded(filter_overrides(point))
-        (name,) = folder_names([asked], _swept_keys(master))
+        (name,) = folder_names([asked], keys)
         return self._run(composer, master, point, asked, number, name, {"search": {"number": number}})
 
     def _run(
