@@ -171,7 +171,7 @@ def test_the_keywords_are_those_of_the_schema() -> None:
     schema.pop("secrets")
     given = get_type_hints(settings.Settings)
     assert given.keys() == {*schema, "experiment", "hydra"}
-    assert get_type_hints(settings.SweepSettings).keys() == {*given, "sweep"}
+    assert get_type_hints(settings.SweepSettings).keys() == {*given, "sweep", "search"}
     for key, cls in NESTED.items():
         nested = next(part for part in (schema[key], *get_args(schema[key])) if hasattr(part, "__dataclass_fields__"))
         assert get_type_hints(cls).keys() == get_type_hints(nested).keys()

@@ -156,8 +156,9 @@ class SearchCommand:
             return take(self._composed(read_result(RunPaths(point.folder))["arguments"], point.number))
 
         for point in searching.own:
-            if point.number is not None and point not in searching.unfinished:
+            if point.folder is not None and point.number is not None and point not in searching.unfinished:
                 display.known()
+                self._multirun.known(RunPaths(point.folder), point.status)
         budget = self._budget
         if isinstance(runner, Pool):
             batch = self._settings.batch

@@ -78,7 +78,7 @@ def conclude_search(console: Console, folder: Path, runs: Sequence[FoundRecord])
         front = found.front(runs)
         say(
             console,
-            f"Pareto       {len(front)} of {len(runs)} runs, which no other beats in all of their goals",
+            f"Pareto       {len(front)} of {len(runs)} runs, which no other beats in all goals",
             "bold",
         )
         console.print(_table(front, found.goals))

@@ -100,12 +100,15 @@ def _range(name: str, sweep: RangeSweep, log: bool, typed: str) -> Parameter:
     assert stop is not None
     assert step
     values = math.ceil((stop - start) / step - 1e-9)
+    if values < 1:
+        raise ConfigError(
+            f"{name}: its range is empty; the end, which is not part of it, must lie behind the first value"
+        )
     ends = sorted((start, start + (values - 1) * step))
     is_int = all(isinstance(each, int) for each in (start, stop, step))
     if log and not (is_int and abs(step) == 1):
         raise ConfigError(f"{name}: tag(log, range(...)) is of whole numbers with a step of 1; use an interval")
-    low, high = ends if values > 0 else (stop, start)
-    return Parameter(name, "int" if is_int else "float", low, high, log, None if log else abs(step), typed=typed)
+    return Parameter(name, "int" if is_int else "float", *ends, log, None if log else abs(step), typed=typed)
 
 
 def _checked(override: Override, parameter: Parameter) -> Parameter:
@@ -121,23 +124,20 @@ def _checked(override: Override, parameter: Parameter) -> Parameter:
 
 def _typed(parameter: Parameter, settings: Mapping[str, Any], machine: Machine) -> Parameter:
     """The parameter, of integers where its key takes no other number. Raises ConfigError for what its key can't be."""
-    if parameter.kind == "categorical":
-        wrong = wrong_values(settings, {parameter.name: parameter.meant}, machine)
-    else:
-        wrong = wrong_values(settings, {parameter.name: [parameter.low, parameter.high]}, machine)
+
+    def wrong(*values: Any) -> list[str]:
+        return wrong_values(settings, {parameter.name: values}, machine)
+
+    problems = wrong(*parameter.meant) if parameter.kind == "categorical" else wrong(parameter.low, parameter.high)
+    if parameter.kind == "float" and parameter.step is None:
         between = parameter.low + (parameter.high - parameter.low) * 0.41421
-        is_fraction = parameter.kind == "float" and parameter.step is None
-        if is_fraction and wrong_values(settings, {parameter.name: [between]}, machine):
-            whole = dataclasses.replace(
-                parameter, kind="int", low=math.ceil(parameter.low), high=math.floor(parameter.high)
-            )
-            if whole.low <= whole.high:
-                found = wrong_values(settings, {parameter.name: [int(whole.low), int(whole.high)]}, machine)
-                if not found:
-                    return whole
-                wrong = wrong or found
-    if wrong:
-        raise ConfigError(list(dict.fromkeys(wrong)))
+        whole = dataclasses.replace(
+            parameter, kind="int", low=math.ceil(parameter.low), high=math.floor(parameter.high)
+        )
+        if whole.low <= whole.high and wrong(between) and not wrong(max(int(whole.low), round(between))):
+            parameter, problems = whole, wrong(int(whole.low), int(whole.high))
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
     return parameter
 
 

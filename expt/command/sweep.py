@@ -157,6 +157,11 @@ class Multirun:
     def _options(self) -> Options:
         return Options(**{key: value for key, value in self._launcher_options.items() if key != "dry_run"})
 
+    def known(self, run_paths: paths.RunPaths, status: str) -> None:
+        """Count a run of an earlier command that is not to be run again."""
+        if status == COMPLETED:
+            self._task.outcome.add(run_paths, status)
+
     def note(self, line: str) -> None:
         """Let the command say it at its end."""
         self._task.outcome.notes.append(line)

@@ -101,7 +101,7 @@ class SweepDisplay:
             self._line(
                 "done",
                 job,
-                f"{_reached(job)}  {job.ended_at - job.started_at:.1f} s in all{self.note(job)}",
+                f"{_reached(job)}  {job.ended_at - job.started_at:.1f} s in all{note}",
                 style="green",
             )
 
