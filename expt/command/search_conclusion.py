@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from expt.runs.paths import SWEEP_RECORD
-from expt.runs.result import COMPLETED, FoundRecord
+from expt.runs.result import COMPLETED, PAUSED, FoundRecord
 from expt.runs.view.cells import cells, say
 from expt.search.goals import Goal, Limit, goals_for, limits_for
 
@@ -24,10 +23,10 @@ class SearchRecord(NamedTuple):
     limits: list[Limit]
 
     def allowed(self, run: FoundRecord) -> bool:
-        """Whether the run has completed, measured all goals, and kept all limits."""
+        """Whether the run has completed, or paused, and has measured all goals and kept all limits."""
         measured = (goal.value(run) for goal in self.goals)
         return (
-            run["status"] == COMPLETED
+            run["status"] in (COMPLETED, PAUSED)
             and all(value is not None and value == value for value in measured)
             and all(limit.violation(run) <= 0 for limit in self.limits)
         )
@@ -50,7 +49,7 @@ def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
 
 def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
     """The search of a sweep's folder, by its own record; None where it was none, or nothing was measured."""
-    task: Any = next(((run.get("config") or {}).get("task") for run in runs if run["status"] == COMPLETED), None)
+    task: Any = next(((run.get("config") or {}).get("task") for run in runs if run.get("objective")), None)
     objective = next((run["objective"]["name"] for run in runs if run.get("objective")), None)
     if objective is None or not any("search" in run for run in runs):
         return None
@@ -70,6 +69,8 @@ def conclude_search(console: Console, folder: Path, runs: Sequence[FoundRecord])
     found = search_in(folder, runs)
     if found is None:
         return
+    from expt.command.conclusion import again  # late: it has this printed
+
     if found.limits:
         kept = sum(map(found.allowed, runs))
         within = " and ".join(limit.text for limit in found.limits)
@@ -88,7 +89,7 @@ def conclude_search(console: Console, folder: Path, runs: Sequence[FoundRecord])
         return
     goal = found.goals[0]
     say(console, f"best         {best['folder'].name}  {goal.tag} {goal.value(best):.4f}", "bold green")
-    say(console, f"      by     {shlex.join(best.get('arguments', ()))}")
+    say(console, f"      alone: {again(best)}")
 
 
 def _table(front: Sequence[FoundRecord], goals: Sequence[Goal]) -> Table:

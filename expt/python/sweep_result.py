@@ -80,11 +80,29 @@ class SweepResult(Runs):
 
     @property
     def best(self) -> Result:
-        """The completed run whose objective is best. Raises RunFailed where none has measured it."""
+        """The completed run whose objective is best; of a search by its first goal, of those that keep its constraints.
+
+        Raises RunFailed where there is none.
+        """
+        if (searched := self._best_of_search()) is not None:
+            return searched
         ranked = by_objective((run, run.record) for run in self.completed if run.objective is not None)
         if not ranked:
             raise RunFailed("no run of the sweep has completed and measured its objective")
         return ranked[0]
+
+    def _best_of_search(self) -> Result | None:
+        """None where the runs are not those of one search."""
+        if len({run.folder.parent for run in self}) != 1 or not any("search" in run.record for run in self):
+            return None
+        from expt.command.search_conclusion import search_in  # late: a grid has no need of it
+
+        found = self._found()
+        search = search_in(self[0].folder.parent, found)
+        best = search.best(found) if search else None
+        if search is not None and best is None:
+            raise RunFailed("no run of the search has completed, measured its objectives and kept its constraints")
+        return next((run for run in self if best is not None and run.folder == best["folder"]), None)
 
     def _found(self) -> list[FoundRecord]:
         return [

@@ -11,7 +11,7 @@ from typing import Any
 from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, DAMAGED, FAILED, Record, result_of_any
+from expt.runs.result import COMPLETED, DAMAGED, FAILED, PAUSED, Record, result_of_any
 from expt.runs.spending import device_s
 from expt.runs.sweep_index import results_of_sweep
 from expt.runs.view.query import settings_of
@@ -44,7 +44,7 @@ class Point:
     @property
     def is_measured(self) -> bool:
         """Whether it has completed, and all goals are numbers."""
-        return self.status == COMPLETED and all(value is not None and math.isfinite(value) for value in self.objectives)
+        return self.status == COMPLETED and _are_numbers(self.objectives)
 
     @property
     def is_bad(self) -> bool:
@@ -105,14 +105,19 @@ class Reader:
         return {point.epoch: point.value for point in MetricsReader(paths).read() if point.tag == tag}
 
 
+def _are_numbers(values: Sequence[float | None]) -> bool:
+    return all(value is not None and math.isfinite(value) for value in values)
+
+
 def in_order(points: Iterable[Point]) -> list[Point]:
     """By their numbers, those without first."""
     return sorted(points, key=lambda point: -1 if point.number is None else point.number)
 
 
 def best(points: Sequence[Point], goals: Sequence[Goal]) -> Point | None:
-    """The best by the first goal, of those that keep all limits."""
-    measured = [point for point in points if point.is_measured and point.is_allowed]
+    """The best by the first goal, of those that keep all limits; one that has paused counts by what it has come to."""
+    reached = [point for point in points if point.status in (COMPLETED, PAUSED) and _are_numbers(point.objectives)]
+    measured = [point for point in reached if point.is_allowed]
     return min(measured, key=lambda point: goals[0].cost(point.objectives[0]), default=None)
 
 
