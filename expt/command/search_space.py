@@ -104,11 +104,11 @@ def _range(name: str, sweep: RangeSweep, log: bool, typed: str) -> Parameter:
         raise ConfigError(
             f"{name}: its range is empty; the end, which is not part of it, must lie behind the first value"
         )
-    ends = sorted((start, start + (values - 1) * step))
+    low, high = sorted((start, start + (values - 1) * step))
     is_int = all(isinstance(each, int) for each in (start, stop, step))
     if log and not (is_int and abs(step) == 1):
         raise ConfigError(f"{name}: tag(log, range(...)) is of whole numbers with a step of 1; use an interval")
-    return Parameter(name, "int" if is_int else "float", *ends, log, None if log else abs(step), typed=typed)
+    return Parameter(name, "int" if is_int else "float", low, high, log, None if log else abs(step), typed=typed)
 
 
 def _checked(override: Override, parameter: Parameter) -> Parameter:

@@ -34,7 +34,8 @@ def num_devices(record: Record) -> int:
     """GPUs, or on a CPU the cores that the workers are given."""
     if record.get("devices"):
         return len(record["devices"])
-    return record.get("world_size", 1) * (record.get("config") or {}).get("threads", 1)
+    threads: int = (record.get("config") or {}).get("threads", 1)
+    return record.get("world_size", 1) * threads
 
 
 def device_s(record: Record) -> float:

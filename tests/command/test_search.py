@@ -15,12 +15,12 @@ from filelock import FileLock
 
 import expt
 from expt.command import report
-from expt.command import search as search_module
 from expt.command.search_space import space_of
 from expt.errors import ConfigError
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
+from expt.search.search import Searching
 from expt.search.space import Parameter
 from tests.composing import composed
 from tests.conftest import run, start
@@ -82,20 +82,20 @@ def test_a_warm_start_informs_and_counts_for_nothing(
     searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    real = search_module.Searching.next
+    real = Searching.next
 
-    def following(self: search_module.Searching) -> Any:
+    def following(self: Searching) -> Any:
         seen.append([(point.number, point.objectives) for point in self.points])
         return real(self)
 
-    monkeypatch.setattr(search_module.Searching, "next", following)
+    monkeypatch.setattr(Searching, "next", following)
     search = {"name": "random", "runs": 1, "warm_start": [str(searched)]}
     expt.sweep(
         SMALL, optimizer=LR, model={"hidden": [(8,), (16,)]}, search=search, folder=tmp_path / "warm", quiet=True
     )
     values = sorted(value for _, value in points(searched).values())
     assert [number for number, _ in seen[0]] == [None] * 3
-    assert sorted(objectives[0] for _, objectives in seen[0]) == values
+    assert sorted(objectives[0] or 0.0 for _, objectives in seen[0]) == values
     with pytest.raises(ConfigError, match=r"search\.warm_start=.*: holds no run with a point of this space"):
         expt.sweep(
             SMALL, optimizer={"momentum": expt.interval(0.91, 0.99)}, search=search, folder=tmp_path / "b", quiet=True
@@ -145,7 +145,9 @@ def test_hydras_grammar_is_the_space() -> None:
                   "model=mlp,convnet", "seed=range(3)", "label_smoothing=range(0,0.3,0.1)", "ema=null,0.9",
                   when=("model=convnet: model.dropout=interval(0,0.5)",
                         "model=mlp: model.hidden=[8],[16,16]"))  # fmt: skip
-    kinds = {name: (each.kind, each.low, each.high, each.log, each.step) for name, each in found.items()}
+    kinds: dict[str, Any] = {
+        name: (each.kind, each.low, each.high, each.log, each.step) for name, each in found.items()
+    }
     assert kinds["optimizer.lr"] == ("float", 1e-4, 1.0, True, None)
     assert kinds["batch_size"] == ("int", 16, 64, False, None), "its key takes whole numbers alone"
     assert kinds["epochs"] == ("int", 1, 8, False, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -50,10 +51,10 @@ def searched(name: str, space: Space, runs: int, goals: Sequence[Goal] = (ACCURA
 def test_a_point_follows_from_the_history_alone(name: str) -> None:
     """So a search that is killed and typed again, with nothing but its run folders, goes on to the same points."""
     space = NUMBERS if name == "cmaes" else CONDITIONAL
-    points = searched(name, space, 12, seed=3, **({"population": 4} if name in ("cmaes", "nsga2") else {}))
+    more: dict[str, Any] = {"population": 4} if name in ("cmaes", "nsga2") else {}
+    points = searched(name, space, 12, seed=3, **more)
     assert len({tuple(point.values.items()) for point in points}) == 12
     for number in (0, 1, 5, 11):
-        more = {"population": 4} if name in ("cmaes", "nsga2") else {}
         again = suggest(space, points[:number], number, settings(name, seed=3, **more), [ACCURACY])
         assert again == points[number].values
     assert suggest(space, points[:5], 5, settings(name, seed=4), [ACCURACY]) != points[5].values

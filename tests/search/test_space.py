@@ -47,7 +47,12 @@ def test_what_lies_outside_is_no_value(place: int, found: object) -> None:
 def test_a_conditional_parameter_is_read_where_its_condition_holds() -> None:
     model = Parameter("model", "categorical", choices=("mlp", "convnet"), meant=("mlp", "convnet"))
     space = Space((model, Parameter("pool", "int", 1, 4, when=("model", "convnet"))))
-    records = [{"model": "mlp", "pool": 3}, {"model": "convnet", "pool": 3}, {"model": "convnet"}, {"pool": 3}]
+    records: list[dict[str, object]] = [
+        {"model": "mlp", "pool": 3},
+        {"model": "convnet", "pool": 3},
+        {"model": "convnet"},
+        {"pool": 3},
+    ]
     assert [space.read(record.get) for record in records] == [
         {"model": "mlp"},
         {"model": "convnet", "pool": 3},
