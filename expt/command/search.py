@@ -63,6 +63,9 @@ class SearchCommand:
         multirun = self._multirun
         multirun.begin()
         searching = self._searching()
+        if multirun.is_preflight:
+            space = searching.space
+            return multirun.try_out([self._found(space, *each) for each in enumerate(space.corners())])
         if multirun.is_dry_run:
             found = searching.next()
             runs = [] if found is None else [self._found(searching.space, *found)]

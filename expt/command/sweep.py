@@ -87,10 +87,7 @@ class Multirun:
         except KeyboardInterrupt:
             raise Interrupted(INTERRUPTED_BEFORE) from None
         if self.is_preflight:
-            runs_to_try = list(composed)
-            preflight([*dict.fromkeys(run.job for run in runs_to_try)], self.machine, self._options())
-            self._grid = None
-            return [run.finish() for run in runs_to_try]
+            return self.try_out(list(composed))
         if self.is_dry_run:
             returned = show_dry_run(composed, len(points))
             self._grid = None
@@ -100,6 +97,12 @@ class Multirun:
             yield self._source(composed, runs, display)
 
         return self.carry_out(rounds, SweepDisplay(Console(), total=len(points), folder=self.folder))
+
+    def try_out(self, runs: Sequence[ComposedRun]) -> list[JobReturn]:
+        """Try each kind of these runs, and train none."""
+        preflight([*dict.fromkeys(run.job for run in runs)], self.machine, self._options())
+        self._grid = None
+        return [run.finish() for run in runs]
 
     def begin(self) -> None:
         """Let what follows be one of several runs. Raises ConfigError where there may be but one."""

@@ -75,7 +75,7 @@ class Pool:
     def has_room(self) -> bool:
         """Whether a further job, as large as the last, could start now: none waits, and devices are free for it."""
         most = self._options.max_concurrent
-        if self._waiting() or self._closed or (most is not None and len(self._active) >= most):
+        if self._waiting() or self._closed or self._finishing or (most is not None and len(self._active) >= most):
             return False
         packing = self._cores if self._last is None or not self._last.num_gpus else self._gpus
         if self._last is None:

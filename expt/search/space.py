@@ -129,6 +129,12 @@ class Space:
         """The point whose parameters all lie at `share` of their ways, in [0, 1)."""
         return self.active({parameter.name: parameter.at(share) for parameter in self.parameters})
 
+    def corners(self) -> list[Values]:
+        """Points in which each choice is made once, and each number is as low and as high as it can be."""
+        most = max((len(parameter.choices) for parameter in self.parameters), default=0)
+        found = [self.at(index / max(2, most) + (index > 0) * 1e-9) for index in range(max(2, most))]
+        return list({as_key(point): point for point in [*found, self.at(1 - 1e-9)]}.values())
+
     def active(self, values: Mapping[str, Value]) -> Values:
         """The point without the parameters that it does not have."""
         found: Values = {}

@@ -181,6 +181,21 @@ def test_a_source_may_have_nothing_now_and_is_asked_when_there_is_room(world: Wo
     assert not Pool(Machine(gpus=("0",), cpus=4), Options(max_concurrent=0), world.told).has_room()
 
 
+def test_to_finish_lets_what_runs_save_and_is_no_interruption(world: World) -> None:
+    world.plans = {"a": [{"looks": 99}]}
+    pool = Pool(Machine(gpus=(), cpus=4), Options(), world.told, start=world.start, clock=world.clock)
+    job = world.job("a")
+
+    def source() -> Iterator[Job | None]:
+        yield job
+        pool.finish("the budget is used up")
+
+    pool.run(source())
+    assert world.told.events[-1] == ("ended", "a", INTERRUPTED)
+    assert str(job.error) == "the budget is used up"
+    assert not pool.has_room()
+
+
 def test_a_failure_stays_in_its_job(world: World) -> None:
     bad, good = world.job("bad"), world.job("good")
     world.plans["bad"] = [{"error": RunFailed("rank 0 of 1 raised")}]
