@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from rich.console import Console
 
-from expt.command.search_conclusion import conclude_search
+from expt.command.search_conclusion import bad_points, conclude_search
 from expt.config.main_code import is_of_main
 from expt.config.user_code import targets_recorded
 from expt.errors import ExptError, FolderInUse, warn
@@ -51,14 +51,17 @@ def conclude(
     old = stale((run["folder"], run) for run in runs)
     console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
     written = _write_summary(folder, runs)  # after the table, for which somebody may wait
-    failed = [run for run in runs if run["status"] == FAILED]
+    bad = bad_points(runs)
+    failed = [run for run in runs if run["status"] == FAILED and run not in bad]
+    if bad:
+        say(console, f"bad points   {len(bad)} diverged or had not enough memory, and count as the worst")
     if failed or in_use:
         say(console, f"\n{len(failed) + len(in_use)} failed", "bold red")
         for run in failed:
             _print_failure(console, run)
         for taken, error in in_use.items():
             say(console, f"  {taken.name}: {in_one_line(str(error))}")
-    conclude_search(console, folder, runs)
+    conclude_search(console, folder, runs, again)
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
     for run in (run for run in runs if run["status"] == DAMAGED):

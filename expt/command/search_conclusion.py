@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from expt.runs.paths import SWEEP_RECORD
-from expt.runs.result import COMPLETED, PAUSED, FoundRecord
+from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord
 from expt.runs.view.cells import cells, say
 from expt.search.goals import Goal, Limit, goals_for, limits_for
+from expt.search.history import BAD
 
 
 class SearchRecord(NamedTuple):
@@ -64,13 +65,23 @@ def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
     )
 
 
-def conclude_search(console: Console, folder: Path, runs: Sequence[FoundRecord]) -> None:
-    """Print the best of a search and what to type for it, and of several goals the table; nothing of another sweep."""
+def bad_points(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
+    """Runs of a search whose failure says that their points are bad; none where no run has come to anything."""
+    if not any(run["status"] in (COMPLETED, PAUSED) for run in runs):
+        return []
+    return [run for run in runs if "search" in run and run["status"] == FAILED and run.get("error_kind") in BAD]
+
+
+def conclude_search(
+    console: Console, folder: Path, runs: Sequence[FoundRecord], again: Callable[[FoundRecord], str]
+) -> None:
+    """Print the best of a search and what to type for it `again`, and of several goals the table.
+
+    Of another sweep it prints nothing.
+    """
     found = search_in(folder, runs)
     if found is None:
         return
-    from expt.command.conclusion import again  # late: it has this printed
-
     if found.limits:
         kept = sum(map(found.allowed, runs))
         within = " and ".join(limit.text for limit in found.limits)
