@@ -13,7 +13,7 @@ from expt.command.hydra_adapter import fail, parted
 from expt.errors import ExptError
 from expt.launch.job import Job
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, Record, objective_of, read_result
+from expt.runs.result import COMPLETED, PAUSED, Record, objective_of, read_result
 
 
 class ComposedRun:
@@ -40,6 +40,7 @@ class ComposedRun:
 
     def prepare_return(self) -> JobReturn:
         """What Hydra's callbacks get to know, but for what the run has come to."""
+        self.returned.status = JobStatus.UNKNOWN  # also of what has paused, and goes on
         if self.returned.cfg is None:
             composed = self.hydra_config
             self.returned.cfg, self.returned.hydra_cfg = parted(composed)
@@ -51,7 +52,7 @@ class ComposedRun:
         job, returned = self.job, self.returned
         if returned.status != JobStatus.UNKNOWN:
             return returned
-        if job.status == COMPLETED:
+        if job.status in (COMPLETED, PAUSED):
             returned.status = JobStatus.COMPLETED
             known: Record = {"objective": job.objective} if job.objective else read_result(job.paths)
             returned.return_value = objective_of(known)

@@ -15,7 +15,7 @@ from expt.config.main_code import is_of_main
 from expt.config.user_code import targets_recorded
 from expt.errors import ExptError, FolderInUse, warn
 from expt.runs.paths import RunPaths
-from expt.runs.result import DAMAGED, FAILED, LOST, FoundRecord
+from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord
 from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.progress import resume_command, shown_path
@@ -64,6 +64,9 @@ def conclude(
     conclude_search(console, folder, runs, again)
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
+    if paused := sum(run["status"] == PAUSED for run in runs):
+        how = resume_command(RunPaths(folder / "RUN"))
+        say(console, f"paused       {paused} of {len(runs)} runs; to train one to its end: {how}")
     for run in (run for run in runs if run["status"] == DAMAGED):
         say(console, f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts nowhere")
     for note in notes:

@@ -41,7 +41,7 @@ from expt.launch.job import Job, Options
 from expt.launch.launcher import Launcher, launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, objective_of, read_result
+from expt.runs.result import COMPLETED, PAUSED, objective_of, read_result
 from expt.runs.typed import quoted
 from expt.tracking.sending import Sending
 
@@ -49,7 +49,7 @@ from expt.tracking.sending import Sending
 @machine.not_world_writable()
 @machine.seldom_collecting()
 def command(arguments: Sequence[str], *, typed_at: float, may_sweep: bool = True) -> list[RunPaths]:
-    """Do what `python -m expt ARGUMENTS` does; returns the folders of the runs that have completed.
+    """Do what `python -m expt ARGUMENTS` does; returns the folders of the runs that have completed or paused.
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """
@@ -84,7 +84,7 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
             conclude(leaderboard.wide_console(), outcome.sweep_folder, failed_now=outcome.errors, notes=outcome.notes)
         task.sending.wait()
     outcome.raise_if_failed()
-    return outcome.completed
+    return outcome.in_order
 
 
 def _in_words(error: BaseException, arguments: Sequence[str], task: Task) -> ExptError:
@@ -146,10 +146,11 @@ class Task:
             if sweep:  # Hydra's own launchers take an exception for a failure, and go on with the next run
                 raise KeyboardInterrupt(str(error)) from None
             raise
-        self.outcome.add(run_paths, COMPLETED)
+        record = read_result(run_paths)
+        self.outcome.add(run_paths, PAUSED if record.get("status") == PAUSED else COMPLETED)
         if sweep and signals.asked():  # while the run was about to end by itself: no further one
             raise KeyboardInterrupt
-        return objective_of(read_result(run_paths))
+        return objective_of(record)
 
     def _preflight(self, request: RunRequest) -> None:
         """Leaves nothing in the run's folder, which Hydra has made."""

@@ -18,11 +18,12 @@ from expt.config.tasks import chosen_metric
 from expt.errors import Diverged, ExptError, OutOfMemory, printable
 from expt.launch.job import Job, request_of
 from expt.runs import tags
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, read_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, read_result
 from expt.runs.view import leaderboard
 from expt.runs.view.cells import cells, say
 from expt.runs.view.printed import Printed, show_printed
 from expt.runs.view.progress import REFRESH_S, RunState, duration, waiting_for
+from expt.runs.view.summary import epochs_done
 from expt.runs.worker_error import in_one_line
 
 PRINTED_S = 1.0
@@ -47,6 +48,7 @@ class SweepDisplay:
         self._states: dict[Job, RunState] = {}
         self._printed: dict[Job, Printed] = {}
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
+        self._paused: set[Job] = set()
         self._skipped = 0
         self._busy_s = 0.0
         self._next = self._next_printed = self._next_lines = 0.0
@@ -83,15 +85,21 @@ class SweepDisplay:
     def starting(self, job: Job) -> None:
         """A run's workers are about to start: what its logs hold was printed before."""
         self._printed[job] = Printed(job.paths)
+        self._paused.discard(job)
 
     def ended(self, job: Job) -> None:
-        """A run has completed, failed, or was interrupted."""
+        """A run has completed, paused, failed, or was interrupted."""
         self._forget(job)
-        self._counts[job.status] += 1
         self._busy_s += job.ended_at - job.started_at if job.started_at else 0.0
         note = self.note(job)
         if note and not job.error:
             self._best = f"; best so far {_reached(job)}, {job.name}"
+        if job.status == PAUSED:
+            self._paused.add(job)
+            after = f"after {epochs_done(read_result(job.paths))}"
+            self._line(PAUSED, job, f"{_reached(job)}  {after}{note}", style="blue")
+            return
+        self._counts[job.status] += 1
         if self._what == "search" and isinstance(job.error, Diverged | OutOfMemory):
             what = "diverged" if isinstance(job.error, Diverged) else "no memory"
             self._line(what, job, in_one_line(str(job.error), with_log=False), style="yellow")
@@ -145,7 +153,7 @@ class SweepDisplay:
             show_printed(self._console, lines)
 
     def _line(self, what: str, job: Job, text: str, style: str = "dim", *, may_wait: bool = False) -> None:
-        ended = sum(self._counts.values()) + self._skipped
+        ended = sum(self._counts.values()) + len(self._paused) + self._skipped
         line = Text.assemble(f"[{ended}/{self.total}] ", (f"{what:<11}", style), printable(f" {job.name}  {text}"))
         self._lines.append(line)
         if not may_wait:
@@ -175,9 +183,10 @@ class SweepDisplay:
 
     def _totals(self, running: int) -> str:
         done, failed = self._counts[COMPLETED], self._counts[FAILED]
-        ended = sum(self._counts.values()) + self._skipped
+        ended = sum(self._counts.values()) + len(self._paused) + self._skipped
         queued = max(0, self.total - ended - running)
-        text = f"{done + self._skipped} done, {failed} failed, {running} running, {queued} queued"
+        paused = f"{len(self._paused)} paused, " if self._paused else ""
+        text = f"{done + self._skipped} done, {paused}{failed} failed, {running} running, {queued} queued"
         if done and running:
             # The machine has held `running` runs at a time; what is left takes as long for each as those before.
             left_s = self._busy_s / done * (queued + running / 2) / running

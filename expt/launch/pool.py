@@ -14,14 +14,14 @@ from expt.data.fingerprint import refuse_changed
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost, warn
 from expt.launch import workers
 from expt.launch.gpu_locks import GpuLocks
-from expt.launch.job import QUEUED, Job, Observer, Options, request_of, workers_of
+from expt.launch.job import QUEUED, Job, Observer, Options, has_come_so_far, request_of, workers_of
 from expt.launch.packing import Packing, demand_of
 from expt.launch.workers import Live
 from expt.machine import Machine, free_descriptors, gpu_uuid
 from expt.runs.attempt import Attempt, record_end
 from expt.runs.folder_lock import FolderLock
 from expt.runs.request import Evaluation
-from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
+from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING, read_result
 
 POLL_S = 0.02
 SPARE_DESCRIPTORS = 96
@@ -49,6 +49,7 @@ class Pool:
         self._cores = Packing(cores, max_concurrent=options.max_concurrent)
         self._locks = GpuLocks() if machine.simulated else GpuLocks(gpu_uuid)
         self._jobs: dict[int, Job] = {}
+        self._numbers: dict[Job, int] = {}  # theirs
         self._active: dict[int, Job] = {}
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
         self._last: RunConfig | None = None  # the configuration of the job that was queued last
@@ -62,8 +63,8 @@ class Pool:
     def run(self, source: Iterator[Job | None]) -> None:
         """Run every job that `source` yields; it is asked for more between two looks at the running ones.
 
-        None is "nothing now". A job's failure is kept in the job. Raises KeyboardInterrupt, with everything stopped and
-        recorded.
+        None is "nothing now"; a job that has paused may come again, see Job.go_on. A job's failure is kept in the job.
+        Raises KeyboardInterrupt, with everything stopped and recorded.
         """
         with signals.Heeded():
             self._run(source)
@@ -97,11 +98,8 @@ class Pool:
                 self._observer.tick(list(self._active.values()))
                 if idle or not more:
                     wait([ended for job in self._active.values() for ended in workers_of(job).sentinels], POLL_S)
-            if (
-                self._asked_at is not None
-                and not self._finishing
-                and (left or any(j.status != COMPLETED for j in self._jobs.values()))
-            ):
+            left |= any(job.status not in (COMPLETED, PAUSED) for job in self._jobs.values())
+            if self._asked_at is not None and left and not self._finishing:
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
             self._stop_all("interrupted by a person")
@@ -140,7 +138,7 @@ class Pool:
         return True, False
 
     def _add(self, job: Job) -> None:
-        number = len(self._jobs)
+        number = self._numbers.setdefault(job, len(self._numbers))
         self._jobs[number] = job
         if job.status == COMPLETED:
             return
@@ -197,8 +195,8 @@ class Pool:
             job.started_at, job.status = self._clock(), RUNNING
             self._next_start = job.started_at + self._options.stagger_s
             lock = self._folders[number] = FolderLock(job.paths)
-            if request.may_have_run and read_result(job.paths).get("status") == COMPLETED:
-                self._end(number, None)  # another command has completed it meanwhile
+            if request.may_have_run and has_come_so_far(read_result(job.paths), request.until_epoch):
+                self._end(number, None)  # by another command, meanwhile
                 return
             self._observer.job_starting(job)
             attempt = Attempt(

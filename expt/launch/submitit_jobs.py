@@ -20,7 +20,7 @@ from expt.launch.job import Job, Observer, request_of
 from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import received
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING, read_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, RUNNING, read_result
 from expt.runs.worker_error import LOG
 
 POLL_S = 0.2
@@ -108,7 +108,7 @@ def _outcome(job: Job, submitted: Any) -> ExptError | None:
     """What became of a job that has ended."""
     result = read_result(job.paths)
     status = result.get("status")
-    if status == COMPLETED:
+    if status in (COMPLETED, PAUSED):
         return None
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")

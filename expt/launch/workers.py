@@ -18,7 +18,7 @@ from expt.launch.failure import Aftermath
 from expt.machine import SIMULATED_GPUS
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, INTERRUPTED, read_result
+from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
 from expt.worker import watchdog
 from expt.worker.meeting import Meeting
 
@@ -33,7 +33,10 @@ class Live(Protocol):
     """Workers under way, as the pool sees them."""
 
     def poll(self) -> bool:
-        """Whether all have completed. Raises the failure, with everything stopped, once one has failed."""
+        """Whether all have ended, with the run completed or paused.
+
+        Raises the failure, with everything stopped, once one has failed.
+        """
 
     def ask_to_stop(self) -> None:
         """Let all of them finish the step, save, and end."""
@@ -68,7 +71,10 @@ class Workers:
         return [worker.sentinel for worker in self.processes]
 
     def poll(self) -> bool:
-        """Whether all have completed. Raises the failure, with everything stopped, once one has failed."""
+        """Whether all have ended, with the run completed or paused.
+
+        Raises the failure, with everything stopped, once one has failed.
+        """
         if any(code not in (None, processes.FINISHED) for code in self._exit_codes()):
             processes.wait_for_all(self.processes, GRACE_S)
             raise self._failure()
@@ -77,7 +83,7 @@ class Workers:
         status = read_result(self.paths).get("status")
         if status == INTERRUPTED:
             raise Interrupted("interrupted, and saved")
-        if status != COMPLETED:
+        if status not in (COMPLETED, PAUSED):
             raise RunFailed(f"the workers ended without a result; see {self.paths.logs(self.attempt)}")
         return True
 
@@ -136,7 +142,8 @@ def start(attempt: Attempt) -> Workers:
         try:
             for rank in range(config.world_size):
                 meeting = Meeting(port, listener if rank == 0 else None) if together else None
-                arguments = (config, paths, attempt.waited_since, source, meeting, attempt.request.instead)
+                what = (attempt.request.instead, attempt.request.until_epoch)
+                arguments = (config, paths, attempt.waited_since, source, meeting, *what)
                 workers.processes.append(_start_worker(attempt, rank, port, arguments))
         except BaseException:
             workers.stop()

@@ -65,7 +65,7 @@ class Result:
 
     @property
     def status(self) -> str:
-        """`completed`, `failed`, `interrupted`, `running`, or `none` of a folder without a record."""
+        """`completed`, `failed`, `interrupted`, `paused`, `running`, or `none` of a folder without a record."""
         return self.record.get("status", "none")
 
     @property

@@ -119,6 +119,8 @@ class Attempt:
             if "content" in earlier:
                 content = content._replace(weights=earlier["content"].get("weights", content.weights))
             begun = {"weights_from": then.get("weights_from") or begun_from(config.weights, content.weights)}
+        if self.request.until_epoch is not None:
+            begun["until_epoch"] = self.request.until_epoch
         return {
             **begun,
             **spending.at_start(self.devices, read_result(self.paths) if self.request.resumes else {}),

@@ -57,6 +57,8 @@ class Record(Provenance, total=False):
     started: float
     """From when on a person waited for the first step [seconds since the epoch]."""
     attempts: int
+    until_epoch: int
+    """The epoch after which this attempt pauses; missing where it goes to the run's end."""
     resumed_from: Resumed
     weights_from: Begun
     evaluation_of: EvaluationOf

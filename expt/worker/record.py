@@ -10,7 +10,7 @@ from torch import Tensor
 from expt.runs import provenance, spending
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, INTERRUPTED, read_result, update_result
+from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result, update_result
 from expt.training.learner import Position
 from expt.training.observer import Observer
 from expt.worker.history import History
@@ -57,6 +57,12 @@ class Record:
         self._close(complete=True)
         self.result(status=COMPLETED, **outcome, **self._spent())
         return COMPLETED
+
+    def pause(self, outcome: Mapping[str, Any]) -> str:
+        """Close the files, then say in result.json that the run has paused, and what it has come to."""
+        self._close(complete=False)
+        self.result(status=PAUSED, resumable=True, **outcome)
+        return PAUSED
 
     def interrupt(self) -> str:
         """Close the files, then say in result.json that the run was interrupted and can be resumed."""
