@@ -10,7 +10,7 @@ import pytest
 from expt.command.outcome import Outcome
 from expt.errors import SweepFailed
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,9 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED
     [
         ([COMPLETED, COMPLETED], 0, None),
         ([COMPLETED, INTERRUPTED], 3, None),
+        ([COMPLETED, PAUSED], 0, None),
         ([COMPLETED, FAILED], 0, "1 of 2 runs failed"),
+        ([PAUSED, FAILED, COMPLETED], 0, "1 of 3 runs failed"),
         ([FAILED, FAILED, COMPLETED, INTERRUPTED, "queued"], 4, "2 of 9 runs failed, 6 were stopped or not started"),
     ],
 )
@@ -27,6 +29,7 @@ def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: st
     for number, status in enumerate(statuses):
         outcome.add(RunPaths(Path(str(number))), status)
     assert len(outcome.completed) == statuses.count(COMPLETED)
+    assert len(outcome.in_order) == sum(status in (COMPLETED, PAUSED, FAILED) for status in statuses)
     if said is None:
         outcome.raise_if_failed()
         return

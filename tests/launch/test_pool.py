@@ -23,7 +23,7 @@ from expt.machine import Machine
 from expt.runs import folder_lock
 from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work, is_held
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, create_result, read_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, create_result, read_result, update_result
 from tests.data.test_build import folder_config
 from tests.requests import request
 
@@ -451,6 +451,66 @@ def test_what_another_command_has_completed_meanwhile_is_done(world: World) -> N
     job = Job(asked.paths, asked)
     world.run(job)
     assert (job.status, world.started) == (COMPLETED, [])
+
+
+def pausing(world: World, name: str, until_epoch: int) -> Job:
+    """A job whose workers pause after that epoch, and complete when they are asked to go on to the end."""
+    job = world.job(name)
+    job.go_on(until_epoch)
+
+    def epochs_pass() -> None:
+        asked = world.started[-1].attempt.request.until_epoch
+        update_result(job.paths, status=PAUSED if asked else COMPLETED, epoch_s=[0.1] * (asked or 9))
+
+    world.plans[name] = [{"on_poll": epochs_pass}]
+    return job
+
+
+def test_a_job_that_has_paused_is_queued_again_and_goes_on_in_its_folder(world: World) -> None:
+    job, other = pausing(world, "a", 1), world.job("b")
+    other.status = COMPLETED  # what is yielded where there is nothing to do
+
+    def source() -> Iterator[Job]:
+        yield job
+        while job.status != COMPLETED:
+            paused = job.status == PAUSED
+            if paused:
+                job.go_on(3 if len(world.started) < 2 else None)
+            yield job if paused else other
+
+    machine = Machine(gpus=(), cpus=1)
+    Pool(machine, Options(), world.told, start=world.start, clock=world.clock).run(source())
+    ended = [event[2] for event in world.told.events if event[0] == "ended"]
+    assert ended == [PAUSED, PAUSED, COMPLETED]
+    attempts = [workers.attempt for workers in world.started]
+    assert [(each.number, each.request.until_epoch) for each in attempts] == [(0, 1), (1, 3), (2, None)]
+    assert {each.paths.folder for each in attempts} == {job.paths.folder}
+    assert (job.error, read_result(job.paths).get("until_epoch")) == (None, None)
+
+
+def test_what_has_paused_there_already_is_not_started(world: World) -> None:
+    job = pausing(world, "a", 3)
+    create_result(job.paths, status=PAUSED, epoch_s=[0.1] * 3)
+    world.run(job)
+    assert (job.status, world.started) == (PAUSED, [])
+    later = pausing(world, "a", 4)
+    world.run(later)
+    assert (later.status, len(world.started)) == (PAUSED, 1)
+
+
+@pytest.mark.usefixtures("heard")
+def test_a_pause_is_no_interruption(world: World) -> None:
+    job = pausing(world, "a", 1)
+    pauses = world.plans["a"][0]["on_poll"]
+
+    def at_the_end() -> None:
+        pauses()
+        if world.started[0].looks == 1:
+            press(signal.SIGTERM)
+
+    world.plans["a"] = [{"looks": 3, "on_poll": at_the_end}]
+    world.run(job)
+    assert job.status == PAUSED
 
 
 def test_at_the_limit_of_open_files_the_others_wait(
