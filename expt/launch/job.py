@@ -64,6 +64,11 @@ class Job:
         may_pause = self.request is not None and self.request.until_epoch is not None
         self.status = PAUSED if may_pause and read_result(self.paths).get("status") == PAUSED else COMPLETED
 
+    def pause_after(self, epoch: int | None) -> None:
+        """Let the run, which has not started, pause after this epoch; None lets it go to its end."""
+        if self.request is not None:
+            self.request = dataclasses.replace(self.request, until_epoch=epoch)
+
     def go_on(self, until_epoch: int | None) -> None:
         """Let the run, which has paused, wait for another turn: to its end, or to another pause.
 
