@@ -25,10 +25,11 @@ from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.launch.job import Job
 from expt.launch.pool import Pool
 from expt.runs.paths import SWEEP_RECORD, RunPaths
-from expt.runs.result import COMPLETED, read_result
+from expt.runs.result import COMPLETED, PAUSED, read_result
 from expt.search.budget import budget_of, in_words
 from expt.search.goals import goals_of, limits_of
 from expt.search.history import Point, Reader
+from expt.search.pausing import Pausing
 from expt.search.sampler import refuse_missing, refuse_unfit
 from expt.search.search import Searching, Source
 from expt.search.space import Space, Values
@@ -105,9 +106,10 @@ class SearchCommand:
         config = self._example(space)
         goals, limits = goals_of(objective or config.objective, config), limits_of(settings.constraints, config)
         refuse_unfit(settings.name, space, goals, limited=bool(limits))
+        pausing = Pausing(settings, config, goals, space) if settings.rungs else None
         multirun.open()
         reader = Reader(space=space, goals=goals, limits=limits, with_rungs=settings.rungs is not None)
-        searching = Searching(multirun.folder, space, settings, reader)
+        searching = Searching(multirun.folder, space, settings, reader, pausing)
         OmegaConf.save(self._config, multirun.folder / SWEEP_RECORD)
         return searching
 
@@ -160,7 +162,7 @@ class SearchCommand:
 
         for point in searching.own:
             if point.folder is not None and point.number is not None and point not in searching.unfinished:
-                display.known()
+                display.known(point.folder if point.status == PAUSED else None)
                 self._multirun.known(RunPaths(point.folder), point.status)
         budget = self._budget
         if isinstance(runner, Pool):

@@ -48,7 +48,7 @@ class SweepDisplay:
         self._states: dict[Job, RunState] = {}
         self._printed: dict[Job, Printed] = {}
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
-        self._paused: set[Job] = set()
+        self._paused: set[Path] = set()  # their folders
         self._skipped = 0
         self._busy_s = 0.0
         self._next = self._next_printed = self._next_lines = 0.0
@@ -73,9 +73,12 @@ class SweepDisplay:
         self._skipped += 1
         self._line("done before", job, _reached(job), may_wait=True)
 
-    def known(self) -> None:
-        """A point of a search that an earlier command has brought to its end."""
-        self._skipped += 1
+    def known(self, paused: Path | None = None) -> None:
+        """A point of a search that an earlier command has brought to its end, or one that it left `paused`."""
+        if paused is not None:
+            self._paused.add(paused)
+        else:
+            self._skipped += 1
 
     def repeated(self, job: Job) -> None:
         """A point that the grid names a second time."""
@@ -85,7 +88,7 @@ class SweepDisplay:
     def starting(self, job: Job) -> None:
         """A run's workers are about to start: what its logs hold was printed before."""
         self._printed[job] = Printed(job.paths)
-        self._paused.discard(job)
+        self._paused.discard(job.paths.folder)
 
     def ended(self, job: Job) -> None:
         """A run has completed, paused, failed, or was interrupted."""
@@ -95,7 +98,7 @@ class SweepDisplay:
         if note and not job.error:
             self._best = f"; best so far {_reached(job)}, {job.name}"
         if job.status == PAUSED:
-            self._paused.add(job)
+            self._paused.add(job.paths.folder)
             after = f"after {epochs_done(read_result(job.paths))}"
             self._line(PAUSED, job, f"{_reached(job)}  {after}{note}", style="blue")
             return

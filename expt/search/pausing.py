@@ -15,16 +15,17 @@ from expt.runs.result import PAUSED, Record, read_result, update_result
 from expt.search.goals import Goal
 from expt.search.history import Point
 from expt.search.rungs import Trial, rungs_of
+from expt.search.space import Space
 
 
 class Pausing:
     """The rungs of a search whose runs are like `config`."""
 
-    def __init__(self, settings: Search, config: RunConfig, goal: Goal) -> None:
-        """Raises ConfigError where such runs cannot be compared after an epoch; see `check`."""
+    def __init__(self, settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space) -> None:
+        """Raises ConfigError where such runs cannot be compared after an epoch."""
         assert settings.rungs is not None
-        check(settings, config, [goal])
-        self._goal, self._planned, self._keeps = goal, settings.runs, settings.keep_checkpoints
+        _check(settings, config, goals, space)
+        self._goal, self._keeps = goals[0], settings.keep_checkpoints
         self._rungs = rungs_of(
             settings.rungs, epochs=config.epochs, min_epochs=settings.min_epochs, reduction=settings.reduction
         )
@@ -47,13 +48,13 @@ class Pausing:
         point = next(point for point in points if point.number == number)
         return point, self._rungs.next_stop(number, done)
 
-    def clear(self, points: Sequence[Point]) -> None:
-        """Remove the checkpoints of runs that will never go on, but for those of the best of all."""
+    def clear(self, points: Sequence[Point], planned: int) -> None:
+        """Remove the checkpoints of runs that will never go on in a search of so many, but for the best's of all."""
         if self._keeps:
             return
         trials = self._trials(points)
         best = min(trials, key=lambda trial: (_least(trial.costs.values()), trial.number), default=None)
-        hopeless = {*self._rungs.hopeless(trials, self._planned)} - {best.number if best else None}
+        hopeless = {*self._rungs.hopeless(trials, planned)} - {best.number if best else None}
         for point in points:
             if point.number in hopeless and point.folder is not None:
                 _remove_checkpoints(RunPaths(point.folder))
@@ -71,12 +72,13 @@ class Pausing:
         ]
 
 
-def check(settings: Search, config: RunConfig, goals: Sequence[Goal]) -> None:
-    """Raise ConfigError where `search.rungs` cannot compare runs like `config`."""
+def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space) -> None:
     key = f"search.rungs={settings.rungs}"
     if len(goals) > 1:
         tags = ",".join(goal.tag for goal in goals)
         raise ConfigError(f"{key}: compares runs by one objective, not by [{tags}]; name one, or use search.rungs=null")
+    if any(parameter.name == "epochs" for parameter in space.parameters):
+        raise ConfigError(f"{key}: compares runs of as many epochs; give epochs one value, or use search.rungs=null")
     measured = measured_each_epoch(config)
     if goals[0].tag not in measured:
         raise ConfigError(

@@ -11,9 +11,10 @@ from expt.config.search import Search
 from expt.errors import ConfigError
 from expt.launch.job import QUEUED, Job, request_of
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, PAUSED, RUNNING
+from expt.runs.result import COMPLETED, PAUSED, RUNNING, read_result
 from expt.search.budget import Budget
 from expt.search.history import Point, Reader, best, in_order
+from expt.search.pausing import Pausing
 from expt.search.sampler import suggest
 from expt.search.space import Space, Values
 
@@ -21,8 +22,10 @@ from expt.search.space import Space, Values
 class Searching:
     """A search in one folder: what is known of it, and which point comes next."""
 
-    def __init__(self, folder: Path, space: Space, settings: Search, reader: Reader) -> None:
-        self.space, self.settings, self.goals = space, settings, reader.goals
+    def __init__(
+        self, folder: Path, space: Space, settings: Search, reader: Reader, pausing: Pausing | None = None
+    ) -> None:
+        self.space, self.settings, self.goals, self.pausing = space, settings, reader.goals, pausing
         self._reader = reader
         self._others = [point for source in settings.warm_start for point in _others(reader, Path(source))]
         self._points = {point.folder: point for point in reader.points(folder)}
@@ -67,6 +70,28 @@ class Searching:
         number = self.count
         values = suggest(self.space, self.points, number, self.settings, self.goals)
         return None if values is None else (number, values)
+
+    def promote(self) -> tuple[Point, int | None] | None:
+        """The paused run that goes on now, counted as under way, and the epoch after which it pauses again."""
+        found = self.pausing.next(self.own) if self.pausing else None
+        if found is not None:
+            self._points[found[0].folder] = dataclasses.replace(found[0], status=RUNNING)
+        return found
+
+    def stop_of(self, point: Point) -> int | None:
+        """The epoch after which a run that was begun pauses; None where it goes to its end."""
+        if self.pausing is None or point.number is None or point.folder is None:
+            return None
+        return self.pausing.stop_of(point.number, read_result(RunPaths(point.folder)))
+
+    def first_stop(self, number: int) -> int | None:
+        """The epoch after which a new run of that number pauses; None where it goes to its end."""
+        return self.pausing.first_stop(number) if self.pausing else None
+
+    def clear(self, planned: int | None = None) -> None:
+        """Remove the checkpoints of which none goes on, in a search of as many points as are `planned`."""
+        if self.pausing:
+            self.pausing.clear(self.own, self.settings.runs if planned is None else planned)
 
     def begin(self, number: int, values: Values, paths: RunPaths | None) -> None:
         """Count a point as under way; without `paths` it is another under another name."""
@@ -136,6 +161,7 @@ class Source(Iterator[Job | None]):
         self._budget, self._finish = budget, finish
         self._unfinished = searching.unfinished
         self._under_way: list[Job] = []
+        self._jobs: dict[Path, Job] = {}  # by their folders
         self.is_over = False
         """Whether there is no further job, now or later."""
         self.is_exhausted = False
@@ -154,7 +180,10 @@ class Source(Iterator[Job | None]):
         job = self._next()
         if job is not None:
             self._under_way.append(job)
+            self._jobs[job.paths.folder] = job
         elif not self._under_way:
+            if self.is_exhausted:
+                self._searching.clear(self._searching.count)
             self.is_over = True
             raise StopIteration
         return job
@@ -176,22 +205,39 @@ class Source(Iterator[Job | None]):
         return self._left_of_batch >= 0
 
     def _next(self) -> Job | None:
+        searching = self._searching
         while self._unfinished:
-            if job := self._again(self._unfinished.pop(0)):
+            point = self._unfinished.pop(0)
+            if job := self._again(point):
+                job.pause_after(searching.stop_of(point))
                 return job
-        while not self._searching.is_complete and not self.is_exhausted:
-            found = self._searching.next()
+        if promoted := searching.promote():
+            return self._promoted(*promoted)
+        while not searching.is_complete and not self.is_exhausted:
+            found = searching.next()
             if found is None:
                 self.is_exhausted = True
                 break
             job = self._make(*found)
-            self._searching.begin(*found, job.paths if job else None)
+            searching.begin(*found, job.paths if job else None)
             if job:
+                job.pause_after(searching.first_stop(found[0]))
                 return job
         return None
 
+    def _promoted(self, point: Point, until_epoch: int | None) -> Job | None:
+        """The job of a paused run, of this command or an earlier one."""
+        assert point.folder is not None
+        job = self._jobs.get(point.folder) or self._again(point)
+        if job:
+            job.go_on(until_epoch)
+        return job
+
     def _look(self) -> None:
         """Read what has become of those that have ended since."""
-        for job in [job for job in self._under_way if job.status not in (QUEUED, RUNNING)]:
+        ended = [job for job in self._under_way if job.status not in (QUEUED, RUNNING)]
+        for job in ended:
             self._under_way.remove(job)
             self._searching.look(job.paths)
+        if ended:
+            self._searching.clear()

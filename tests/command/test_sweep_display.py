@@ -81,8 +81,10 @@ def test_every_end_is_a_line(tmp_path: Path) -> None:
 
 def test_what_has_paused_counts_once_however_often_it_goes_on(tmp_path: Path) -> None:
     screen = Screen(tmp_path, total=2)
-    job, objective = screen.job("a"), {"name": "accuracy/val", "value": 0.5}
-    update_result(job.paths, status=PAUSED, objective=objective, config={"epochs": 3}, epoch_s=[1.0])
+    job = screen.job("a")
+    update_result(
+        job.paths, status=PAUSED, objective={"name": "accuracy/val", "value": 0.5}, config={"epochs": 3}, epoch_s=[1.0]
+    )
     for until in (1, 2):
         job.go_on(until)
         screen.display.starting(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,7 @@ def test_two_workers_pause_together_and_go_on_to_the_same_bits(configured: Confi
     words = ("epochs=3", "ema=0.9", "optimizer=adam", "model.dropout=0.3", "scheduler=cosine")
     config = dataclasses.replace(configured(*SHORT, *words), world_size=2)
 
-    def trained(worker: Worker, name: str, until_epoch: int | None) -> str:
+    def trained(name: str, until_epoch: int | None, worker: Worker) -> str:
         paths = RunPaths(tmp_path / name)
         run = Run(config, paths, worker, typed_at=0.0, beat=lambda: None, until_epoch=until_epoch)
         return run.train(paths.last if paths.last.exists() else None, lambda *_: Observer())
@@ -111,7 +112,7 @@ def test_two_workers_pause_together_and_go_on_to_the_same_bits(configured: Confi
     ):
         (tmp_path / name).mkdir(exist_ok=True)
         (store := tmp_path / f"store {number}").mkdir()
-        ended = together(store, 2, lambda worker, name=name, until=until: trained(worker, name, until))
+        ended = together(store, 2, functools.partial(trained, name, until))
         assert ended == [status] * 2
     whole, parts = (RunFolder(tmp_path / name) for name in ("whole", "parts"))
     assert whole.points == parts.points
