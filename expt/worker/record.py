@@ -61,7 +61,7 @@ class Record:
     def pause(self, outcome: Mapping[str, Any]) -> str:
         """Close the files, then say in result.json that the run has paused, and what it has come to."""
         self._close(complete=False)
-        self.result(status=PAUSED, resumable=True, **outcome)
+        self.result(status=PAUSED, resumable=True, **outcome, **self._spent())
         return PAUSED
 
     def interrupt(self) -> str:
