@@ -32,6 +32,9 @@ class Outcome:
 
     def add(self, run_paths: RunPaths, status: str, error: ExptError | None = None) -> None:
         """Take in a run of this status, which `error` has ended."""
+        if run_paths in self.paused:  # by an earlier command, and has gone on
+            self.paused.remove(run_paths)
+            self.in_order.remove(run_paths)
         if status == FAILED and error is not None:
             self.errors[run_paths.folder] = error
         ended = {COMPLETED: self.completed, PAUSED: self.paused, FAILED: self.failed}

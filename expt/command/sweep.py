@@ -29,7 +29,7 @@ from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
 from expt.machine import Machine, detect
 from expt.runs import paths
-from expt.runs.result import COMPLETED, results
+from expt.runs.result import COMPLETED, PAUSED, results
 
 if TYPE_CHECKING:
     from expt.command.main import Task
@@ -162,7 +162,7 @@ class Multirun:
 
     def known(self, run_paths: paths.RunPaths, status: str) -> None:
         """Count a run of an earlier command that is not to be run again."""
-        if status == COMPLETED:
+        if status in (COMPLETED, PAUSED):
             self._task.outcome.add(run_paths, status)
 
     def note(self, line: str) -> None:

@@ -42,7 +42,7 @@ def find(
         if source is None and any(paths.checkpoints.glob("*.corrupt*")):
             raise CheckpointError(f"{paths.checkpoints}: every checkpoint there is damaged; start anew elsewhere")
         if source is None and paths.metrics.exists():
-            warn(f"{paths.folder}: has no checkpoint yet, the run starts from the beginning")
+            warn(f"{paths.folder}: has no checkpoint, the run starts from the beginning")
     if source is None and config.resume not in (None, "auto"):
         source = _elsewhere(Path(str(config.resume)))
     if source is None and else_from is not None:

@@ -49,8 +49,8 @@ class Searching:
 
     @property
     def unfinished(self) -> list[Point]:
-        """Points that were begun and have come to no end: the command was killed, maybe."""
-        ended = (COMPLETED, PAUSED)
+        """Points that were begun and have come to no end: the command was killed, maybe, or had rungs."""
+        ended = (COMPLETED, PAUSED) if self.pausing else (COMPLETED,)
         return [
             point for point in self.own if point.number is not None and point.status not in ended and not point.is_bad
         ]

@@ -13,6 +13,13 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED
 
 
+def test_what_had_paused_and_went_on_counts_once() -> None:
+    outcome, paths = Outcome(), RunPaths(Path("a"))
+    for status in (PAUSED, PAUSED, COMPLETED):
+        outcome.add(paths, status)
+    assert (outcome.paused, outcome.completed, outcome.in_order) == ([], [paths], [paths])
+
+
 @pytest.mark.parametrize(
     ("statuses", "unseen", "said"),
     [

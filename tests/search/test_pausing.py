@@ -43,7 +43,7 @@ class Machine:
         self.settings = Search(**{"name": "tpe", "rungs": "asha", "runs": 12, **settings})
         reader = Reader(space=SPACE, goals=[GOAL], with_rungs=True)
         config = configured(f"epochs={EPOCHS}", "objective=loss/val")
-        pausing = Pausing(self.settings, config, [GOAL], SPACE)
+        pausing = Pausing(self.settings, config, [GOAL], SPACE) if self.settings.rungs else None
         self.searching = Searching(folder, SPACE, self.settings, reader, pausing)
 
     def run(self) -> Machine:
@@ -169,6 +169,14 @@ def test_what_has_paused_goes_on_from_there_also_in_a_later_command_with_more_po
     assert {until for _, _, until in later.starts} == {1, 3, None}
     assert all(done in (0, 1, 3) for _, done, _ in later.starts)
     assert any(name in first.kept and done for name, done, _ in later.starts), "from its checkpoint"
+
+
+def test_without_rungs_all_that_had_paused_go_to_their_ends(configured: Configured, tmp_path: Path) -> None:
+    Machine(tmp_path, configured, runs=4, keep_checkpoints=True).run()
+    later = Machine(tmp_path, configured, runs=4, rungs=None).run()
+    assert {done for _, done, _ in later.starts} <= {1, 3}
+    assert {until for _, _, until in later.starts} == {None}
+    assert {status for _, status, _ in later.outcome["runs"].values()} <= {COMPLETED, FAILED}
 
 
 def test_checkpoints_of_those_that_never_go_on_are_removed_but_for_the_best(
