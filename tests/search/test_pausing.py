@@ -46,10 +46,14 @@ class Machine:
         pausing = Pausing(self.settings, config, [GOAL], SPACE) if self.settings.rungs else None
         self.searching = Searching(folder, SPACE, self.settings, reader, pausing)
 
+    @property
+    def source(self) -> Source:
+        """Of a machine that always has room."""
+        return Source(self.searching, self._make, self._again, lambda: True)
+
     def run(self) -> Machine:
         """To the end of the search."""
-        source = Source(self.searching, self._make, self._again, lambda: True)
-        for job in source:
+        for job in self.source:
             assert job is not None, "one at a time: there is always something to do, or nothing is left"
             self._train(job)
         return self
@@ -169,6 +173,19 @@ def test_what_has_paused_goes_on_from_there_also_in_a_later_command_with_more_po
     assert {until for _, _, until in later.starts} == {1, 3, None}
     assert all(done in (0, 1, 3) for _, done, _ in later.starts)
     assert any(name in first.kept and done for name, done, _ in later.starts), "from its checkpoint"
+
+
+def test_what_goes_on_is_not_asked_to_once_more_while_others_run(configured: Configured, tmp_path: Path) -> None:
+    machine = Machine(tmp_path, configured)
+    source = machine.source
+    for _ in range(3):
+        job = next(source)
+        assert job
+        machine._train(job)
+    found = [next(source) for _ in range(3)]
+    assert all(found)
+    assert [request_of(job).until_epoch for job in found if job] == [3, 1, 1]
+    assert len({*found}) == 3, "the best of three, and two new ones"
 
 
 def test_without_rungs_all_that_had_paused_go_to_their_ends(configured: Configured, tmp_path: Path) -> None:
