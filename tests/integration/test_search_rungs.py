@@ -34,8 +34,8 @@ def assert_same(promoted: RunFolder, whole: RunFolder) -> None:
 
 def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(tmp_path: Path, trained: Trained) -> None:
     folder = tmp_path / "search"
-    words = ("search=random", "search.rungs=asha", "search.reduction=2", "search.keep_checkpoints=true", "epochs=2")
-    words = (*words, *SHORT, "world_size=2", "threads=1", "tensorboard.images=false", LR)
+    search = ("search=random", "search.rungs=asha", "search.reduction=2", "search.keep_checkpoints=true", LR)
+    words = (*search, *SHORT, "epochs=2", "world_size=2", "threads=1", "tensorboard.images=false")
     first = expt.sweep(*words, "search.runs=1", folder=folder)
     assert [run.status for run in first] == ["paused"]
     (waits,) = first.paused

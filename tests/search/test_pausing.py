@@ -101,7 +101,7 @@ class Machine:
         job.status = COMPLETED if end == EPOCHS else PAUSED
         if lr > 0.9:
             job.status = FAILED
-            update_result(paths, error="it diverged", error_kind="Diverged")  # type: ignore[call-arg]
+            update_result(paths, error="it diverged", error_kind="Diverged")
         update_result(paths, status=job.status, objective=objective, epoch_s=[1.0] * end)
 
     def _epochs(self, asked: RunRequest, writer: MetricsWriter, done: int) -> int:
