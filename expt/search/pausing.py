@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from expt.config.schema import RunConfig
 from expt.config.search import Search
 from expt.config.task_rules import measured_each_epoch
-from expt.errors import ConfigError, FolderInUse, did_you_mean
+from expt.errors import ConfigError, FolderInUse
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
 from expt.runs.result import PAUSED, Record, read_result, update_result
@@ -81,10 +81,9 @@ def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Sp
         raise ConfigError(f"{key}: compares runs of as many epochs; give epochs one value, or use search.rungs=null")
     measured = measured_each_epoch(config)
     if goals[0].tag not in measured:
-        raise ConfigError(
-            f"{key}: objective={goals[0].tag} is not measured after each epoch; use one of {', '.join(measured)}."
-            f"{did_you_mean(goals[0].tag, measured)}"
-        )
+        instead = f"{goals[0].tag.partition('/')[0]}/{config.eval_split}"
+        mend = f"objective={instead}" if instead in measured else f"one of {', '.join(measured)}"
+        raise ConfigError(f"{key}: objective={goals[0].tag} is not measured after each epoch; use {mend}")
     if settings.min_epochs >= config.epochs:
         raise ConfigError(
             f"search.min_epochs={settings.min_epochs}: a run has epochs={config.epochs}, and would never pause; "

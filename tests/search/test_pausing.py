@@ -222,15 +222,15 @@ def test_who_is_at_work_in_a_run_keeps_its_checkpoints(configured: Configured, t
     assert not (taken / "checkpoints").exists()
 
 
-UNMEASURED = "search.rungs=asha: objective={} is not measured after each epoch; use one of"
+UNMEASURED = "search.rungs=asha: objective={} is not measured after each epoch; use {}"
 TOO_LONG = "search.min_epochs={}: a run has epochs=3, and would never pause"
 
 
 @pytest.mark.parametrize(
     ("settings", "words", "goals", "said"),
     [
-        ({}, ("objective=loss/test",), ["loss/test"], UNMEASURED.format("loss/test")),
-        ({}, (), ["speed/samples_per_s"], UNMEASURED.format("speed/samples_per_s")),
+        ({}, ("objective=loss/test",), ["loss/test"], UNMEASURED.format("loss/test", "objective=loss/val")),
+        ({}, (), ["speed/samples_per_s"], UNMEASURED.format("speed/samples_per_s", "one of loss/train, loss/val")),
         ({}, (), ["loss/val", "accuracy/val"], "compares runs by one objective, not by [loss/val,accuracy/val]; name"),
         ({"min_epochs": 3}, ("epochs=3",), ["loss/val"], TOO_LONG.format(3)),
         ({"rungs": "median", "min_epochs": 9}, ("epochs=3",), ["loss/val"], TOO_LONG.format(9)),
