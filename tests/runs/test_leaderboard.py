@@ -241,7 +241,7 @@ def test_the_time_is_that_of_completed_runs(tmp_path: Path) -> None:
     assert [row.seconds for row in leaderboard.rows(leaderboard.read_runs(tmp_path))] == [3.0]
 
 
-def test_what_has_paused_shows_what_it_has_reached_below_what_has_completed(tmp_path: Path) -> None:
+def test_what_has_paused_shows_what_it_has_reached(tmp_path: Path) -> None:
     def leave(name: str, value: float, status: str, epochs: int = 2) -> None:
         leave_run(tmp_path, name, value, config={"epochs": 9}, seedless_identity=name.partition(",")[0])
         update_result(RunPaths(tmp_path / name), status=status, epoch_s=[1.0] * epochs)
@@ -250,9 +250,9 @@ def test_what_has_paused_shows_what_it_has_reached_below_what_has_completed(tmp_
         leave(f"lr={lr}", value, status)
     leave("lr=3,seed=1", 0.4, PAUSED, epochs=1)  # seeds count where they have come furthest
     assert [" ".join(line[1:-2]) for line in shown(tmp_path)[1:]] == [
-        "0.5000 completed",
         "0.9000 paused after 2 of 9 epochs",
         "0.8000 0 of 2 completed",
+        "0.5000 completed",
         "failed",
     ]
 

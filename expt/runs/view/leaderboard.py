@@ -45,16 +45,11 @@ class Row:
     @functools.cached_property
     def counted(self) -> list[FoundRecord]:
         """The completed runs; where none is, those that have paused, and of them those that have come furthest."""
-        if self.has_completed:
-            return [run for run in self.runs if run["status"] == COMPLETED]
+        if done := [run for run in self.runs if run["status"] == COMPLETED]:
+            return done
         paused = [run for run in self.runs if run["status"] == PAUSED]
         most = max((len(run.get("epoch_s") or ()) for run in paused), default=0)
         return [run for run in paused if len(run.get("epoch_s") or ()) == most]
-
-    @property
-    def has_completed(self) -> bool:
-        """Whether one of its runs has."""
-        return any(run["status"] == COMPLETED for run in self.runs)
 
     @property
     def values(self) -> list[float]:
@@ -92,10 +87,7 @@ def read_runs(folder: Path) -> list[FoundRecord]:
 
 
 def rows(runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False) -> list[Row]:
-    """The leaderboard: best first, or by the column, setting or metric `sort`.
-
-    What has no result comes last; best first, what has only paused comes after all that has completed.
-    """
+    """The leaderboard, what has no result last: best first, or by the column, setting or metric `sort`."""
     groups: dict[str, list[FoundRecord]] = {}
     for run in runs:
         groups.setdefault(_without_seed(run), []).append(run)
@@ -111,10 +103,7 @@ def rows(runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool 
         for row in found
     }
     down = falls(objective if sort in (None, "best") else str(sort), runs)
-    in_order = ordered(found, lambda row: by[id(row)], falling=down != reverse)
-    if sort not in (None, "best", objective):
-        return in_order
-    return sorted(in_order, key=lambda row: 2 if math.isnan(row.mean) else 0 if row.has_completed else 1)
+    return ordered(found, lambda row: by[id(row)], falling=down != reverse)
 
 
 def wide_console() -> Console:
