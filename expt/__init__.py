@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from expt.api import evaluate, list_runs, predict, rerun, run, sweep
     from expt.errors import ConfigError, RunFailed, SweepFailed
     from expt.inference.load import TrainedModel, load
+    from expt.python.interval import Interval, interval
     from expt.python.predictions import Predictions
     from expt.python.result import Metrics, Result, Runs
     from expt.python.sweep_result import FailedResult, SweepResult
@@ -23,6 +24,7 @@ __all__ = [
     "ConfigError",
     "FailedResult",
     "History",
+    "Interval",
     "Metrics",
     "PhasedTask",
     "Predictions",
@@ -36,6 +38,7 @@ __all__ = [
     "View",
     "__version__",
     "evaluate",
+    "interval",
     "list_runs",
     "load",
     "predict",
@@ -48,6 +51,7 @@ __version__ = "0.1.0"
 
 _FROM = {
     "api": ("evaluate", "list_runs", "predict", "rerun", "run", "sweep"),
+    "python.interval": ("Interval", "interval"),
     "python.predictions": ("Predictions",),
     "python.result": ("Metrics", "Result", "Runs"),
     "python.sweep_result": ("FailedResult", "SweepResult"),

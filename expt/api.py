@@ -175,7 +175,7 @@ def predict(
 
 
 def _folders(arguments: Sequence[str], *, may_sweep: bool = True) -> list[Path]:
-    """Those of the runs that have completed."""
+    """Those of the runs that have completed or paused."""
     with terminal.quietly(arguments) as words:
-        completed: list[RunPaths] = command(words, typed_at=time.monotonic(), may_sweep=may_sweep)
-    return [paths.folder for paths in completed]
+        ended: list[RunPaths] = command(words, typed_at=time.monotonic(), may_sweep=may_sweep)
+    return [paths.folder for paths in ended]

@@ -7,7 +7,7 @@ import gc
 import os
 import resource
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,23 @@ def gpu_names() -> list[str]:
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
         names += [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
     return names
+
+
+def energy_j(gpus: Sequence[str]) -> float | None:
+    """What the meters of these GPUs show together, since the driver was loaded; None where NVML has no such meter."""
+    if not gpus:
+        return None
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError, ValueError), _nvml():
+        handles = [
+            pynvml.nvmlDeviceGetHandleByUUID(gpu)
+            if gpu.startswith("GPU-")
+            else pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
+            for gpu in gpus
+        ]
+        return sum(float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) for handle in handles) / 1000
+    return None
 
 
 def _nvml_count() -> int:

@@ -38,8 +38,8 @@ class PoolLauncher(Launcher):
         """Keep what Hydra gives every launcher."""
         from expt.command.sweep import Multirun  # late: Hydra imports every plugin, even to print --help
 
-        self._multirun = Multirun(hydra_context, task_function, config, self._options)
+        self.multirun = Multirun(hydra_context, task_function, config, self._options)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run every point; a run's failure is in its JobReturn, and Ctrl-C ends them all."""
-        return self._multirun.launch(job_overrides, initial_job_idx)
+        return self.multirun.launch(job_overrides, initial_job_idx)

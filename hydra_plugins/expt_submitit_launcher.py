@@ -25,8 +25,8 @@ class SubmititLauncher(Launcher):
         """Keep what Hydra gives every launcher."""
         from expt.command.sweep_cluster import cluster_sweep  # late: Hydra imports every plugin, even to print --help
 
-        self._sweep = cluster_sweep(hydra_context, task_function, config, self._options)
+        self.multirun = cluster_sweep(hydra_context, task_function, config, self._options)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run every point; a run's failure is in its JobReturn, and Ctrl-C cancels the jobs."""
-        return self._sweep.launch(job_overrides, initial_job_idx)
+        return self.multirun.launch(job_overrides, initial_job_idx)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import math
 import sys
@@ -109,6 +110,8 @@ def test_of_a_sweep_the_best_is_by_its_objective_and_failures_do_not_pass_for_nu
         f"  folder   {folders[3]}",
         "  error    rank 0: it broke",
     ]
+    halfway = SweepResult([*runs, dataclasses.replace(runs[2], record={**runs[2].record, "status": "paused"})])
+    assert (halfway.best.folder, len(halfway.completed), len(halfway.paused)) == (folders[2], 3, 1)
     with pytest.raises(expt.RunFailed, match="no run of the sweep has completed and measured"):
         _ = SweepResult(runs[3:]).best
 
@@ -171,7 +174,7 @@ def test_the_keywords_are_those_of_the_schema() -> None:
     schema.pop("secrets")
     given = get_type_hints(settings.Settings)
     assert given.keys() == {*schema, "experiment", "hydra"}
-    assert get_type_hints(settings.SweepSettings).keys() == {*given, "sweep"}
+    assert get_type_hints(settings.SweepSettings).keys() == {*given, "sweep", "search"}
     for key, cls in NESTED.items():
         nested = next(part for part in (schema[key], *get_args(schema[key])) if hasattr(part, "__dataclass_fields__"))
         assert get_type_hints(cls).keys() == get_type_hints(nested).keys()

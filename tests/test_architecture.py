@@ -21,6 +21,7 @@ PACKAGES = (
     "python",
     "command",
     "tracking",
+    "search",
     "launch",
     "worker",
     "inference",

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import yaml
 from omegaconf import OmegaConf
 
 from expt.command.conf_files import conf_dir, groups, keys
@@ -29,6 +30,10 @@ OPTIONS = WITH_VALUE | {"--help", "-h", "--hydra-help", "--version", "--multirun
 OPTIONS |= {"--info", "-i", "--shell-completion", "-sc", "--experimental-rerun"}
 FOLDERS = {"hydra.run.dir", "hydra.sweep.dir"}
 """Keys whose value is one text, commas and all."""
+
+
+TEXTS = {"search.constraints", "search.when", "search.warm_start"}
+"""Keys whose value is a list of texts, which may hold what Hydra's grammar has no reading for."""
 
 
 class Exact(str):
@@ -55,10 +60,24 @@ def _readable(word: str) -> str:
     changed = f"{key}={','.join(parts)}"
     if key in FOLDERS and not quote:
         return f"{key}={quoted(parts[0])}"
+    if key in TEXTS and value[:1] in ("[", "{") and not is_readable(word):
+        return _as_texts(key, value) or word
     is_list = value[:1] in ("[", "{") or ("," in value and re.search(r"[][(){}]", value))
     if quote or is_list or is_readable(changed):
         return changed
     return f"{key}={','.join(map(quoted, parts))}"
+
+
+def _as_texts(key: str, value: str) -> str | None:
+    """A list of texts as YAML has it, or a mapping to some, in Hydra's grammar."""
+    try:
+        found = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return None
+    if isinstance(found, dict):
+        several = {name: texts if isinstance(texts, list) else [texts] for name, texts in found.items()}
+        found = [f"{name}: {text}" for name, texts in several.items() for text in texts]
+    return f"{key}=[{','.join(quoted(str(text)) for text in found)}]"
 
 
 def with_own_keys(arguments: Sequence[str]) -> list[str]:

@@ -10,11 +10,12 @@ from types import MappingProxyType
 
 from rich.console import Console
 
+from expt.command.search_conclusion import bad_points, conclude_search
 from expt.config.main_code import is_of_main
 from expt.config.user_code import targets_recorded
 from expt.errors import ExptError, FolderInUse, warn
 from expt.runs.paths import RunPaths
-from expt.runs.result import DAMAGED, FAILED, LOST, FoundRecord
+from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord
 from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.progress import resume_command, shown_path
@@ -30,11 +31,13 @@ def conclude(
     *,
     reverse: bool = False,
     failed_now: Mapping[Path, ExptError] = MappingProxyType({}),
+    notes: Sequence[str] = (),
 ) -> None:
     """Write summary.csv and summary.md into a sweep's folder, and print the leaderboard and the failures.
 
     `runs` are those of the folder, where somebody has read them just now.
     `failed_now` has the folders of runs known to have failed, which a full disk may have kept from saying so, and why.
+    `notes` are lines of the command that comes to its end.
     Where another command is at work, the record is that command's, and true.
     """
     runs = read_runs(folder) if runs is None else runs
@@ -48,17 +51,26 @@ def conclude(
     old = stale((run["folder"], run) for run in runs)
     console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
     written = _write_summary(folder, runs)  # after the table, for which somebody may wait
-    failed = [run for run in runs if run["status"] == FAILED]
+    bad = bad_points(runs)
+    failed = [run for run in runs if run["status"] == FAILED and run not in bad]
+    if bad:
+        say(console, f"bad points   {len(bad)} diverged or had not enough memory, and count as the worst")
     if failed or in_use:
         say(console, f"\n{len(failed) + len(in_use)} failed", "bold red")
         for run in failed:
             _print_failure(console, run)
         for taken, error in in_use.items():
             say(console, f"  {taken.name}: {in_one_line(str(error))}")
+    conclude_search(console, folder, runs, again)
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
+    if paused := sum(run["status"] == PAUSED for run in runs):
+        how = resume_command(RunPaths(folder / "RUN"))
+        say(console, f"paused       {paused} of {len(runs)} runs; to train one to its end: {how}")
     for run in (run for run in runs if run["status"] == DAMAGED):
         say(console, f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts nowhere")
+    for note in notes:
+        say(console, note)
     if written:
         say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))

@@ -59,6 +59,8 @@ def _unknown_option(error: Any) -> str:
 
 def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
     typed, group, known = _typed(key, overrides), key.partition(".")[0], set(keys())
+    if group == "search" and not any(text.startswith("search=") for text in overrides):
+        return f"{typed}: is of a search; add search=tpe, or another one"
     if any(text.startswith(f"+{group}._target_=") for text in overrides):
         return f"{typed}: there is no key '{key}' yet; type +{typed}"
     if key in known:
@@ -100,6 +102,11 @@ def _meant(key: str, known: Collection[str]) -> str:
         return hint
     near = difflib.get_close_matches(_last(key), full, n=1)
     return f" Did you mean '{full[near[0]][0]}'?" if near else ""
+
+
+def _continuous(overrides: Sequence[str]) -> str:
+    word = next((text for text in overrides if "interval(" in text), "interval(...)")
+    return f"{word}: a grid has no end of an interval's values; add search=tpe, or name some"
 
 
 def _set_together(group: str) -> str | None:
@@ -152,6 +159,7 @@ Words = Callable[[Any, str, Sequence[str]], str]
 _SEVERAL = r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'"
 _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     # kind of error, pattern in its text, words for the error, what the pattern's group has found, what was typed
+    (HydraException, "does not support sweep type", lambda _, __, typed: _continuous(typed)),
     (UnicodeDecodeError, "", lambda error, _, typed: _not_text(error, typed)),
     (YAMLError, "", lambda error, *_: f"not valid YAML: {' '.join(str(error).split())}; mend that line"),
     (

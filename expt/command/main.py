@@ -41,7 +41,7 @@ from expt.launch.job import Job, Options
 from expt.launch.launcher import Launcher, launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, objective_of, read_result
+from expt.runs.result import COMPLETED, PAUSED, objective_of, read_result
 from expt.runs.typed import quoted
 from expt.tracking.sending import Sending
 
@@ -49,7 +49,7 @@ from expt.tracking.sending import Sending
 @machine.not_world_writable()
 @machine.seldom_collecting()
 def command(arguments: Sequence[str], *, typed_at: float, may_sweep: bool = True) -> list[RunPaths]:
-    """Do what `python -m expt ARGUMENTS` does; returns the folders of the runs that have completed.
+    """Do what `python -m expt ARGUMENTS` does; returns the folders of the runs that have completed or paused.
 
     Raises ExptError, with a text for a person, for whatever goes wrong.
     """
@@ -81,10 +81,10 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
             from expt.command.conclusion import conclude  # late: a run's start does not wait for tables
             from expt.runs.view import leaderboard
 
-            conclude(leaderboard.wide_console(), outcome.sweep_folder, failed_now=outcome.errors)
+            conclude(leaderboard.wide_console(), outcome.sweep_folder, failed_now=outcome.errors, notes=outcome.notes)
         task.sending.wait()
     outcome.raise_if_failed()
-    return outcome.completed
+    return outcome.in_order
 
 
 def _in_words(error: BaseException, arguments: Sequence[str], task: Task) -> ExptError:
@@ -110,6 +110,10 @@ class Task:
         self.at_end = contextlib.ExitStack()
         self.sending = Sending()
 
+    @property
+    def _several(self) -> str:
+        return f"chooses the points of several runs; {'add -m' if self.may_sweep else 'use expt.sweep'}"
+
     def __call__(self, composed: DictConfig) -> float | None:
         """One run, in the folder that Hydra has made for it; returns the objective's value."""
         self.began, hydra_config = True, HydraConfig.get()
@@ -119,6 +123,8 @@ class Task:
             self.outcome.sweep_folder = Path(hydra_config.sweep.dir)
         try:
             refuse_lone(() if sweep else hydra_config.overrides.hydra)
+            if "search" in composed:
+                raise ConfigError(f"search={composed.search.name}: {self._several}")
             settings = plain(composed, sweep=sweep)
             config = parse(settings, machine.detect())
         except (ConfigError, OmegaConfBaseException):
@@ -140,10 +146,11 @@ class Task:
             if sweep:  # Hydra's own launchers take an exception for a failure, and go on with the next run
                 raise KeyboardInterrupt(str(error)) from None
             raise
-        self.outcome.add(run_paths, COMPLETED)
+        record = read_result(run_paths)
+        self.outcome.add(run_paths, PAUSED if record.get("status") == PAUSED else COMPLETED)
         if sweep and signals.asked():  # while the run was about to end by itself: no further one
             raise KeyboardInterrupt
-        return objective_of(read_result(run_paths))
+        return objective_of(record)
 
     def _preflight(self, request: RunRequest) -> None:
         """Leaves nothing in the run's folder, which Hydra has made."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from expt.errors import ExptError, SweepFailed
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED
+from expt.runs.result import COMPLETED, FAILED, PAUSED
 
 
 @dataclass
@@ -15,25 +15,32 @@ class Outcome:
     """The runs of one command, by what became of them."""
 
     completed: list[RunPaths] = field(default_factory=list)
+    paused: list[RunPaths] = field(default_factory=list)
     failed: list[RunPaths] = field(default_factory=list)
     unfinished: list[RunPaths] = field(default_factory=list)
     """Interrupted, or never started."""
     errors: dict[Path, ExptError] = field(default_factory=dict)
     """Of each run of a sweep that has failed, by its folder."""
     in_order: list[RunPaths] = field(default_factory=list)
-    """The completed and the failed, as the grid has them."""
+    """The completed, the paused and the failed, as the grid has them."""
     num_unseen: int = 0
     """Points of a sweep whose turn to be composed never came."""
+    notes: list[str] = field(default_factory=list)
+    """Lines to print at the end."""
     sweep_folder: Path | None = None
     """Of a sweep that has begun."""
 
     def add(self, run_paths: RunPaths, status: str, error: ExptError | None = None) -> None:
         """Take in a run of this status, which `error` has ended."""
+        if run_paths in self.paused:  # by an earlier command, and has gone on
+            self.paused.remove(run_paths)
+            self.in_order.remove(run_paths)
         if status == FAILED and error is not None:
             self.errors[run_paths.folder] = error
-        if status in (COMPLETED, FAILED):
+        ended = {COMPLETED: self.completed, PAUSED: self.paused, FAILED: self.failed}
+        if status in ended:
             self.in_order.append(run_paths)
-        {COMPLETED: self.completed, FAILED: self.failed}.get(status, self.unfinished).append(run_paths)
+        ended.get(status, self.unfinished).append(run_paths)
 
     def raise_if_failed(self) -> None:
         """Raise SweepFailed where a run of the sweep has failed."""
@@ -41,7 +48,7 @@ class Outcome:
             return
         left = len(self.unfinished) + self.num_unseen
         rest = f", {left} were stopped or not started" if left else ""
-        total = len(self.failed) + len(self.completed) + left
+        total = len(self.in_order) + left
         why = {paths.folder.absolute(): str(self.errors.get(paths.folder, "it failed")) for paths in self.failed}
         completed, runs = (
             [paths.folder.absolute() for paths in several] for several in (self.completed, self.in_order)

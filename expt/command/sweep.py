@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from filelock import FileLock, Timeout
 from hydra.core.utils import JobReturn, setup_globals
@@ -16,30 +16,37 @@ from rich.console import Console
 
 from expt.command import overrides
 from expt.command.arguments import continue_command
+from expt.command.composed_run import ComposedRun
 from expt.command.point_composer import PointComposer
 from expt.command.preflight import preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
 from expt.command.sweep_points import Grid
-from expt.command.sweep_run import ComposedRun
 from expt.command.sweep_values import refuse_wrong_values
-from expt.errors import INTERRUPTED_BEFORE, ConfigError, Interrupted
+from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
 from expt.machine import Machine, detect
 from expt.runs import paths
-from expt.runs.result import COMPLETED, results
+from expt.runs.result import COMPLETED, PAUSED, results
 
 if TYPE_CHECKING:
     from expt.command.main import Task
 
 
+Runs: TypeAlias = dict[Job, list[ComposedRun]]
+"""Of each job the points that it is."""
+
+
 class Runner(Protocol):
     """Runs jobs to their ends: expt.launch.pool on this machine, expt.launch.submitit_jobs elsewhere."""
 
-    def run(self, source: Iterator[Job]) -> None:
-        """Run every job that `source` yields. Raises KeyboardInterrupt, with everything stopped and recorded."""
+    def run(self, source: Iterator[Job | None]) -> None:
+        """Run every job that `source` yields; None is "nothing now".
+
+        Raises KeyboardInterrupt, with everything stopped and recorded.
+        """
 
 
 class Multirun:
@@ -56,16 +63,16 @@ class Multirun:
         runner: Callable[[Observer], Runner] | None = None,
     ) -> None:
         self._context, self._config = context, config
-        self._composer = PointComposer(context, config)
+        self.composer = PointComposer(context, config)
         self._task = cast("Task", task_function)  # Hydra hands on what expt.command.main gave it
-        self._dry_run, self._preflight = bool(options.get("dry_run")), bool(config.get("preflight"))
-        if self._preflight and runner is not None:
+        self.is_dry_run, self.is_preflight = bool(options.get("dry_run")), bool(config.get("preflight"))
+        if self.is_preflight and runner is not None:
             raise ConfigError("preflight=true: tries runs out on this machine alone; leave hydra/launcher out")
         self._launcher_options = options
         self.folder = Path(str(config.hydra.sweep.dir))
         self._lock = FileLock(paths.RunPaths(self.folder).lock, timeout=0)
         self._task.at_end.callback(self._leave)
-        self._machine = machine()
+        self.machine = machine()
         self._runner = runner or self._pool
         self._grid: Grid | None = None
 
@@ -74,34 +81,58 @@ class Multirun:
 
         Raises ConfigError where another command is at work in the folder, Interrupted on Ctrl-C.
         """
-        if not self._task.may_sweep:
-            raise ConfigError("this makes several runs; use expt.sweep, which returns a list of results")
-        setup_globals()
-        overrides.register_resolvers()  # the line above has made Hydra's own anew
+        self.begin()
         try:
             composed = self._composed(points, first_number)
         except KeyboardInterrupt:
             raise Interrupted(INTERRUPTED_BEFORE) from None
-        if self._preflight:
-            runs_to_try = list(composed)
-            preflight([*dict.fromkeys(run.job for run in runs_to_try)], self._machine, self._options())
-            self._grid = None
-            return [run.finish() for run in runs_to_try]
-        if self._dry_run:
+        if self.is_preflight:
+            return self.try_out(list(composed))
+        if self.is_dry_run:
             returned = show_dry_run(composed, len(points))
             self._grid = None
             return returned
-        runs: dict[Job, list[ComposedRun]] = {}
-        display = SweepDisplay(Console(), total=len(points), folder=self.folder)
-        watcher = SweepObserver(self._context, self._task, runs, display)
+
+        def rounds(runs: Runs, display: SweepDisplay, _: Runner) -> Iterator[Iterator[Job]]:
+            yield self._source(composed, runs, display)
+
+        return self.carry_out(rounds, SweepDisplay(Console(), total=len(points), folder=self.folder))
+
+    def try_out(self, runs: Sequence[ComposedRun]) -> list[JobReturn]:
+        """Try each kind of these runs, and train none."""
+        preflight([*dict.fromkeys(run.job for run in runs)], self.machine, self._options())
+        self._grid = None
+        return [run.finish() for run in runs]
+
+    def begin(self) -> None:
+        """Let what follows be one of several runs. Raises ConfigError where there may be but one."""
+        if not self._task.may_sweep:
+            raise ConfigError("this makes several runs; use expt.sweep, which returns a list of results")
+        setup_globals()
+        overrides.register_resolvers()  # the line above has made Hydra's own anew
+
+    def carry_out(
+        self,
+        rounds: Callable[[Runs, SweepDisplay, Runner], Iterable[Iterator[Job | None]]],
+        display: SweepDisplay,
+        spared: tuple[type[ExptError], ...] = (),
+    ) -> list[JobReturn]:
+        """Run the jobs of one round after another; what is `spared` is no failure of the sweep.
+
+        Raises Interrupted on Ctrl-C.
+        """
+        runs: Runs = {}
+        runner = self._runner(SweepObserver(self._context, self._task, runs, display))
         try:
             with display:
-                self._runner(watcher).run(self._source(composed, runs, display))
+                for source in rounds(runs, display, runner):
+                    runner.run(source)
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; to go on: {continue_command(self.folder)}") from None
         finally:
-            self._tell(runs)
-            self._task.outcome.num_unseen += len(points) - sum(map(len, runs.values()))
+            done = any(job.status == COMPLETED for job in runs)
+            self._tell(job for job in runs if not (done and isinstance(job.error, spared)))
+            self._task.outcome.num_unseen += max(0, display.total - sum(map(len, runs.values())))
         self._refuse_if_all_were(list(runs))
         started = sorted(itertools.chain(*runs.values()), key=lambda run: run.number)
         return [run.finish() for run in started]
@@ -109,27 +140,34 @@ class Multirun:
     def _composed(self, points: Sequence[Sequence[str]], first_number: int) -> Iterator[ComposedRun]:
         """The points as runs, each composed when it is asked for; of the first batch the values are checked before."""
         is_first_batch = self._grid is None
-        self._open()
-        assert self._grid is not None
-        composed = self._grid.compose(self._composer, self._config, points, first_number)
+        composed = self.open().compose(self.composer, self._config, points, first_number)
         if not (is_first_batch and points):
             return composed
         first = next(composed)
-        self._send_along(first)
-        refuse_wrong_values(points, first.hydra_config, self._machine)
+        self.send_along(first)
+        refuse_wrong_values(points, first.hydra_config, self.machine)
         return itertools.chain([first], composed)
 
-    def _send_along(self, run: ComposedRun) -> None:
+    def send_along(self, run: ComposedRun) -> None:
         """Send the sweep to the dashboards of its first run. Raises ConfigError as expt.tracking.sending does."""
-        if run.job.request is not None and not (self._dry_run or self._preflight):
+        if run.job.request is not None and not (self.is_dry_run or self.is_preflight):
             self._task.sending.follow(run.job.request.config, self.folder)
 
     def _pool(self, observer: Observer) -> Runner:
         forkserver.warm(forkserver.SWEEP_MODULES)
-        return Pool(self._machine, self._options(), observer)
+        return Pool(self.machine, self._options(), observer)
 
     def _options(self) -> Options:
         return Options(**{key: value for key, value in self._launcher_options.items() if key != "dry_run"})
+
+    def known(self, run_paths: paths.RunPaths, status: str) -> None:
+        """Count a run of an earlier command that is not to be run again."""
+        if status in (COMPLETED, PAUSED):
+            self._task.outcome.add(run_paths, status)
+
+    def note(self, line: str) -> None:
+        """Let the command say it at its end."""
+        self._task.outcome.notes.append(line)
 
     def _tell(self, jobs: Iterable[Job]) -> None:
         """Let the command know what became of its runs."""
@@ -151,16 +189,18 @@ class Multirun:
             job.paths.folder.rmdir()
         raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
 
-    def _open(self) -> None:
+    def open(self) -> Grid:
+        """The runs of the sweep's folder, from now on this command's. Raises ConfigError where it is another's."""
         if self._grid is not None:
-            return
+            return self._grid
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire()
         except Timeout:
             raise ConfigError(f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it") from None
         self._task.began = True
-        self._grid = Grid(self.folder, self._machine, fetch=not self._dry_run)
+        self._grid = Grid(self.folder, self.machine, fetch=not self.is_dry_run)
+        return self._grid
 
     def _leave(self) -> None:
         """Let others into the sweep's folder; it goes if it holds nothing but what Hydra and the lock put there."""
@@ -173,9 +213,7 @@ class Multirun:
                 paths.remove_empty(self.folder)
         self._lock.release(force=True)
 
-    def _source(
-        self, composed: Iterator[ComposedRun], runs: dict[Job, list[ComposedRun]], display: SweepDisplay
-    ) -> Iterator[Job]:
+    def _source(self, composed: Iterator[ComposedRun], runs: Runs, display: SweepDisplay) -> Iterator[Job]:
         for run in composed:
             known = run.job in runs
             runs.setdefault(run.job, []).append(run)

@@ -12,17 +12,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from expt.command.sweep_run import ComposedRun
+from expt.command.composed_run import ComposedRun
 from expt.config.identity import identity
 from expt.config.tasks import chosen_metric
-from expt.errors import ExptError, printable
+from expt.errors import Diverged, ExptError, OutOfMemory, printable
 from expt.launch.job import Job, request_of
 from expt.runs import tags
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, read_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, read_result
 from expt.runs.view import leaderboard
 from expt.runs.view.cells import cells, say
 from expt.runs.view.printed import Printed, show_printed
 from expt.runs.view.progress import REFRESH_S, RunState, duration, waiting_for
+from expt.runs.view.summary import epochs_done
 from expt.runs.worker_error import in_one_line
 
 PRINTED_S = 1.0
@@ -37,8 +38,8 @@ TELL_S = 2.0
 class SweepDisplay:
     """Shows a sweep that is under way; without a terminal, plain lines. What workers print, with run and rank."""
 
-    def __init__(self, console: Console, *, total: int, folder: Path) -> None:
-        self._console, self._total, self._folder = console, total, folder
+    def __init__(self, console: Console, *, total: int, folder: Path, what: str = "sweep") -> None:
+        self._console, self.total, self._folder, self._what = console, total, folder, what
         self._live = (
             Live(console=console, refresh_per_second=4, transient=True)
             if console.is_terminal and not console.is_dumb_terminal
@@ -47,13 +48,17 @@ class SweepDisplay:
         self._states: dict[Job, RunState] = {}
         self._printed: dict[Job, Printed] = {}
         self._counts = dict.fromkeys((COMPLETED, FAILED, INTERRUPTED), 0)
+        self._paused: set[Path] = set()  # their folders
         self._skipped = 0
         self._busy_s = 0.0
         self._next = self._next_printed = self._next_lines = 0.0
         self._lines: list[Text] = []
+        self._best = ""
+        self.note: Callable[[Job], str] = lambda _: ""
+        """What to add to the line of a run that has come to its end."""
 
     def __enter__(self) -> SweepDisplay:
-        say(self._console, f"sweep of {self._total} run{'s' * (self._total != 1)} in {self._folder}")
+        say(self._console, f"{self._what} of {self.total} run{'s' * (self.total != 1)} in {self._folder}")
         if self._live:
             self._live.start()
         return self
@@ -68,6 +73,13 @@ class SweepDisplay:
         self._skipped += 1
         self._line("done before", job, _reached(job), may_wait=True)
 
+    def known(self, paused: Path | None = None) -> None:
+        """A point of a search that an earlier command has brought to its end, or one that it left `paused`."""
+        if paused is not None:
+            self._paused.add(paused)
+        else:
+            self._skipped += 1
+
     def repeated(self, job: Job) -> None:
         """A point that the grid names a second time."""
         self._skipped += 1
@@ -76,16 +88,33 @@ class SweepDisplay:
     def starting(self, job: Job) -> None:
         """A run's workers are about to start: what its logs hold was printed before."""
         self._printed[job] = Printed(job.paths)
+        self._paused.discard(job.paths.folder)
 
     def ended(self, job: Job) -> None:
-        """A run has completed, failed, or was interrupted."""
+        """A run has completed, paused, failed, or was interrupted."""
         self._forget(job)
-        self._counts[job.status] += 1
         self._busy_s += job.ended_at - job.started_at if job.started_at else 0.0
-        if job.error:
+        note = self.note(job)
+        if note and not job.error:
+            self._best = f"; best so far {_reached(job)}, {job.name}"
+        if job.status == PAUSED:
+            self._paused.add(job.paths.folder)
+            after = f"after {epochs_done(read_result(job.paths))}"
+            self._line(PAUSED, job, f"{_reached(job)}  {after}{note}", style="blue")
+            return
+        self._counts[job.status] += 1
+        if self._what == "search" and isinstance(job.error, Diverged | OutOfMemory):
+            what = "diverged" if isinstance(job.error, Diverged) else "no memory"
+            self._line(what, job, in_one_line(str(job.error), with_log=False), style="yellow")
+        elif job.error:
             self._line(job.status, job, in_one_line(str(job.error), with_log=False), style="red")
         else:
-            self._line("done", job, f"{_reached(job)}  {job.ended_at - job.started_at:.1f} s in all", style="green")
+            self._line(
+                "done",
+                job,
+                f"{_reached(job)}  {job.ended_at - job.started_at:.1f} s in all{note}",
+                style="green",
+            )
 
     def waiting(self, job: Job, devices: Sequence[str]) -> None:
         """A run cannot start yet, since another command holds `devices`."""
@@ -127,8 +156,8 @@ class SweepDisplay:
             show_printed(self._console, lines)
 
     def _line(self, what: str, job: Job, text: str, style: str = "dim", *, may_wait: bool = False) -> None:
-        ended = sum(self._counts.values()) + self._skipped
-        line = Text.assemble(f"[{ended}/{self._total}] ", (f"{what:<11}", style), printable(f" {job.name}  {text}"))
+        ended = sum(self._counts.values()) + len(self._paused) + self._skipped
+        line = Text.assemble(f"[{ended}/{self.total}] ", (f"{what:<11}", style), printable(f" {job.name}  {text}"))
         self._lines.append(line)
         if not may_wait:
             self._print_lines()
@@ -157,14 +186,15 @@ class SweepDisplay:
 
     def _totals(self, running: int) -> str:
         done, failed = self._counts[COMPLETED], self._counts[FAILED]
-        ended = sum(self._counts.values()) + self._skipped
-        queued = max(0, self._total - ended - running)
-        text = f"{done + self._skipped} done, {failed} failed, {running} running, {queued} queued"
+        ended = sum(self._counts.values()) + len(self._paused) + self._skipped
+        queued = max(0, self.total - ended - running)
+        paused = f"{len(self._paused)} paused, " if self._paused else ""
+        text = f"{done + self._skipped} done, {paused}{failed} failed, {running} running, {queued} queued"
         if done and running:
             # The machine has held `running` runs at a time; what is left takes as long for each as those before.
             left_s = self._busy_s / done * (queued + running / 2) / running
             text += f"; about {duration(left_s)} left"
-        return text
+        return text + self._best
 
 
 def _reached(job: Job) -> str:

@@ -9,9 +9,9 @@ from hydra.core.utils import env_override
 from hydra.types import HydraContext, TaskFunction
 
 from expt.command import hydra_folder
+from expt.command.composed_run import ComposedRun
 from expt.command.hydra_adapter import is_heard, use_config
 from expt.command.sweep_display import SweepDisplay
-from expt.command.sweep_run import ComposedRun
 from expt.config.identity import hyperparameters, shown
 from expt.errors import ExptError, FolderInUse, warn
 from expt.launch.job import Job, Observer, request_of

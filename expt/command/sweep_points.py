@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from hydra.core.utils import filter_overrides
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from expt.command.composed_run import ComposedRun, numbered, set_folder
 from expt.command.hydra_adapter import use_config
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import about_run, folder_names, swept_keys
 from expt.command.own_class import folded
 from expt.command.point_composer import PointComposer
-from expt.command.sweep_run import ComposedRun, numbered, set_folder
 from expt.command.sweep_shorter import ShorterRuns
 from expt.config import main_code, user_code
 from expt.config.auto import fill_auto_of_a_sweep
@@ -30,8 +30,9 @@ from expt.errors import ConfigError, ExptError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
+from expt.runs.record_parts import Objective
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, DAMAGED, Objective, Record, read_result
+from expt.runs.result import COMPLETED, DAMAGED, Record, read_result
 from expt.runs.sweep_index import results_of_sweep
 
 ASKED, OF_SETTINGS = "asked:", "settings:"
@@ -80,18 +81,38 @@ class Grid:
         names = folder_names(asked, _swept_keys(master))
         ahead = list[ComposedRun]()
         for number, (point, overrides, name) in enumerate(zip(points, asked, names, strict=True), first_number):
-            settings, composed = composer.settings(master, point), None
-            if settings is None:
-                composed = numbered(composer.compose(master, point), number)
-            job = self._job(settings, composed, overrides, name)
-            compose = functools.partial(composer.compose, master, point)
-            run = ComposedRun(number, overrides, job, compose)
-            ahead.append(run)
+            ahead.append(self._run(composer, master, point, overrides, number, name, {}))
             if not self._is_of_others or len(ahead) == AHEAD:
                 yield from ahead
                 ahead.clear()
         self._warn_of_others(len(points))
         yield from ahead
+
+    def found(
+        self, composer: PointComposer, master: DictConfig, point: Sequence[str], number: int, keys: Collection[str]
+    ) -> ComposedRun:
+        """The run of a point that a search of these keys has chosen, which its record says."""
+        self._is_of_others = False
+        asked = folded(filter_overrides(point))
+        (name,) = folder_names([asked], keys)
+        return self._run(composer, master, point, asked, number, name, {"search": {"number": number}})
+
+    def _run(
+        self,
+        composer: PointComposer,
+        master: DictConfig,
+        point: Sequence[str],
+        overrides: Sequence[str],
+        number: int,
+        name: str,
+        more: Record,
+    ) -> ComposedRun:
+        settings, composed = composer.settings(master, point), None
+        if settings is None:
+            composed = numbered(composer.compose(master, point), number)
+        job = self._job(settings, composed, overrides, name, more)
+        about: Record = {**about_run(job.name, overrides), **more}
+        return ComposedRun(number, overrides, job, functools.partial(composer.compose, master, point), about)
 
     def _warn_of_others(self, num_points: int) -> None:
         """The newest sweep may not be the one that was meant; to add points to a sweep is fine."""
@@ -110,7 +131,12 @@ class Grid:
         )
 
     def _job(
-        self, known_settings: Mapping[str, Any] | None, composed: DictConfig | None, overrides: Sequence[str], name: str
+        self,
+        known_settings: Mapping[str, Any] | None,
+        composed: DictConfig | None,
+        overrides: Sequence[str],
+        name: str,
+        more: Record,
     ) -> Job:
         """The job of a point, by its settings or its whole configuration; the same if the grid names it twice."""
         error: ExptError | None = None
@@ -138,7 +164,7 @@ class Grid:
         paths = known or RunPaths(self.folder / self._unused(name, key))
         request = None
         if config is not None and settings is not None and content is not None:
-            about = about_run(paths.folder.name, overrides)
+            about: Record = {**about_run(paths.folder.name, overrides), **more}
             shorter = None
             if known is None and (config.resume == "auto" or self._is_of_others) and self._known:
                 shorter = self._shorter.of(config, content)

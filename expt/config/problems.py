@@ -45,6 +45,8 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
             line = f"{key}: its YAML sets {', '.join(map(str, value))} below '{key}'; begin it with # @package _global_"
         elif rule == "unexpected_keyword_argument":
             line = f"{key}={value!r}: there is no such key.{did_you_mean(path[-1], _keys_beside(path, node))}"
+        elif key == "objective" and isinstance(value, list):
+            line = f"{key}=[{','.join(map(str, value))}]: several are of a search; add -m and search=nsga2, or give one"
         elif rule == "missing" and isinstance(value, list):
             line = f"{key}={value!r}: input should be longer"
         elif rule in ("missing", "missing_argument"):

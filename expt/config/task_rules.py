@@ -211,9 +211,14 @@ def _tags(config: RunConfig, splits: Sequence[str]) -> list[str]:
     return [f"{name}/{split}" for name in metrics for split in splits if split != "train" or name not in untrained]
 
 
+def measured_each_epoch(config: RunConfig) -> list[str]:
+    """The tags of metrics that a run has after each epoch."""
+    return _tags(config, ["train", config.eval_split])
+
+
 def _watched(config: RunConfig) -> list[str]:
     """What early stopping and a plateau look at must be there after each epoch."""
-    measured = _tags(config, ["train", config.eval_split])
+    measured = measured_each_epoch(config)
     watched: dict[str, EarlyStop | Plateau | None] = {"early_stop": config.early_stop}
     if isinstance(config.scheduler, Plateau):
         watched["scheduler"] = config.scheduler

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from expt import signals
-from expt.errors import ConfigError, Diverged, ExptError, RunFailed, TimedOut
+from expt.errors import ConfigError, Diverged, ExptError, OutOfMemory, RunFailed, TimedOut
 from expt.launch.processes import FINISHED
 from expt.runs.paths import RunPaths
 from expt.runs.worker_error import LOG, RAISED, Raised, read_error
@@ -63,6 +63,8 @@ class Aftermath:
         if raised is not None and raised.expected:
             if raised.kind == Diverged.__name__:  # all ranks say the same
                 return Diverged(f"{raised.text}\n{log}")
+            if raised.kind == OutOfMemory.__name__:
+                return OutOfMemory(f"{who}: {raised.text}\n{log}")
             return RunFailed(f"{who}: {raised.text}\n{log}")
         if raised is not None:
             return RunFailed(f"{who}{RAISED}{raised.traceback.rstrip()}\n\n{log}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,8 +10,9 @@ from expt.errors import ExptError, Interrupted, warn
 from expt.launch.workers import Live
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
+from expt.runs.record_parts import Objective
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Objective
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, read_result
 from expt.runs.worker_error import in_one_line, mistake_in
 
 QUEUED = "queued"
@@ -54,9 +56,26 @@ class Job:
         return bool(before[0]) and before == self._mistake
 
     def end(self, error: ExptError | None, now: float) -> None:
-        """Let it have completed, or ended by `error`."""
+        """Let it have completed or paused, or ended by `error`."""
         self.error, self.ended_at = error, now
-        self.status = COMPLETED if error is None else INTERRUPTED if isinstance(error, Interrupted) else FAILED
+        if error is not None:
+            self.status = INTERRUPTED if isinstance(error, Interrupted) else FAILED
+            return
+        may_pause = self.request is not None and self.request.until_epoch is not None
+        self.status = PAUSED if may_pause and read_result(self.paths).get("status") == PAUSED else COMPLETED
+
+    def pause_after(self, epoch: int | None) -> None:
+        """Let the run, which has not started, pause after this epoch; None lets it go to its end."""
+        if self.request is not None:
+            self.request = dataclasses.replace(self.request, until_epoch=epoch)
+
+    def go_on(self, until_epoch: int | None) -> None:
+        """Let the run, which has paused, wait for another turn: to its end, or to another pause.
+
+        Who calls it gives the job to the pool once more.
+        """
+        self.request = dataclasses.replace(request_of(self), may_have_run=True, until_epoch=until_epoch)
+        self.status, self.error = QUEUED, None
 
 
 class Observer:
@@ -77,7 +96,7 @@ class Observer:
         warn(f"{job.paths.folder}: {in_one_line(str(error), with_log=False)}; restart {job.retries} of {of}")
 
     def job_ended(self, job: Job) -> None:
-        """The job has completed, failed, or was interrupted."""
+        """The job has completed, paused, failed, or was interrupted."""
 
     def tick(self, active: Sequence[Job]) -> None:
         """Called many times a second, with the jobs under way."""
@@ -92,6 +111,13 @@ class Options:
     fail_fast: bool = False
     retries: int = 0
     stagger_s: float = 0.0
+
+
+def has_come_so_far(record: Record, until_epoch: int | None) -> bool:
+    """Whether the run of this record has completed, or has paused after that epoch or a later one."""
+    if record.get("status") == PAUSED and until_epoch is not None:
+        return len(record.get("epoch_s") or ()) >= until_epoch
+    return record.get("status") == COMPLETED
 
 
 def request_of(job: Job) -> RunRequest:

@@ -97,4 +97,4 @@ def _run_in_process(request: RunRequest, on_start: Callable[[], None] | None, co
     with attempt.recorded(on_start) as source:
         display = RunDisplay(paths, console, epochs=config.epochs, print_every=config.print_every, live=False)
         with watched(display):
-            run_as(alone, config, paths, attempt.waited_since, source)
+            run_as(alone, config, paths, attempt.waited_since, source, until_epoch=request.until_epoch)

@@ -74,6 +74,11 @@ class Packing:
         """The runs that have not started, in the order in which they may."""
         return [demand.run for demand in self._waiting]
 
+    @property
+    def num_free(self) -> int:
+        """Devices on which a run could start now, as far as is known."""
+        return sum(load < self._share for load in self._load().values())
+
     def start_next(self, *, elsewhere: int = 0) -> tuple[int, tuple[str, ...]] | None:
         """Take the next run that can start now, and its devices; None if none can.
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 
 from expt import signals
+from expt.config.schema import RunConfig
 from expt.data.files import prepare, refuse_missing_parts
 from expt.data.fingerprint import refuse_changed
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost, warn
 from expt.launch import workers
 from expt.launch.gpu_locks import GpuLocks
-from expt.launch.job import QUEUED, Job, Observer, Options, request_of, workers_of
+from expt.launch.job import QUEUED, Job, Observer, Options, has_come_so_far, request_of, workers_of
 from expt.launch.packing import Packing, demand_of
 from expt.launch.spares import Spares
 from expt.launch.workers import Live
@@ -22,7 +23,7 @@ from expt.machine import Machine, free_descriptors, gpu_uuid
 from expt.runs.attempt import Attempt, record_end
 from expt.runs.folder_lock import FolderLock
 from expt.runs.request import Evaluation
-from expt.runs.result import COMPLETED, FAILED, RUNNING, read_result
+from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING, read_result
 
 POLL_S = 0.02
 SPARE_DESCRIPTORS = 96
@@ -52,18 +53,22 @@ class Pool:
         self._cores = Packing(cores, max_concurrent=options.max_concurrent)
         self._locks = GpuLocks() if machine.simulated else GpuLocks(gpu_uuid)
         self._jobs: dict[int, Job] = {}
+        self._numbers: dict[Job, int] = {}  # theirs
         self._active: dict[int, Job] = {}
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
+        self._last: RunConfig | None = None  # the configuration of the job that was queued last
         self._next_start = 0.0
         self._held_up: set[int] = set()  # by another command
         self._closed = False  # no further run may start
+        self._finishing: str | None = None  # why those that run are to end
         self._full = False  # it was said that descriptors are short
         self._asked_at: float | None = None  # when the workers were asked to stop
 
-    def run(self, source: Iterator[Job]) -> None:
+    def run(self, source: Iterator[Job | None]) -> None:
         """Run every job that `source` yields; it is asked for more between two looks at the running ones.
 
-        A job's failure is kept in the job. Raises KeyboardInterrupt, with everything stopped and recorded.
+        None is "nothing now"; a job that has paused may come again, see Job.go_on. A job's failure is kept in the job.
+        Raises KeyboardInterrupt, with everything stopped and recorded.
         """
         with signals.Heeded():
             try:
@@ -72,23 +77,38 @@ class Pool:
                 if self._spares:
                     self._spares.close()
 
-    def _run(self, source: Iterator[Job]) -> None:
-        more, left = True, False
+    def finish(self, why: str) -> None:
+        """Start no further job, and let those that run save and end; that is no interruption of the command."""
+        self._finishing = self._finishing or why
+
+    def has_room(self) -> bool:
+        """Whether a further job, as large as the last, could start now: none waits, and devices are free for it."""
+        most = self._options.max_concurrent
+        if self._waiting() or self._closed or self._finishing or (most is not None and len(self._active) >= most):
+            return False
+        packing = self._cores if self._last is None or not self._last.num_gpus else self._gpus
+        if self._last is None:
+            return bool((self._gpus if self._machine.gpus else packing).num_free)
+        return packing.num_free >= demand_of(0, self._last, self._machine).count
+
+    def _run(self, source: Iterator[Job | None]) -> None:
+        more, left, idle = True, False, False
         try:
             while more or self._active or self._waiting():
-                if signals.asked():
+                if signals.asked() or self._finishing:
                     left |= more
                     more = False
                     self._ask_to_stop()
-                elif more and (self._closed or not self._take(source)):
-                    more = False
+                elif more:
+                    more, idle = self._take(source)
                 self._start_ready()
                 self._poll()
                 self._observer.tick(list(self._active.values()))
                 self._make_ready()
-                if not more:
+                if idle or not more:
                     wait([ended for job in self._active.values() for ended in workers_of(job).sentinels], POLL_S)
-            if self._asked_at is not None and (left or any(j.status != COMPLETED for j in self._jobs.values())):
+            left |= any(job.status not in (COMPLETED, PAUSED) for job in self._jobs.values())
+            if self._asked_at is not None and left and not self._finishing:
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
             self._stop_all("interrupted by a person")
@@ -106,19 +126,31 @@ class Pool:
             for job in self._active.values():
                 workers_of(job).ask_to_stop()
         if self._clock() - self._asked_at > signals.grace_s():
-            raise KeyboardInterrupt
+            if not self._finishing:
+                raise KeyboardInterrupt
+            self._stop_all(self._finishing)
 
     def _waiting(self) -> bool:
         return not (self._gpus.is_empty and self._cores.is_empty)
 
-    def _take(self, source: Iterator[Job]) -> bool:
-        job = next(source, None)
+    def _take(self, source: Iterator[Job | None]) -> tuple[bool, bool]:
+        """Ask for the next job; returns whether there may be more, and whether there is none now."""
+        if self._closed:
+            return False, True
+        try:
+            job = next(source)
+        except StopIteration:
+            return False, True
         if job is None:
-            return False
-        number = len(self._jobs)
+            return True, True
+        self._add(job)
+        return True, False
+
+    def _add(self, job: Job) -> None:
+        number = self._numbers.setdefault(job, len(self._numbers))
         self._jobs[number] = job
         if job.status == COMPLETED:
-            return True
+            return
         try:
             if job.error:
                 raise job.error
@@ -129,14 +161,13 @@ class Pool:
                 prepare(config.dataset, config.task)  # once for all its workers, before any could try the same
             self._queue(number, job)
         except KeyboardInterrupt:
-            return True  # the loop stops what runs, see signals.asked
+            return  # the loop stops what runs, see signals.asked
         except ExptError as error:
             self._end(number, error)
-        return True
 
     def _queue(self, number: int, job: Job) -> None:
         """Let the job wait for as many devices as it needs."""
-        config = request_of(job).config
+        config = self._last = request_of(job).config
         (self._gpus if config.num_gpus else self._cores).add([demand_of(number, config, self._machine)])
 
     def _start_ready(self) -> None:
@@ -184,8 +215,8 @@ class Pool:
             job.started_at, job.status = self._clock(), RUNNING
             self._next_start = job.started_at + self._options.stagger_s
             lock = self._folders[number] = FolderLock(job.paths)
-            if request.may_have_run and read_result(job.paths).get("status") == COMPLETED:
-                self._end(number, None)  # another command has completed it meanwhile
+            if request.may_have_run and has_come_so_far(read_result(job.paths), request.until_epoch):
+                self._end(number, None)  # by another command, meanwhile
                 return
             self._observer.job_starting(job)
             attempt = Attempt(
@@ -210,7 +241,7 @@ class Pool:
                 error: ExptError | None = None
             except ExptError as failure:
                 # A worker that has only just begun dies of the question.
-                error = failure if self._asked_at is None else Interrupted("interrupted by a person")
+                error = failure if self._asked_at is None else Interrupted(self._finishing or "interrupted by a person")
                 record_end(job.paths, error)
             if error and self._may_retry(job, error):
                 self._retry(number, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from expt.launch.job import Job, Observer, request_of
 from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import received
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING, read_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, RUNNING, read_result
 from expt.runs.worker_error import LOG
 
 POLL_S = 0.2
@@ -54,10 +55,14 @@ class Queue:
         self._executor, self._observer = executor, observer
         self._active: dict[Job, Any] = {}
 
-    def run(self, source: Iterator[Job]) -> None:
-        """Submit every job that `source` yields, and wait for all. Raises KeyboardInterrupt, with all cancelled."""
+    def run(self, source: Iterator[Job | None]) -> None:
+        """Submit the jobs that `source` yields before None, and wait for them.
+
+        Raises KeyboardInterrupt, with all cancelled.
+        """
         with signals.Heeded():
-            self._submit([job for job in source if job.status != COMPLETED])
+            jobs = itertools.takewhile(lambda job: job is not None, source)
+            self._submit([job for job in jobs if job is not None and job.status != COMPLETED])
             while self._active and not signals.asked():
                 for job, submitted in list(self._active.items()):
                     if submitted.done():
@@ -103,7 +108,7 @@ def _outcome(job: Job, submitted: Any) -> ExptError | None:
     """What became of a job that has ended."""
     result = read_result(job.paths)
     status = result.get("status")
-    if status == COMPLETED:
+    if status in (COMPLETED, PAUSED):
         return None
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")

@@ -132,6 +132,7 @@ def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal:
         source,
         meeting.group_store(),
         tell=lambda error: _report(error, attempt, terminal),
+        until_epoch=attempt.request.until_epoch,
     )
     if status == INTERRUPTED:
         folder = setting("hydra.run.dir", paths.folder)

@@ -19,7 +19,7 @@ from expt.launch.spares import Spares, Worker
 from expt.machine import SIMULATED_GPUS
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, INTERRUPTED, read_result
+from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
 from expt.worker import watchdog
 from expt.worker.meeting import Meeting
 
@@ -34,7 +34,10 @@ class Live(Protocol):
     """Workers under way, as the pool sees them."""
 
     def poll(self) -> bool:
-        """Whether all have completed. Raises the failure, with everything stopped, once one has failed."""
+        """Whether all have ended, with the run completed or paused.
+
+        Raises the failure, with everything stopped, once one has failed.
+        """
 
     def ask_to_stop(self) -> None:
         """Let all of them finish the step, save, and end."""
@@ -69,7 +72,10 @@ class Workers:
         return [ready for worker in self.processes for ready in _sentinels(worker)]
 
     def poll(self) -> bool:
-        """Whether all have completed. Raises the failure, with everything stopped, once one has failed."""
+        """Whether all have ended, with the run completed or paused.
+
+        Raises the failure, with everything stopped, once one has failed.
+        """
         if any(code not in (None, processes.FINISHED) for code in self._exit_codes()):
             processes.wait_for_all(self.processes, GRACE_S)
             raise self._failure()
@@ -78,7 +84,7 @@ class Workers:
         status = read_result(self.paths).get("status")
         if status == INTERRUPTED:
             raise Interrupted("interrupted, and saved")
-        if status != COMPLETED:
+        if status not in (COMPLETED, PAUSED):
             raise RunFailed(f"the workers ended without a result; see {self.paths.logs(self.attempt)}")
         return True
 
@@ -137,7 +143,8 @@ def start(attempt: Attempt, spares: Spares | None = None) -> Workers:
         try:
             for rank in range(config.world_size):
                 meeting = Meeting(port, listener if rank == 0 else None) if together else None
-                arguments = (config, paths, attempt.waited_since, source, meeting, attempt.request.instead)
+                what = (attempt.request.instead, attempt.request.until_epoch)
+                arguments = (config, paths, attempt.waited_since, source, meeting, *what)
                 work = _work(attempt, rank, port, arguments)
                 begin = processes.start if spares is None or attempt.devices else spares.start
                 workers.processes.append(begin(work))

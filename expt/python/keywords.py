@@ -10,6 +10,7 @@ from expt.command.arguments import Exact
 from expt.config.groups import GROUPS
 from expt.config.problems import BELOW_A_CHOICE, PLAIN_GROUPS
 from expt.errors import ConfigError
+from expt.python.interval import Interval
 from expt.python.values import as_setting, text_of
 
 OF_CLASSES = {group for group, choices in GROUPS.items() if "_target_" in choices}
@@ -54,7 +55,13 @@ class _Setting:
     def words(self, value: Any) -> Iterator[str]:
         """One or several for `value`; the choice of a group comes before what is set of it."""
         value = as_setting(value, self._key, self._key) if self._may_be_class else value
-        if self._sweep and (axis := _axis(self._key, value)) is not None:
+        if isinstance(value, Interval):
+            if not self._sweep:
+                raise ConfigError(f"{self._key}={value}: many values make a search; use expt.sweep with search=...")
+            yield Exact(f"{self._key}={value}")
+        elif self._key == "search":
+            yield from _of_search(value)
+        elif self._sweep and (axis := _axis(self._key, value)) is not None:
             yield self._word(axis, ",".join(map(self._text, axis)))
         elif self._key == "task.metrics" and isinstance(value, Mapping):
             for name, metric in value.items():
@@ -122,6 +129,20 @@ class _Setting:
             group = self._key if self._key == "callbacks" else None
             value = [as_setting(each, f"{self._key}[{at}]", group) for at, each in enumerate(value)]
         return text_of(self._key, value)
+
+
+def _of_search(value: Any) -> Iterator[str]:
+    """The words of a sampler's name, or of a dict of its `name` and keys, in which a list is no axis."""
+    settings = value if isinstance(value, Mapping) else {"name": value}
+    if "name" not in settings:
+        raise ConfigError(f"search={value!r}: names no sampler; give one, as in search={{'name': 'tpe', 'runs': 64}}")
+    yield Exact(f"search={text_of('search', settings['name'])}")
+    for name, setting in settings.items():
+        if name == "when" and isinstance(setting, Mapping):
+            several = {key: [words] if isinstance(words, str) else words for key, words in setting.items()}
+            setting = [f"{key}: {word}" for key, words in several.items() for word in words]
+        if name != "name":
+            yield Exact(f"search.{name}={text_of(f'search.{name}', setting)}")
 
 
 def _axis(key: str, value: Any) -> list[Any] | None:

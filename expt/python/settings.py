@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 from typing_extensions import TypedDict
 
+from expt.python.interval import Interval
+
 Path: TypeAlias = str | os.PathLike[str]
 Own: TypeAlias = type | functools.partial[Any]
 """A class of one's own, or functools.partial(Class, width=16)."""
@@ -166,11 +168,11 @@ class SweepSettings(TypedDict, total=False):
     strategy: Literal["ddp", "dp"] | Sequence[Literal["ddp", "dp"]]
     backend: Literal["nccl", "gloo", "auto"] | Sequence[Literal["nccl", "gloo", "auto"]]
     threads: int | Auto | Sequence[int | Auto]
-    batch_size: int | str | Sequence[int | str]
+    batch_size: int | str | Sequence[int | str] | Interval
     lr_scaling: Literal["none", "linear", "sqrt"] | Sequence[Literal["none", "linear", "sqrt"]]
     base_batch_size: int | Sequence[int | None] | None
-    epochs: int | Sequence[int]
-    max_steps: int | Sequence[int | None] | None
+    epochs: int | Sequence[int] | Interval
+    max_steps: int | Sequence[int | None] | Interval | None
     early_stop: EarlyStop | Sequence[EarlyStop | None] | None
     seed: int | Sequence[int]
     weights: Path | Sequence[Path | None] | None
@@ -179,13 +181,13 @@ class SweepSettings(TypedDict, total=False):
     drop_last: bool | Sequence[bool]
     batch_norm: Literal["per_worker", "sync", "groups"] | Sequence[Literal["per_worker", "sync", "groups"]]
     batch_norm_group: int | Sequence[int]
-    label_smoothing: float | Sequence[float]
-    mixup: float | Sequence[float | None] | None
-    cutmix: float | Sequence[float | None] | None
-    gradient_clip: float | Sequence[float | None] | None
-    gradient_clip_value: float | Sequence[float | None] | None
-    ema: float | Sequence[float | None] | None
-    gradient_accumulation: int | Sequence[int]
+    label_smoothing: float | Sequence[float] | Interval
+    mixup: float | Sequence[float | None] | Interval | None
+    cutmix: float | Sequence[float | None] | Interval | None
+    gradient_clip: float | Sequence[float | None] | Interval | None
+    gradient_clip_value: float | Sequence[float | None] | Interval | None
+    ema: float | Sequence[float | None] | Interval | None
+    gradient_accumulation: int | Sequence[int] | Interval
     callbacks: Sequence[Own | Mapping[str, Any]] | Sequence[Sequence[Own | Mapping[str, Any]]]
     eval_split: Literal["val", "test"] | Sequence[Literal["val", "test"]]
     objective: str | Sequence[str]
@@ -211,4 +213,5 @@ class SweepSettings(TypedDict, total=False):
     debug: bool | Sequence[bool]
     preflight: bool
     sweep: str
+    search: Group
     hydra: Mapping[str, Any]

@@ -12,7 +12,7 @@ from rich.console import Console
 from expt.errors import RunFailed, SweepFailed
 from expt.python.result import Metrics, Result, Runs
 from expt.runs.ranking import by_objective
-from expt.runs.result import FAILED, FoundRecord
+from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord
 from expt.runs.view.leaderboard import leaderboard
 from expt.runs.worker_error import in_one_line
 
@@ -55,7 +55,7 @@ class SweepResult(Runs):
 
     @classmethod
     def of(cls, folders: Iterable[Path]) -> SweepResult:
-        """Of runs that have all completed."""
+        """Of runs of which none has failed."""
         return cls(map(Result.of, folders))
 
     @classmethod
@@ -71,7 +71,12 @@ class SweepResult(Runs):
     @property
     def completed(self) -> Runs:
         """Those that have completed."""
-        return Runs(result for result in self if not isinstance(result, FailedResult))
+        return Runs(result for result in self if result.status == COMPLETED)
+
+    @property
+    def paused(self) -> Runs:
+        """Those that a search has stopped early, for now: they can go on."""
+        return Runs(result for result in self if result.status == PAUSED)
 
     @property
     def failed(self) -> Runs:
@@ -80,11 +85,29 @@ class SweepResult(Runs):
 
     @property
     def best(self) -> Result:
-        """The completed run whose objective is best. Raises RunFailed where none has measured it."""
+        """The completed run whose objective is best; of a search by its first goal, of those that keep its constraints.
+
+        Raises RunFailed where there is none.
+        """
+        if (searched := self._best_of_search()) is not None:
+            return searched
         ranked = by_objective((run, run.record) for run in self.completed if run.objective is not None)
         if not ranked:
             raise RunFailed("no run of the sweep has completed and measured its objective")
         return ranked[0]
+
+    def _best_of_search(self) -> Result | None:
+        """None where the runs are not those of one search."""
+        if len({run.folder.parent for run in self}) != 1 or not any("search" in run.record for run in self):
+            return None
+        from expt.command.search_conclusion import search_in  # late: a grid has no need of it
+
+        found = self._found()
+        search = search_in(self[0].folder.parent, found)
+        best = search.best(found) if search else None
+        if search is not None and best is None:
+            raise RunFailed("no run of the search has completed, measured its objectives and kept its constraints")
+        return next((run for run in self if best is not None and run.folder == best["folder"]), None)
 
     def _found(self) -> list[FoundRecord]:
         return [
@@ -97,7 +120,8 @@ class SweepResult(Runs):
             return "expt.SweepResult of no runs"
         text = io.StringIO()
         Console(file=text, width=WIDTH, force_jupyter=False).print(leaderboard(self._found()))
-        told = f", {len(self.failed)} failed" if self.failed else ""
+        told = f", {len(self.paused)} paused" if self.paused else ""
+        told += f", {len(self.failed)} failed" if self.failed else ""
         failures = [f"{run.folder.name}: {in_one_line(run.error or '')}" for run in self.failed]
         return "\n".join([f"expt.SweepResult of {len(self)} runs{told}", text.getvalue().rstrip(), *failures])
 

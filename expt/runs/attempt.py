@@ -13,21 +13,12 @@ from expt.config import main_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, warn
-from expt.runs import lineage, provenance
+from expt.runs import lineage, provenance, spending
 from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
+from expt.runs.record_parts import Made
 from expt.runs.request import RunRequest
-from expt.runs.result import (
-    FAILED,
-    INTERRUPTED,
-    STATUSES,
-    Made,
-    Record,
-    create_result,
-    read_result,
-    so_far,
-    update_result,
-)
+from expt.runs.result import FAILED, INTERRUPTED, STATUSES, Record, create_result, read_result, so_far, update_result
 from expt.runs.weights_file import begun_from
 
 
@@ -128,8 +119,11 @@ class Attempt:
             if "content" in earlier:
                 content = content._replace(weights=earlier["content"].get("weights", content.weights))
             begun = {"weights_from": then.get("weights_from") or begun_from(config.weights, content.weights)}
+        if self.request.until_epoch is not None:
+            begun["until_epoch"] = self.request.until_epoch
         return {
             **begun,
+            **spending.at_start(self.devices, read_result(self.paths) if self.request.resumes else {}),
             "started": time.time() - (time.monotonic() - self.waited_since),
             "world_size": config.world_size,
             "local_world_size": config.world_size,
@@ -149,8 +143,10 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
     """Say in result.json that the run has failed, or was interrupted, and what it has come to until then."""
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
-        reached = so_far(paths, read_result(paths))
+        record = read_result(paths)
+        reached: Record = {**so_far(paths, record), **spending.until_now(record)}
         reached["status"], reached["error"] = status, str(error) or "interrupted by a person"
+        reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
     except OSError as problem:  # a full disk, maybe: what ended the run is still to be told
         warn(f"{paths.result}: could not be written ({problem})")
@@ -161,7 +157,8 @@ def record_refusal(paths: RunPaths, about: Record, request: RunRequest | None, e
 
     Raises FolderInUse where another command is at work there.
     """
-    record: Record = {"status": FAILED, "error": str(error), **about, **provenance.describe()}
+    record: Record = {"status": FAILED, "error": str(error), "error_kind": type(error).__name__}
+    record |= {**about, **provenance.describe()}
     if request is not None:
         record.update(_identified(request.config, request.content))
     with at_work(paths):

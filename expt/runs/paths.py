@@ -145,6 +145,10 @@ class RunPaths:
         for path in (self.metrics, *self.event_files()):
             path.unlink(missing_ok=True)
 
+    def remove_checkpoints(self) -> None:
+        """Remove all of them: the run can then go on from its beginning alone."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
     def is_new(self) -> bool:
         """Whether the folder holds nothing yet, but what Hydra and the lock have put there."""
         return not self.folder.exists() or {*self.folder.iterdir()} <= {self.hydra, self.lock}

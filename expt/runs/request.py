@@ -66,6 +66,9 @@ class RunRequest:
     goes_on_from: Path | None = None
     """The folder of this very run, only shorter, where its own has nothing yet to go on from."""
 
+    until_epoch: int | None = None
+    """The epoch after which the run pauses, evaluated and saved, though its schedule sees all its epochs."""
+
     @property
     def resumes(self) -> bool:
         """Whether the run is to go on from what it finds in its folder."""
@@ -79,12 +82,14 @@ class RunRequest:
         """The request for another process, in JSON, without what came from the environment; see `received`."""
         folder = str(self.paths.folder.resolve())
         begins = {} if self.goes_on_from is None else {"goes_on_from": str(self.goes_on_from.resolve())}
+        pauses = {} if self.until_epoch is None else {"until_epoch": self.until_epoch}
         content = {"folder": folder, "settings": self.settings, "about": self.about, "env": self.env}
         return {
             **secrets.hidden(content),
             "may_have_run": self.may_have_run,
             "content": self.content._asdict(),
             **begins,
+            **pauses,
         }
 
 
@@ -100,4 +105,5 @@ def received(sent: Mapping[str, Any], machine: Machine, *, typed_at: float) -> R
         typed_at=typed_at,
         may_have_run=sent["may_have_run"],
         goes_on_from=Path(sent["goes_on_from"]) if "goes_on_from" in sent else None,
+        until_epoch=sent.get("until_epoch"),
     )

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import NotRequired, TypedDict
-
 from expt.config.secrets import hidden
 from expt.errors import warn
 from expt.runs import plain_json, tags
@@ -22,93 +20,17 @@ from expt.runs.folder_lock import is_held
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.provenance import Provenance
+from expt.runs.record_parts import Begun, Best, EvaluationOf, Host, Made, Objective, OfSearch, Resumed, StoppedEarly
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from typing_extensions import Unpack
 
-RUNNING, COMPLETED, FAILED, INTERRUPTED = "running", "completed", "failed", "interrupted"
-STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED)
+RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED = "running", "completed", "failed", "interrupted", "paused"
+STATUSES = (RUNNING, COMPLETED, FAILED, INTERRUPTED, PAUSED)
 DAMAGED, LOST = "damaged", "lost"
 """Said of a run whose result.json cannot be read, and of one that was killed and so could not say that it no longer
 runs; no run says it of itself."""
-
-
-class Host(TypedDict):
-    """A machine of a run, and the ranks that it had."""
-
-    name: str
-    ranks: list[int]
-
-
-class Best(TypedDict):
-    """The best epoch, by the run's objective."""
-
-    metric: str
-    value: float
-    epoch: int
-
-
-class Objective(TypedDict):
-    """What the run is chosen by; the value is None where it was never measured."""
-
-    name: str
-    value: float | None
-
-
-class StoppedEarly(TypedDict):
-    """The epoch after which a run has ended before its last, and why."""
-
-    epoch: int
-    reason: str
-
-
-class Resumed(TypedDict):
-    """The checkpoint from which the last attempt resumed."""
-
-    checkpoint: str
-    step: int
-
-
-class EvaluationOf(TypedDict):
-    """What the record of an evaluation is about; its `metrics`, `config` and all else are the evaluation's own."""
-
-    run: str
-    checkpoint: str
-    epoch: int
-    step: int
-    split: str
-    own_data: bool
-    """Whether the samples are the run's own."""
-    samples: int
-    class_names: NotRequired[list[str]]
-
-
-class Begun(TypedDict):
-    """The file that a run's first weights were loaded from, and what is known of the run that wrote it, if one did."""
-
-    file: str
-    identity: str | None
-    run: NotRequired[str]
-    """Its folder."""
-    which: NotRequired[str | None]
-    """Of its checkpoints: best or last."""
-    epoch: NotRequired[int]
-    """After how many it was saved."""
-    checksum: NotRequired[str | None]
-    """As in `content`."""
-    average: NotRequired[bool]
-    """Whether they are a moving average."""
-    left_out: NotRequired[list[str]]
-    """Tensors of the model that were not in the file, or of another shape."""
-
-
-class Made(TypedDict):
-    """What the run is made of beside its settings, see expt.config.identity.Content."""
-
-    data: str | None
-    code: str | None
-    weights: NotRequired[str]
 
 
 class Record(Provenance, total=False):
@@ -116,6 +38,10 @@ class Record(Provenance, total=False):
 
     status: str
     error: str
+    error_kind: str
+    """The name of its class in expt.errors, or Python's."""
+    search: OfSearch
+    """Missing in a run that no search has found."""
     name: str
     overrides: dict[str, Any]
     """What was typed, as keys and values; `arguments` has the words."""
@@ -131,6 +57,8 @@ class Record(Provenance, total=False):
     started: float
     """From when on a person waited for the first step [seconds since the epoch]."""
     attempts: int
+    until_epoch: int
+    """The epoch after which this attempt pauses; missing where it goes to the run's end."""
     resumed_from: Resumed
     weights_from: Begun
     evaluation_of: EvaluationOf
@@ -152,6 +80,12 @@ class Record(Provenance, total=False):
     best: Best | None
     objective: Objective
     stopped_early: StoppedEarly | None
+    device_s: float
+    """Seconds of its devices, of all attempts; `device_s_before` is of those before this one."""
+    device_s_before: float
+    energy_j: float
+    """Of its GPUs, by NVML; `energy_j_before` is that of earlier attempts, less what the meters showed then."""
+    energy_j_before: float
     epoch_s: list[float]
     eval_s: float
     dashboard_s: float

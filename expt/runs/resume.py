@@ -16,7 +16,8 @@ from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint, provenance
 from expt.runs.paths import RunPaths
 from expt.runs.plan import OF_PLAN, refuse_other_plan
-from expt.runs.result import Resumed, result_of_any
+from expt.runs.record_parts import Resumed
+from expt.runs.result import result_of_any
 
 # How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
 MAY_CHANGE = NOT_IN_RESULT | {
@@ -41,7 +42,7 @@ def find(
         if source is None and any(paths.checkpoints.glob("*.corrupt*")):
             raise CheckpointError(f"{paths.checkpoints}: every checkpoint there is damaged; start anew elsewhere")
         if source is None and paths.metrics.exists():
-            warn(f"{paths.folder}: has no checkpoint yet, the run starts from the beginning")
+            warn(f"{paths.folder}: has no checkpoint, the run starts from the beginning")
     if source is None and config.resume not in (None, "auto"):
         source = _elsewhere(Path(str(config.resume)))
     if source is None and else_from is not None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from expt.runs import plain_json
 from expt.runs.atomic import write_atomically
 from expt.runs.paths import SWEEP_INDEX, RunPaths
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, Record, result_of_any, results, with_nan
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, result_of_any, results, with_nan
 
 FORMAT = 2
 LARGE = 200
@@ -39,7 +39,7 @@ def results_of_sweep(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
         state = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
         kept = known.pop(name, None)
         record = kept[1] if kept and kept[0] == state else _slim(result_of_any(paths))
-        if record.get("status") in (COMPLETED, FAILED, INTERRUPTED):  # others may change without a word
+        if record.get("status") in (COMPLETED, FAILED, INTERRUPTED, PAUSED):  # others may change without a word
             now[name] = state, record
             ended += not (kept and kept[0] == state)
         if record:

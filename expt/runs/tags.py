@@ -28,6 +28,13 @@ OF_EXPT |= {"mistakes", "memory", "ranks", "weights", "gradients"}
 """The first parts of all tags but those of metrics, which begin with the metric's name."""
 
 
+WORKER_MIB, GPU_MIB = "memory/worker_mib", "memory/gpu_mib"
+COMPARABLE = (SAMPLES_PER_S, EPOCH_S, DATA_WAIT_S, SKIPPED_STEPS, WORKER_MIB, GPU_MIB)
+"""Numbers of a run, beside its metrics, by which runs may be chosen."""
+HIGHER_IS_BETTER = (SAMPLES_PER_S, RUNNING_SAMPLES_PER_S)
+"""Of those; all others are the better the lower they are."""
+
+
 def metric(name: str, split: str) -> str:
     """Tag of the loss or a metric on `split`: train, val or test."""
     return f"{name}/{split}"

@@ -10,7 +10,8 @@ from expt.errors import ConfigError, warn
 from expt.runs import provenance
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.ranking import by_objective
-from expt.runs.result import RUNNING, Begun, Record, read_result, result_of_any, results, results_below
+from expt.runs.record_parts import Begun
+from expt.runs.result import RUNNING, Record, read_result, result_of_any, results, results_below
 
 WHICH = ("best", "last")
 

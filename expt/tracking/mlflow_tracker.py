@@ -13,7 +13,7 @@ from expt.config.trackers import MLflow, without_password
 from expt.errors import warn
 from expt.runs.metrics_file import Point
 from expt.runs.provenance import program
-from expt.runs.result import COMPLETED, FAILED, RUNNING
+from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING
 from expt.tracking.cursor import Cursor
 from expt.tracking.snapshot import Marks, Snapshot, marked, runs_of, sweep_status
 from expt.tracking.tracker import Refused, Times, in_a_line
@@ -22,7 +22,7 @@ KEY, SENT = "expt.key", "expt.sent"
 MAX_METRICS, MAX_PARAMS, MAX_TAGS = 1000, 100, 100
 """Of one request, as MLflow documents."""
 MAX_TEXT = 5000
-_STATUS = {RUNNING: "RUNNING", COMPLETED: "FINISHED", FAILED: "FAILED"}
+_STATUS = {RUNNING: "RUNNING", COMPLETED: "FINISHED", FAILED: "FAILED", PAUSED: "SCHEDULED"}
 """What else ends a run is MLflow's KILLED."""
 T = TypeVar("T")
 

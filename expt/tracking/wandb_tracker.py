@@ -19,14 +19,14 @@ from urllib.request import getproxies
 
 from expt.config.trackers import Wandb
 from expt.runs.metrics_file import Point
-from expt.runs.result import COMPLETED, FAILED
+from expt.runs.result import COMPLETED, FAILED, PAUSED
 from expt.tracking.cursor import Cursor
 from expt.tracking.snapshot import EPOCH, Marks, Snapshot, marked
 from expt.tracking.tracker import Refused, Times
 
 STEP = "step"
 CONNECT_S, INIT_S, FINISH_S, SYNC_S = 5, 10, 30, 120
-_EXIT_CODES = {COMPLETED: 0, FAILED: 1}
+_EXIT_CODES = {COMPLETED: 0, PAUSED: 0, FAILED: 1}
 KILLED = 255
 """W&B's exit code for what was interrupted."""
 

@@ -40,15 +40,16 @@ def main(
     source: Path | None = None,
     meeting: Meeting | Store | None = None,
     instead: Evaluation | Preflight | None = None,
+    until_epoch: int | None = None,
     tell: Callable[[Exception], None] = lambda error: None,
 ) -> str:
     """What a worker process runs; `started` is when the command was typed [by time.monotonic].
 
     `source` is the checkpoint that it goes on from, see expt.runs.resume. The workers find one another at the
     `meeting`. `tell` hears of what ends this worker, before it does. Nothing is trained where something is
-    done `instead`.
+    done `instead`. The run pauses after `until_epoch`.
 
-    Returns "completed", or "interrupted" when it was asked to stop: a process that ends without it has failed.
+    Returns "completed", "paused", or "interrupted" when it was asked to stop: a process that ends without has failed.
     """
     driven = multiprocessing.parent_process() is not None
     if driven:
@@ -58,7 +59,8 @@ def main(
     watchdog.answer_dumps(when_asked=driven)
     try:
         guard: watchdog.Watchdog = watchdog.Watchdog(_patience_s(config), lambda: _give_up(config, guard.beats, tell))
-        return run_as(worker_of_environment(config), config, paths, started, source, meeting, guard.beat, instead)
+        worker = worker_of_environment(config)
+        return run_as(worker, config, paths, started, source, meeting, guard.beat, instead, until_epoch)
     except Exception as error:
         _fail(in_words(error, config), tell)
 
@@ -123,6 +125,7 @@ def run_as(
     meeting: Meeting | Store | None = None,
     beat: Callable[[], None] = lambda: None,
     instead: Evaluation | Preflight | None = None,
+    until_epoch: int | None = None,
 ) -> str:
     """Train or evaluate as `worker`, in this process; returns what became of it. Calls `beat` with each batch."""
     if config.patches.malloc and worker.device.type == "cpu":
@@ -141,7 +144,8 @@ def run_as(
             return evaluation.carry_out(instead, config, paths, worker, beat)
         if isinstance(instead, Preflight):
             return preflight.carry_out(instead, config, paths, worker, typed_at=started, beat=beat)
-        return Run(config, paths, worker, typed_at=started, beat=beat).train(source)
+        run = Run(config, paths, worker, typed_at=started, beat=beat, until_epoch=until_epoch)
+        return run.train(source)
 
 
 def set_precision(products: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from expt.errors import RunFailed
+from expt.runs import tags
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
@@ -141,9 +142,9 @@ def readings(table: Tensor) -> list[Reading]:
 
 def scalars(found: list[Reading]) -> dict[str, float]:
     """What TensorBoard shows of them."""
-    values = {"memory/worker_mib": max(one.memory_mib for one in found)}
+    values = {tags.WORKER_MIB: max(one.memory_mib for one in found)}
     if not math.isnan(found[0].gpu_memory_mib):
-        values["memory/gpu_mib"] = max(one.gpu_memory_mib for one in found)
+        values[tags.GPU_MIB] = max(one.gpu_memory_mib for one in found)
     if not math.isnan(found[0].gpu_utilisation):
         values["ranks/gpu_utilisation"] = statistics.fmean(one.gpu_utilisation for one in found)
     if len(found) > 1:

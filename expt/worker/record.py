@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from expt.runs import provenance
+from expt.runs import provenance, spending
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, INTERRUPTED, read_result, update_result
+from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result, update_result
 from expt.training.learner import Position
 from expt.training.observer import Observer
 from expt.worker.history import History
@@ -55,16 +55,25 @@ class Record:
     def complete(self, outcome: Mapping[str, Any]) -> str:
         """Close the files, then say in result.json that the run is complete."""
         self._close(complete=True)
-        self.result(status=COMPLETED, **outcome)
+        self.result(status=COMPLETED, **outcome, **self._spent())
         return COMPLETED
+
+    def pause(self, outcome: Mapping[str, Any]) -> str:
+        """Close the files, then say in result.json that the run has paused, and what it has come to."""
+        self._close(complete=False)
+        self.result(status=PAUSED, resumable=True, **outcome, **self._spent())
+        return PAUSED
 
     def interrupt(self) -> str:
         """Close the files, then say in result.json that the run was interrupted and can be resumed."""
         self._close(complete=False)
         history = self._history
         reached = {"metrics": history.last, "best": history.best, "objective": history.objective}
-        self.result(status=INTERRUPTED, resumable=True, epoch_s=history.epoch_s, **reached)
+        self.result(status=INTERRUPTED, resumable=True, epoch_s=history.epoch_s, **reached, **self._spent())
         return INTERRUPTED
+
+    def _spent(self) -> Mapping[str, Any]:
+        return spending.until_now(read_result(self._paths)) if self._metrics else {}
 
     def _close(self, *, complete: bool) -> None:
         if self._metrics:

@@ -38,9 +38,18 @@ class Run:
     """What it trains, what it remembers, and whom it tells."""
 
     def __init__(
-        self, config: RunConfig, paths: RunPaths, worker: Worker, *, typed_at: float, beat: Callable[[], None]
+        self,
+        config: RunConfig,
+        paths: RunPaths,
+        worker: Worker,
+        *,
+        typed_at: float,
+        beat: Callable[[], None],
+        until_epoch: int | None = None,
     ) -> None:
+        """With `until_epoch` it pauses after that epoch, unless it ends before."""
         self.config, self.paths, self.worker, self.beat = config, paths, worker, beat
+        self.until_epoch = math.inf if until_epoch is None else until_epoch
         random_state.seed(config.seed)  # the same weights on every rank
         random_state.set_determinism(config.deterministic, worker.device)
         self.data = build.build_data(config, worker)
@@ -68,7 +77,7 @@ class Run:
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
     def train(self, source: Path | None = None, observe: Observe = build.build_observer) -> str:
-        """All of it, from the checkpoint `source` if there is one; returns the status, completed or interrupted."""
+        """All of it, from the checkpoint `source` if there is one; returns its status."""
         if source is not None:
             self._resume(source)
         begun = self._first_weights() if source is None else {}
@@ -76,7 +85,7 @@ class Run:
         if begun and self.worker.rank == 0:
             file = {"file": str(self.config.weights), "identity": None}
             self.record.result(weights_from={**read_result(self.paths).get("weights_from", file), **begun})
-        while not self.is_done and not self.agreement.stopping:
+        while not (self.is_done or self.is_paused or self.agreement.stopping):
             if self._train_epoch():
                 values = self._evaluate(self.config.eval_split)
                 if self.learner.scheduler_interval == "epoch":
@@ -89,7 +98,7 @@ class Run:
         self.steps.close()
         self.checkpoints.wait()
         if not self.is_done:
-            return self.record.interrupt()
+            return self.record.pause(self._outcome()) if self.is_paused else self.record.interrupt()
         self._test()
         return self.record.complete(self._outcome())
 
@@ -97,6 +106,11 @@ class Run:
     def is_done(self) -> bool:
         """Whether there is nothing more to train."""
         return self.position.is_run_done or self.early_stop.is_due
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the epoch has ended after which it is to pause."""
+        return self.position.epoch >= self.until_epoch and not self.position.is_within_epoch
 
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
@@ -203,7 +217,8 @@ class Run:
         return improved
 
     def _save_after_epoch(self, *, is_best: bool) -> None:
-        due = is_best or self.early_stop.is_due or self.save_times.is_due_after_epoch(self.position)
+        due = is_best or self.is_paused or self.early_stop.is_due
+        due = due or self.save_times.is_due_after_epoch(self.position)
         due = self.agreement.meet(save=due)
         if due or self.agreement.stopping:
             self._save(is_best=is_best)

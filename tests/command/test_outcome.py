@@ -10,7 +10,14 @@ import pytest
 from expt.command.outcome import Outcome
 from expt.errors import SweepFailed
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED
+
+
+def test_what_had_paused_and_went_on_counts_once() -> None:
+    outcome, paths = Outcome(), RunPaths(Path("a"))
+    for status in (PAUSED, PAUSED, COMPLETED):
+        outcome.add(paths, status)
+    assert (outcome.paused, outcome.completed, outcome.in_order) == ([], [paths], [paths])
 
 
 @pytest.mark.parametrize(
@@ -18,7 +25,9 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED
     [
         ([COMPLETED, COMPLETED], 0, None),
         ([COMPLETED, INTERRUPTED], 3, None),
+        ([COMPLETED, PAUSED], 0, None),
         ([COMPLETED, FAILED], 0, "1 of 2 runs failed"),
+        ([PAUSED, FAILED, COMPLETED], 0, "1 of 3 runs failed"),
         ([FAILED, FAILED, COMPLETED, INTERRUPTED, "queued"], 4, "2 of 9 runs failed, 6 were stopped or not started"),
     ],
 )
@@ -27,6 +36,7 @@ def test_a_command_fails_if_a_run_has(statuses: list[str], unseen: int, said: st
     for number, status in enumerate(statuses):
         outcome.add(RunPaths(Path(str(number))), status)
     assert len(outcome.completed) == statuses.count(COMPLETED)
+    assert len(outcome.in_order) == sum(status in (COMPLETED, PAUSED, FAILED) for status in statuses)
     if said is None:
         outcome.raise_if_failed()
         return

@@ -15,7 +15,7 @@ from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.errors import Interrupted, RunFailed
 from expt.launch.job import Job
 from expt.runs.metrics_file import MetricsWriter
-from expt.runs.result import COMPLETED, RUNNING, create_result, update_result
+from expt.runs.result import COMPLETED, PAUSED, RUNNING, create_result, update_result
 from tests.requests import request
 
 LONG = "rank 0 of 2 raised\n\nTraceback (most recent call last):\nValueError: bad\n\nlog: x/stderr.log"
@@ -76,6 +76,28 @@ def test_every_end_is_a_line(tmp_path: Path) -> None:
         "[4/6] done        unmeasured    1.0 s in all",
         "[5/6] failed      bad  rank 0 of 2 raised: ValueError: bad",
         "[6/6] interrupted stopped  interrupted by a person",
+    ]
+
+
+def test_what_has_paused_counts_once_however_often_it_goes_on(tmp_path: Path) -> None:
+    screen = Screen(tmp_path, total=2)
+    job = screen.job("a")
+    update_result(
+        job.paths, status=PAUSED, objective={"name": "accuracy/val", "value": 0.5}, config={"epochs": 3}, epoch_s=[1.0]
+    )
+    for until in (1, 2):
+        job.go_on(until)
+        screen.display.starting(job)
+        job.end(None, 102.0)
+        screen.display.ended(job)
+    assert screen.display._totals(0) == "0 done, 1 paused, 0 failed, 0 running, 1 queued"
+    job.go_on(None)
+    screen.display.starting(job)
+    screen.complete(job, 0.75, 4.0)
+    lines = [line.rstrip() for line in screen.text.splitlines()]
+    assert lines[::2] == [
+        "[1/2] paused      a  accuracy/val 0.5000  after 1 of 3 epochs",
+        "[1/2] done        a  accuracy/val 0.7500  4.0 s in all",
     ]
 
 

@@ -12,16 +12,17 @@ from hydra.core.utils import JobStatus
 from hydra.types import HydraContext, RunMode
 
 from expt.command import sweep_points
+from expt.command.composed_run import ComposedRun
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_points import Grid
-from expt.command.sweep_run import ComposedRun
 from expt.config.identity import identity, shown
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, RunFailed
 from expt.launch.job import request_of
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, Made, create_result, update_result
+from expt.runs.record_parts import Made
+from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.sweep_index import results_of_sweep
 from tests.composing import hydra_at_hand
 

@@ -24,7 +24,7 @@ from expt.machine import Machine
 from expt.runs import folder_lock
 from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work, is_held
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, create_result, read_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, create_result, read_result, update_result
 from tests.data.test_build import folder_config
 from tests.requests import request
 
@@ -200,6 +200,43 @@ def test_workers_wait_for_the_next_run_while_one_is_under_way_and_for_no_other(
         assert world.names == ["a", "b", "c"]
         assert (spares.kept, told) == ([3, 2, 2], ["b", "c", "c"])
     assert world.told.events[-1][0] == "ended"
+
+
+def test_a_source_may_have_nothing_now_and_is_asked_when_there_is_room(world: World) -> None:
+    """It decides by what came of those before: at most as many wait or run as there are cores."""
+    left, rooms = [world.job(name, world_size=2) for name in "abc"], list[int]()
+    asked = [Pool(Machine(gpus=(), cpus=4), Options(), world.told, start=world.start, clock=world.clock)]
+
+    def source() -> Iterator[Job | None]:
+        while left:
+            if asked[0].has_room():
+                rooms.append(sum(job.status == "running" for job in started))
+                started.append(left.pop(0))
+                yield started[-1]
+            else:
+                yield None
+
+    started = list[Job]()
+    world.plans = {"a": [{"looks": 3}], "b": [{"looks": 5}], "c": [{}]}
+    asked[0].run(source())
+    assert world.names == ["a", "b", "c"]
+    assert rooms == [0, 1, 1], "the third is asked for when the first has ended, while the second runs"
+    assert not Pool(Machine(gpus=("0",), cpus=4), Options(max_concurrent=0), world.told).has_room()
+
+
+def test_to_finish_lets_what_runs_save_and_is_no_interruption(world: World) -> None:
+    world.plans = {"a": [{"looks": 99}]}
+    pool = Pool(Machine(gpus=(), cpus=4), Options(), world.told, start=world.start, clock=world.clock)
+    job = world.job("a")
+
+    def source() -> Iterator[Job | None]:
+        yield job
+        pool.finish("the budget is used up")
+
+    pool.run(source())
+    assert world.told.events[-1] == ("ended", "a", INTERRUPTED)
+    assert str(job.error) == "the budget is used up"
+    assert not pool.has_room()
 
 
 def test_a_failure_stays_in_its_job(world: World) -> None:
@@ -457,6 +494,66 @@ def test_what_another_command_has_completed_meanwhile_is_done(world: World) -> N
     job = Job(asked.paths, asked)
     world.run(job)
     assert (job.status, world.started) == (COMPLETED, [])
+
+
+def pausing(world: World, name: str, until_epoch: int) -> Job:
+    """A job whose workers pause after that epoch, and complete when they are asked to go on to the end."""
+    job = world.job(name)
+    job.go_on(until_epoch)
+
+    def epochs_pass() -> None:
+        asked = world.started[-1].attempt.request.until_epoch
+        update_result(job.paths, status=PAUSED if asked else COMPLETED, epoch_s=[0.1] * (asked or 9))
+
+    world.plans[name] = [{"on_poll": epochs_pass}]
+    return job
+
+
+def test_a_job_that_has_paused_is_queued_again_and_goes_on_in_its_folder(world: World) -> None:
+    job, other = pausing(world, "a", 1), world.job("b")
+    other.status = COMPLETED  # what is yielded where there is nothing to do
+
+    def source() -> Iterator[Job]:
+        yield job
+        while job.status != COMPLETED:
+            paused = job.status == PAUSED
+            if paused:
+                job.go_on(3 if len(world.started) < 2 else None)
+            yield job if paused else other
+
+    machine = Machine(gpus=(), cpus=1)
+    Pool(machine, Options(), world.told, start=world.start, clock=world.clock).run(source())
+    ended = [event[2] for event in world.told.events if event[0] == "ended"]
+    assert ended == [PAUSED, PAUSED, COMPLETED]
+    attempts = [workers.attempt for workers in world.started]
+    assert [(each.number, each.request.until_epoch) for each in attempts] == [(0, 1), (1, 3), (2, None)]
+    assert {each.paths.folder for each in attempts} == {job.paths.folder}
+    assert (job.error, read_result(job.paths).get("until_epoch")) == (None, None)
+
+
+def test_what_has_paused_there_already_is_not_started(world: World) -> None:
+    job = pausing(world, "a", 3)
+    create_result(job.paths, status=PAUSED, epoch_s=[0.1] * 3)
+    world.run(job)
+    assert (job.status, world.started) == (PAUSED, [])
+    later = pausing(world, "a", 4)
+    world.run(later)
+    assert (later.status, len(world.started)) == (PAUSED, 1)
+
+
+@pytest.mark.usefixtures("heard")
+def test_a_pause_is_no_interruption(world: World) -> None:
+    job = pausing(world, "a", 1)
+    pauses = world.plans["a"][0]["on_poll"]
+
+    def at_the_end() -> None:
+        pauses()
+        if world.started[0].looks == 1:
+            press(signal.SIGTERM)
+
+    world.plans["a"] = [{"looks": 3, "on_poll": at_the_end}]
+    world.run(job)
+    assert job.status == PAUSED
 
 
 def test_at_the_limit_of_open_files_the_others_wait(

@@ -86,7 +86,7 @@ def test_without_a_checkpoint_it_starts_from_the_beginning_with_an_empty_record(
     assert not asked.paths.metrics.exists()
     assert not asked.paths.event_files()
     assert read_result(asked.paths)["attempts"] == number + 1
-    assert "has no checkpoint yet, the run starts from the beginning" in capsys.readouterr().err
+    assert "has no checkpoint, the run starts from the beginning" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.out.tfevents.123.other"])

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from expt.config import user_code
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, create_result, update_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, create_result, update_result
 from expt.runs.view import leaderboard
 from expt.runs.view.stale import print_stale, stale
 
@@ -239,6 +239,22 @@ def test_the_time_is_that_of_completed_runs(tmp_path: Path) -> None:
     leave_run(tmp_path, "lr=1,seed=0", 0.5)
     leave_run(tmp_path, "lr=1,seed=1", status=INTERRUPTED)
     assert [row.seconds for row in leaderboard.rows(leaderboard.read_runs(tmp_path))] == [3.0]
+
+
+def test_what_has_paused_shows_what_it_has_reached(tmp_path: Path) -> None:
+    def leave(name: str, value: float, status: str, epochs: int = 2) -> None:
+        leave_run(tmp_path, name, value, config={"epochs": 9}, seedless_identity=name.partition(",")[0])
+        update_result(RunPaths(tmp_path / name), status=status, epoch_s=[1.0] * epochs)
+
+    for lr, value, status in [(1, 0.5, COMPLETED), (2, 0.9, PAUSED), (3, 0.8, PAUSED), (4, 0.95, FAILED)]:
+        leave(f"lr={lr}", value, status)
+    leave("lr=3,seed=1", 0.4, PAUSED, epochs=1)  # seeds count where they have come furthest
+    assert [" ".join(line[1:-2]) for line in shown(tmp_path)[1:]] == [
+        "0.9000 paused after 2 of 9 epochs",
+        "0.8000 0 of 2 completed",
+        "0.5000 completed",
+        "failed",
+    ]
 
 
 def test_runs_of_other_code_than_todays_are_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

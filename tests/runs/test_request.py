@@ -35,11 +35,11 @@ def test_a_request_is_frozen(tmp_path: Path) -> None:
 
 def test_a_request_travels_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = request(Path("here"), may_have_run=True)
+    asked = dataclasses.replace(request(Path("here"), may_have_run=True), until_epoch=3)
     there = received(json.loads(json.dumps(asked.to_send())), Machine(cpus=8), typed_at=3.0)
     assert there.paths.folder == tmp_path / "here"
     assert (there.about, there.env, there.may_have_run, there.typed_at) == (asked.about, asked.env, True, 3.0)
-    assert there.config.model == asked.config.model
+    assert (there.config.model, there.until_epoch) == (asked.config.model, 3)
 
 
 def test_what_cannot_run_there_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from expt.runs.paths import RunPaths
-from expt.runs.result import Begun, Record, result_of_any
+from expt.runs.record_parts import Begun
+from expt.runs.result import Record, result_of_any
 from expt.runs.view.cells import say
 from expt.runs.view.progress import shown_path
 

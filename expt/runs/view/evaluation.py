@@ -13,7 +13,8 @@ from rich.table import Table
 from expt.config.datasets import noun_of
 from expt.config.tasks import metrics_of
 from expt.runs.paths import RunPaths
-from expt.runs.result import EvaluationOf, Record, read_result
+from expt.runs.record_parts import EvaluationOf
+from expt.runs.result import Record, read_result
 from expt.runs.view.cells import cells, say
 from expt.runs.view.progress import shown_path
 from expt.runs.view.summary import logdir

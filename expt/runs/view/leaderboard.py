@@ -21,12 +21,13 @@ from rich.table import Table
 from expt.config.identity import NOT_IN_RESULT, REPEATED, hyperparameters
 from expt.errors import printable
 from expt.runs.atomic import write_atomically
-from expt.runs.result import COMPLETED, FoundRecord
+from expt.runs.result import COMPLETED, PAUSED, FoundRecord
 from expt.runs.sweep_index import results_of_sweep
 from expt.runs.view.cells import cells, in_csv, setting
 from expt.runs.view.progress import elapsed
 from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
 from expt.runs.view.stale import WORD
+from expt.runs.view.summary import epochs_done
 from expt.runs.worker_error import in_one_line
 
 SUMMARY_TABLE = "summary.md"
@@ -41,34 +42,43 @@ class Row:
     settings: dict[str, Any]
     runs: tuple[FoundRecord, ...]
 
+    @functools.cached_property
+    def counted(self) -> list[FoundRecord]:
+        """The completed runs; where none is, those that have paused, and of them those that have come furthest."""
+        if done := [run for run in self.runs if run["status"] == COMPLETED]:
+            return done
+        paused = [run for run in self.runs if run["status"] == PAUSED]
+        most = max((len(run.get("epoch_s") or ()) for run in paused), default=0)
+        return [run for run in paused if len(run.get("epoch_s") or ()) == most]
+
     @property
     def values(self) -> list[float]:
-        """The objective of each completed run that has measured it; nan where it was nan."""
-        found = [run["objective"]["value"] for run in self.runs if run["status"] == COMPLETED and run.get("objective")]
+        """The objective of each run that counts and has measured it; nan where it was nan."""
+        found = [run["objective"]["value"] for run in self.counted if run.get("objective")]
         return [value for value in found if value is not None]
 
     def values_of(self, tag: str) -> list[float]:
-        """The final value of `tag` in each completed run."""
-        return [run["metrics"][tag] for run in self.runs if run["status"] == COMPLETED and tag in run["metrics"]]
+        """The final value of `tag` in each run that counts."""
+        return [run["metrics"][tag] for run in self.counted if tag in run["metrics"]]
 
     @property
     def mean(self) -> float:
-        """Mean of the objective; nan where no run has completed, and where one of them has come to nan."""
+        """Mean of the objective; nan where no run has measured it, and where one of them has come to nan."""
         return statistics.fmean(self.values) if self.values else math.nan
 
     @property
     def status(self) -> str:
-        """`completed`, or how many are."""
+        """`completed`, or how many are; of a run that has paused, after how much."""
         done = sum(run["status"] == COMPLETED for run in self.runs)
         if len(self.runs) == 1:
-            return str(self.runs[0]["status"])
+            status = str(self.runs[0]["status"])
+            return f"{PAUSED} after {epochs_done(self.runs[0])}" if status == PAUSED else status
         return COMPLETED if done == len(self.runs) else f"{done} of {len(self.runs)} completed"
 
     @property
     def seconds(self) -> float:
-        """Mean training time of a run; of those that have completed, if there are some."""
-        done = [run for run in self.runs if run["status"] == COMPLETED]
-        return statistics.fmean(sum(run.get("epoch_s") or [0.0]) for run in done or self.runs)
+        """Mean training time of a run; of those that count, if there are some."""
+        return statistics.fmean(sum(run.get("epoch_s") or [0.0]) for run in self.counted or self.runs)
 
 
 def read_runs(folder: Path) -> list[FoundRecord]:

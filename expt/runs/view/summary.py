@@ -13,15 +13,16 @@ from expt.config.datasets import noun_of
 from expt.config.tasks import metrics_of
 from expt.runs import provenance
 from expt.runs.paths import RunPaths
-from expt.runs.result import Record, read_result
+from expt.runs.result import PAUSED, Record, read_result
 from expt.runs.view.cells import cells, say
-from expt.runs.view.progress import shown_path
+from expt.runs.view.progress import resume_command, shown_path
 
 
 def print_summary(console: Console, paths: RunPaths) -> None:
     """The final numbers, each with its epoch, and what to do next."""
     result = read_result(paths)
-    if (step := result.get("resumed_from", {}).get("step")) and step == result.get("steps"):
+    is_paused = result.get("status") == PAUSED
+    if not is_paused and (step := result.get("resumed_from", {}).get("step")) and step == result.get("steps"):
         more = "a larger early_stop.patience goes on" if result.get("stopped_early") else "more epochs=... go on"
         say(console, f"nothing was left to train: the run was at its end, step {step}, already; {more}")
     values: Mapping[str, float | None] = result.get("metrics") or {}
@@ -36,6 +37,8 @@ def print_summary(console: Console, paths: RunPaths) -> None:
     console.print(table)
     for line in _facts(result):
         say(console, line)
+    if is_paused:
+        say(console, f"paused       after {epochs_done(result)}; to go on: {resume_command(paths)}")
     say(console, f"run folder   {shown_path(paths.folder)}")
     if paths.operators.exists():
         operators, trace = paths.operators.read_text(encoding="utf-8"), shown_path(paths.trace)
@@ -67,6 +70,11 @@ def _epoch_of(split: str, result: Record) -> str:
     last, best = len(result.get("epoch_s") or ()), result.get("best")
     each_epoch = split != "test" or (result.get("config") or {}).get("eval_split") == "test"
     return f"{last}, the last" if each_epoch or not best else f"{best['epoch']}, the best"
+
+
+def epochs_done(result: Record) -> str:
+    """How much of a run has been trained, as in `3 of 9 epochs`."""
+    return f"{len(result.get('epoch_s') or ())} of {(result.get('config') or {}).get('epochs', '?')} epochs"
 
 
 def _facts(result: Record) -> list[str]:

@@ -1,4 +1,4 @@
-"""One point of a sweep's grid, as the pool's job and as Hydra's."""
+"""A point of a sweep as a run: the job that the pool runs, and what Hydra is told of it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from expt.command import hydra_folder
 from expt.command.hydra_adapter import fail, parted
-from expt.command.overrides import about_run
 from expt.errors import ExptError
 from expt.launch.job import Job
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, Record, objective_of, read_result
+from expt.runs.result import COMPLETED, PAUSED, Record, objective_of, read_result
 
 
 class ComposedRun:
@@ -24,8 +23,12 @@ class ComposedRun:
     The whole configuration takes 300 kB, and most points of a large grid wait, or have ended.
     """
 
-    def __init__(self, number: int, overrides: Sequence[str], job: Job, compose: Callable[[], DictConfig]) -> None:
+    def __init__(
+        self, number: int, overrides: Sequence[str], job: Job, compose: Callable[[], DictConfig], about: Record
+    ) -> None:
         self.number, self.overrides, self.job = number, list(overrides), job
+        self.about = about
+        """What the run is called, and how it was asked for."""
         self._compose = compose
         self.returned = JobReturn(overrides=self.overrides, working_dir=str(Path.cwd()))
 
@@ -36,13 +39,9 @@ class ComposedRun:
         set_folder(composed, self.job.paths)
         return composed
 
-    @property
-    def about(self) -> Record:
-        """What the run is called, and how it was asked for."""
-        return about_run(self.job.name, self.overrides)
-
     def prepare_return(self) -> JobReturn:
         """What Hydra's callbacks get to know, but for what the run has come to."""
+        self.returned.status = JobStatus.UNKNOWN  # also of what has paused, and goes on
         if self.returned.cfg is None:
             composed = self.hydra_config
             self.returned.cfg, self.returned.hydra_cfg = parted(composed)
@@ -60,7 +59,7 @@ class ComposedRun:
         job, returned = self.job, self.returned
         if returned.status != JobStatus.UNKNOWN:
             return returned
-        if job.status == COMPLETED:
+        if job.status in (COMPLETED, PAUSED):
             returned.status = JobStatus.COMPLETED
             known: Record = {"objective": job.objective} if job.objective else read_result(job.paths)
             returned.return_value = objective_of(known)
@@ -76,14 +75,14 @@ class ComposedRun:
 
 
 def numbered(composed: DictConfig, number: int) -> DictConfig:
-    """The same, knowing the number of its point."""
+    """The configuration, as of the job of that number."""
     with open_dict(composed):
         composed.hydra.job.id = composed.hydra.job.num = number
     return composed
 
 
 def set_folder(composed: DictConfig, paths: RunPaths) -> None:
-    """Let it know the folder of its run."""
+    """Let the run be in its folder."""
     with read_write(composed.hydra), open_dict(composed.hydra):
         composed.hydra.runtime.output_dir = str(paths.folder.absolute())
         composed.hydra.sweep.subdir = paths.folder.name

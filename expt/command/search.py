@@ -1,0 +1,210 @@
+"""A search: what Hydra's sweeper `search` does. Points are chosen one by one, and run as those of a grid are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from expt.command.composed_run import ComposedRun
+from expt.command.overrides import parsed
+from expt.command.search_space import space_of
+from expt.command.sweep import Multirun, Runner, Runs
+from expt.command.sweep_display import SweepDisplay, show_dry_run
+from expt.config.parse import parse, plain
+from expt.config.schema import RunConfig
+from expt.config.search import parse_search
+from expt.config.tasks import metrics_of
+from expt.errors import ConfigError, Diverged, OutOfMemory
+from expt.launch.job import Job
+from expt.launch.pool import Pool
+from expt.runs.paths import SWEEP_RECORD, RunPaths
+from expt.runs.result import COMPLETED, PAUSED, read_result
+from expt.search.budget import budget_of, in_words
+from expt.search.goals import goals_of, limits_of
+from expt.search.history import Point, Reader
+from expt.search.pausing import Pausing
+from expt.search.sampler import refuse_missing, refuse_unfit
+from expt.search.search import Searching, Source
+from expt.search.space import Space, Values
+
+BATCH = 8
+"""Points that are chosen together where another launcher than the pool starts the runs."""
+
+
+def search(context: HydraContext, config: DictConfig, launcher: Launcher, arguments: Sequence[str]) -> list[JobReturn]:
+    """Do what `arguments` ask for, `search=...` among them. Raises ConfigError, Interrupted."""
+    multirun = getattr(launcher, "multirun", None)
+    if not isinstance(multirun, Multirun):
+        raise ConfigError("search: its runs are started by hydra/launcher=pool or submitit_slurm; leave other ones out")
+    return SearchCommand(context, config, multirun, arguments).run()
+
+
+class SearchCommand:
+    """One command's search, from its words to its runs."""
+
+    def __init__(self, context: HydraContext, config: DictConfig, multirun: Multirun, arguments: Sequence[str]) -> None:
+        self._context, self._config, self._multirun = context, config, multirun
+        self._settings = parse_search(_plain(config.search))
+        self._budget = budget_of(self._settings.budget)
+        self._source: Source | None = None
+        self._is_sent = False
+        refuse_missing(self._settings.name)
+        params = OmegaConf.select(config, "hydra.sweeper.params") or {}
+        self._fixed, self._axes = self._parted([*(f"{key}={value}" for key, value in params.items()), *arguments])
+
+    def run(self) -> list[JobReturn]:
+        """Search until there are as many points as were asked for."""
+        multirun = self._multirun
+        multirun.begin()
+        searching = self._searching()
+        if multirun.is_preflight:
+            space = searching.space
+            return multirun.try_out([self._found(space, *each) for each in enumerate(space.corners())])
+        if multirun.is_dry_run:
+            found = searching.next()
+            runs = [] if found is None else [self._found(searching.space, *found)]
+            return show_dry_run(runs, len(runs))
+        display = SweepDisplay(Console(), total=self._settings.runs, folder=multirun.folder, what="search")
+        display.note = lambda job: _note(searching, job)
+        try:
+            return multirun.carry_out(lambda *each: self._rounds(searching, *each), display, (Diverged, OutOfMemory))
+        finally:
+            for line in self._at_end(searching):
+                multirun.note(line)
+
+    def _parted(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The words that all points share, and the axes; of several words for a key the last counts."""
+        last: dict[str, Override] = {}
+        for override in parsed(words):
+            last.pop(override.key_or_group, None)
+            last[override.key_or_group] = override
+        own = [each for key, each in last.items() if key != "search" and not key.startswith("search.")]
+        several = [each for each in own if each.is_sweep_override()]
+        if any(each.key_or_group == "objective" for each in several):
+            raise ConfigError("objective: several are given in brackets, as in objective=[accuracy/val,loss/val]")
+        fixed = [str(each.input_line) for each in own if each not in several]
+        if OmegaConf.is_list(self._config.objective):
+            fixed = [word for word in fixed if not word.startswith("objective=")]
+        return fixed, [str(each.input_line) for each in several]
+
+    def _searching(self) -> Searching:
+        """The search as the folder has it. Raises ConfigError for all that can be known to be wrong."""
+        multirun, settings = self._multirun, self._settings
+        objective = _plain(self._config.objective) if OmegaConf.is_list(self._config.objective) else ""
+        if objective:
+            self._fixed += _objective_of_runs(objective, self._settings_of(()))
+        loader = self._context.config_loader
+        space = space_of(self._axes, settings.when, loader, self._settings_of, multirun.machine)
+        self._keys = [parameter.name for parameter in space.parameters]
+        config = self._example(space)
+        goals, limits = goals_of(objective or config.objective, config), limits_of(settings.constraints, config)
+        refuse_unfit(settings.name, space, goals, limited=bool(limits))
+        pausing = Pausing(settings, config, goals, space) if settings.rungs else None
+        multirun.open()
+        reader = Reader(space=space, goals=goals, limits=limits, with_rungs=settings.rungs is not None)
+        searching = Searching(multirun.folder, space, settings, reader, pausing)
+        OmegaConf.save(self._config, multirun.folder / SWEEP_RECORD)
+        return searching
+
+    def _settings_of(self, words: Sequence[str]) -> dict[str, Any]:
+        return plain(self._multirun.composer.compose(self._config, [*self._fixed, *words]), sweep=True)
+
+    def _example(self, space: Space) -> RunConfig:
+        """The configuration of one of its points. Raises ConfigError where none of some has one."""
+        problem: ConfigError | None = None
+        for share in (0.5, 0.0, 0.999):
+            try:
+                return parse(self._settings_of(space.words(space.at(share))), self._multirun.machine)
+            except ConfigError as error:
+                problem = problem or error
+        assert problem is not None
+        raise problem
+
+    def _found(self, space: Space, number: int, values: Values) -> ComposedRun:
+        return self._composed([*self._fixed, *space.words(values)], number)
+
+    def _composed(self, words: Sequence[str], number: int) -> ComposedRun:
+        multirun = self._multirun
+        run = multirun.open().found(multirun.composer, self._config, words, number, self._keys)
+        if not self._is_sent:
+            multirun.send_along(run)
+        self._is_sent = True
+        return run
+
+    def _rounds(
+        self, searching: Searching, runs: Runs, display: SweepDisplay, runner: Runner
+    ) -> Iterator[Iterator[Job | None]]:
+        """One where the pool asks for each point by itself; elsewhere batches, each after the end of the one before."""
+
+        def take(run: ComposedRun) -> Job | None:
+            is_new = run.job not in runs
+            runs.setdefault(run.job, []).append(run)
+            if not is_new:
+                display.repeated(run.job)
+            elif run.job.status == COMPLETED:
+                display.skipped(run.job)
+            return run.job if is_new else None
+
+        def make(number: int, values: Values) -> Job | None:
+            return take(self._found(searching.space, number, values))
+
+        def again(point: Point) -> Job | None:
+            assert point.folder is not None
+            assert point.number is not None
+            return take(self._composed(read_result(RunPaths(point.folder))["arguments"], point.number))
+
+        for point in searching.own:
+            if point.folder is not None and point.number is not None and point not in searching.unfinished:
+                display.known(point.folder if point.status == PAUSED else None)
+                self._multirun.known(RunPaths(point.folder), point.status)
+        budget = self._budget
+        if isinstance(runner, Pool):
+            batch = self._settings.batch
+            source = Source(searching, make, again, runner.has_room, batch=batch, budget=budget, finish=runner.finish)
+        else:
+            source = Source(searching, make, again, None, batch=self._settings.batch or BATCH, budget=budget)
+        self._source = source
+        while not source.is_over:
+            yield source
+
+    def _at_end(self, searching: Searching) -> Iterator[str]:
+        """What the budget has left, and what is left to do."""
+        source, budget, total = self._source, self._budget, self._settings.runs
+        if source is not None and source.is_exhausted:
+            yield f"search       ends after {searching.count} points: the space has no further one"
+        if budget is None or source is None:
+            return
+        gpus = bool(self._multirun.machine.gpus)
+        left = in_words(max(0.0, budget.left_s(searching.spent_s)), of_devices=budget.of_devices, gpus=gpus)
+        if not source.is_spent:
+            yield f"budget       {left} of {budget.text} are left"
+            return
+        stopped, missing = len(searching.unfinished), total - searching.count
+        kept = f"{stopped} stopped and saved, " if stopped else ""
+        yield f"budget       {budget.text} is used up: {searching.count} of {total} points, {kept}{missing} not begun"
+        yield "      to go on: the same command there with a larger search.budget"
+
+
+def _note(searching: Searching, job: Job) -> str:
+    """That the run which has just ended is the best so far."""
+    searching.look(job.paths)
+    best = searching.best
+    return "  best so far" if best is not None and best.folder == job.paths.folder else ""
+
+
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True)
+
+
+def _objective_of_runs(tags: Sequence[str], settings: dict[str, Any]) -> list[str]:
+    """What each run itself is to be best at: the first of several goals that is a metric of an evaluation."""
+    known = metrics_of(settings.get("task"))
+    measured = [tag for tag in tags if tag.partition("/")[0] in known and tag.partition("/")[2] in ("val", "test")]
+    return [f"objective={tag}" for tag in measured[:1]]

@@ -1,0 +1,113 @@
+"""What a search has come to: its best point, or of several goals those that no other beats in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from expt.runs.paths import SWEEP_RECORD
+from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord
+from expt.runs.view.cells import cells, say
+from expt.search.goals import Goal, Limit, goals_for, limits_for
+from expt.search.history import BAD
+
+
+class SearchRecord(NamedTuple):
+    """What a sweep's folder says of the search that was made there."""
+
+    goals: list[Goal]
+    limits: list[Limit]
+
+    def allowed(self, run: FoundRecord) -> bool:
+        """Whether the run has completed, or paused, and has measured all goals and kept all limits."""
+        measured = (goal.value(run) for goal in self.goals)
+        return (
+            run["status"] in (COMPLETED, PAUSED)
+            and all(value is not None and value == value for value in measured)
+            and all(limit.violation(run) <= 0 for limit in self.limits)
+        )
+
+    def best(self, runs: Sequence[FoundRecord]) -> FoundRecord | None:
+        """By the first goal, of those that are allowed."""
+        goal = self.goals[0]
+        return min((run for run in runs if self.allowed(run)), key=lambda run: goal.cost(goal.value(run)), default=None)
+
+    def front(self, runs: Sequence[FoundRecord]) -> list[FoundRecord]:
+        """The Pareto front: those of which no other is as good by all goals, and better by one; by the first goal."""
+        costs = {id(run): [goal.cost(goal.value(run)) for goal in self.goals] for run in runs if self.allowed(run)}
+        found = [run for run in runs if id(run) in costs and not any(_beats(c, costs[id(run)]) for c in costs.values())]
+        return sorted(found, key=lambda run: costs[id(run)])
+
+
+def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
+    """The search of a sweep's folder, by its own record; None where it was none, or nothing was measured."""
+    task: Any = next(((run.get("config") or {}).get("task") for run in runs if run.get("objective")), None)
+    objective = next((run["objective"]["name"] for run in runs if run.get("objective")), None)
+    if objective is None or not any("search" in run for run in runs):
+        return None
+    try:
+        record = yaml.load((folder / SWEEP_RECORD).read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        several, constraints = record["objective"], (record.get("search") or {}).get("constraints") or ()
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        several, constraints = objective, ()
+    tags = several if isinstance(several, list) and several else [objective]
+    return SearchRecord(
+        goals_for(tags, task), limits_for([constraints] if isinstance(constraints, str) else constraints)
+    )
+
+
+def bad_points(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
+    """Runs of a search whose failure says that their points are bad; none where no run has come to anything."""
+    if not any(run["status"] in (COMPLETED, PAUSED) for run in runs):
+        return []
+    return [run for run in runs if "search" in run and run["status"] == FAILED and run.get("error_kind") in BAD]
+
+
+def conclude_search(
+    console: Console, folder: Path, runs: Sequence[FoundRecord], again: Callable[[FoundRecord], str]
+) -> None:
+    """Print the best of a search and what to type for it `again`, and of several goals the table.
+
+    Of another sweep it prints nothing.
+    """
+    found = search_in(folder, runs)
+    if found is None:
+        return
+    if found.limits:
+        kept = sum(map(found.allowed, runs))
+        within = " and ".join(limit.text for limit in found.limits)
+        say(console, f"limits       {kept} of {len(runs)} runs keep {within}")
+    if len(found.goals) > 1:
+        front = found.front(runs)
+        say(
+            console,
+            f"Pareto       {len(front)} of {len(runs)} runs, which no other beats in all goals",
+            "bold",
+        )
+        console.print(_table(front, found.goals))
+    best = found.best(runs)
+    if best is None:
+        say(console, "best         none: no run has completed, measured all goals and kept all limits")
+        return
+    goal = found.goals[0]
+    say(console, f"best         {best['folder'].name}  {goal.tag} {goal.value(best):.4f}", "bold green")
+    say(console, f"      alone: {again(best)}")
+
+
+def _table(front: Sequence[FoundRecord], goals: Sequence[Goal]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run", overflow="fold")
+    for goal in goals:
+        table.add_column(cells(goal.tag)[0], justify="right", no_wrap=True)
+    for run in front:
+        table.add_row(*cells(run["folder"].name, *(f"{goal.value(run):.6g}" for goal in goals)))
+    return table

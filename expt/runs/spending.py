@@ -1,0 +1,46 @@
+"""What a run costs: seconds of its devices, and the energy of its GPUs where NVML measures it. Free of torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from expt import machine
+from expt.runs.result import Record
+
+
+def at_start(devices: Sequence[str], earlier: Record) -> Record:
+    """For the record of an attempt that begins: what attempts before it have cost, and what the meters show."""
+    begun: Record = {"device_s_before": device_s(earlier)} if earlier else {}
+    if (shown := machine.energy_j(devices)) is not None:
+        begun["energy_j_before"] = earlier.get("energy_j", 0.0) - shown
+    return begun
+
+
+def until_now(record: Record) -> Record:
+    """What a run has cost, at the end of an attempt on this machine."""
+    if "started" not in record:
+        return {}
+    spent: Record = {
+        "device_s": record.get("device_s_before", 0.0) + num_devices(record) * max(0.0, time.time() - record["started"])
+    }
+    shown = machine.energy_j(record.get("devices") or ()) if "energy_j_before" in record else None
+    if shown is not None:
+        spent["energy_j"] = record["energy_j_before"] + shown
+    return spent
+
+
+def num_devices(record: Record) -> int:
+    """GPUs, or on a CPU the cores that the workers are given."""
+    if record.get("devices"):
+        return len(record["devices"])
+    threads: int = (record.get("config") or {}).get("threads", 1)
+    return record.get("world_size", 1) * threads
+
+
+def device_s(record: Record) -> float:
+    """Seconds for which the run has kept devices busy, times their number; of one that was killed what it trained."""
+    if "device_s" in record:
+        return record["device_s"]
+    trained = num_devices(record) * (sum(record.get("epoch_s") or ()) + record.get("eval_s", 0.0))
+    return record.get("device_s_before", 0.0) + trained

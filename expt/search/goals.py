@@ -1,0 +1,114 @@
+"""What a search is for: tags that are to become high or low, and limits on others."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from expt.config.constraints import Target
+from expt.config.schema import RunConfig
+from expt.config.tasks import TargetTask, metrics_of
+from expt.errors import ConfigError, did_you_mean
+from expt.runs import tags
+from expt.runs.result import Record
+
+EXCEEDED = 1.0
+"""By how much a run that had too little memory exceeds each limit."""
+SPLITS = ("train", "val", "test")
+_LIMIT = re.compile(r"\s*([^<>=\s]+)\s*(<=|>=|<|>)\s*(\S+)\s*")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A tag, and which way it is better."""
+
+    tag: str
+    highest: bool
+
+    def value(self, record: Record) -> float | None:
+        """What a run has come to: the best over its epochs where that was its objective, else the last value."""
+        objective = record.get("objective")
+        if objective and objective["name"] == self.tag:
+            return objective["value"]
+        return (record.get("metrics") or {}).get(self.tag)
+
+    def cost(self, value: float | None) -> float:
+        """Lower is better."""
+        assert value is not None
+        return -value if self.highest else value
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a tag must not be."""
+
+    text: str
+    tag: str
+    is_upper: bool
+    bound: float
+
+    def violation(self, record: Record, had_no_memory: bool = False) -> float:
+        """By how much the run exceeds it; not at all where it has not measured the tag."""
+        if had_no_memory:
+            return EXCEEDED
+        value = (record.get("metrics") or {}).get(self.tag)
+        if value is None:
+            return 0.0
+        return value - self.bound if self.is_upper else self.bound - value
+
+
+def goals_of(objective: str | Sequence[str], config: RunConfig) -> list[Goal]:
+    """The goals of a search whose runs are like `config`. Raises ConfigError for a tag that no run has."""
+    found = [objective] if isinstance(objective, str) else list(objective)
+    found = [config.objective if tag == "auto" else tag for tag in found]
+    shown = found[0] if len(found) == 1 else f"[{','.join(found)}]"
+    if not found or len(set(found)) < len(found):
+        raise ConfigError(f"objective={shown}: give one tag, or several different ones")
+    for tag in found:
+        check_tag(f"objective={shown}", tag, config)
+    return goals_for(found, config.task)
+
+
+def goals_for(found: Sequence[str], task: Any) -> list[Goal]:
+    """The goals of these tags; `task` is one of a configuration, or as a record has it."""
+    better = metrics_of(task)
+    return [Goal(tag, _is_higher_better(tag, better)) for tag in found]
+
+
+def limits_of(constraints: Sequence[str], config: RunConfig) -> list[Limit]:
+    """The limits that `search.constraints` names. Raises ConfigError for one that is none, or of an unknown tag."""
+    found = limits_for(constraints)
+    if len(found) < len(constraints):
+        wrong = next(text for text in constraints if text not in [limit.text for limit in found])
+        raise ConfigError(f"search.constraints={wrong}: write TAG<NUMBER or TAG>NUMBER, as in 'memory/gpu_mib<20000'")
+    for limit in found:
+        check_tag(f"search.constraints={limit.text}", limit.tag, config)
+    return found
+
+
+def limits_for(constraints: Sequence[str]) -> list[Limit]:
+    """Those that can be read."""
+    found = []
+    for text in constraints:
+        match = _LIMIT.fullmatch(text)
+        with contextlib.suppress(ValueError):
+            if match:
+                found.append(Limit(text, match[1], match[2].startswith("<"), float(match[3])))
+    return found
+
+
+def check_tag(key: str, tag: str, config: RunConfig) -> None:
+    """Raise ConfigError where no run like `config` will have the tag; code of a person's own may log any."""
+    if config.callbacks or isinstance(config.task, TargetTask) or isinstance(config.dataset, Target):
+        return
+    known = [tags.metric(name, split) for name in metrics_of(config.task) for split in SPLITS]
+    known += [*tags.COMPARABLE, "running/loss"]
+    if tag not in known:
+        raise ConfigError(f"{key}: no run has a tag {tag}.{did_you_mean(tag, known)}")
+
+
+def _is_higher_better(tag: str, better: Any) -> bool:
+    return better.get(tag.partition("/")[0]) == "max" or tag in tags.HIGHER_IS_BETTER

@@ -1,0 +1,136 @@
+"""What is known of the points of a space: read from run folders, whoever made the runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from expt.errors import ConfigError, Diverged, OutOfMemory
+from expt.runs.metrics_file import MetricsReader
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, DAMAGED, FAILED, PAUSED, Record, result_of_any
+from expt.runs.spending import device_s
+from expt.runs.sweep_index import results_of_sweep
+from expt.runs.view.query import settings_of
+from expt.search.goals import Goal, Limit
+from expt.search.space import Space, Values
+
+BAD = (Diverged.__name__, OutOfMemory.__name__)
+"""Failures that say something of the point, and not of the code or the machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One run as the search sees it."""
+
+    values: Values
+    status: str
+    """As in result.json."""
+    number: int | None = None
+    """Its place in this search; None for a run of a warm start, or one typed by hand."""
+    objectives: tuple[float | None, ...] = ()
+    """One for each goal; None where it was not measured."""
+    violations: Mapping[str, float] = field(default_factory=dict)
+    """Of each limit how far it was exceeded; zero or less is within."""
+    rung_values: Mapping[int, float] = field(default_factory=dict)
+    """The first goal after each epoch."""
+    kind_of_error: str = ""
+    device_s: float = 0.0
+    folder: Path | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it has completed, and all goals are numbers."""
+        return self.status == COMPLETED and _are_numbers(self.objectives)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it has shown that nobody wants it: by diverging, or for want of memory."""
+        return (self.status == FAILED and self.kind_of_error in BAD) or (
+            self.status == COMPLETED and not self.is_measured
+        )
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether its settings do not go together."""
+        return self.status == FAILED and self.kind_of_error == ConfigError.__name__
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether it keeps all limits."""
+        return all(value <= 0 for value in self.violations.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Makes points of runs."""
+
+    space: Space
+    goals: Sequence[Goal]
+    limits: Sequence[Limit] = ()
+    with_rungs: bool = False
+    """Whether to read the values after each epoch."""
+
+    def point(self, paths: RunPaths, record: Record | None = None) -> Point | None:
+        """The point that a run is; None where it lies outside of the space, or says nothing of itself."""
+        record = result_of_any(paths) if record is None else record
+        if not record or record["status"] == DAMAGED:
+            return None
+        values = self.space.read(_settings(record))
+        if values is None:
+            return None
+        kind = record.get("error_kind", "")
+        return Point(
+            values=values,
+            status=record["status"],
+            number=record.get("search", {}).get("number"),
+            objectives=tuple(goal.value(record) for goal in self.goals),
+            violations={limit.text: limit.violation(record, kind == OutOfMemory.__name__) for limit in self.limits},
+            rung_values=self._rungs(paths) if self.with_rungs else {},
+            kind_of_error=kind,
+            device_s=device_s(record),
+            folder=paths.folder,
+        )
+
+    def points(self, folder: Path) -> list[Point]:
+        """Those of a sweep's folder: first runs that no search has made, by their names, then the others in order."""
+        found = (self.point(paths, record) for paths, record in results_of_sweep(folder))
+        return in_order(point for point in found if point is not None)
+
+    def _rungs(self, paths: RunPaths) -> dict[int, float]:
+        tag = self.goals[0].tag
+        return {point.epoch: point.value for point in MetricsReader(paths).read() if point.tag == tag}
+
+
+def _are_numbers(values: Sequence[float | None]) -> bool:
+    return all(value is not None and math.isfinite(value) for value in values)
+
+
+def in_order(points: Iterable[Point]) -> list[Point]:
+    """By their numbers, those without first."""
+    return sorted(points, key=lambda point: -1 if point.number is None else point.number)
+
+
+def best(points: Sequence[Point], goals: Sequence[Goal]) -> Point | None:
+    """The best by the first goal, of those that keep all limits; one that has paused counts by what it has come to."""
+    reached = [point for point in points if point.status in (COMPLETED, PAUSED) and _are_numbers(point.objectives)]
+    measured = [point for point in reached if point.is_allowed]
+    return min(measured, key=lambda point: goals[0].cost(point.objectives[0]), default=None)
+
+
+def _settings(record: Record) -> Callable[[str], Any]:
+    """The value of a key in a run, as it was typed, or as its configuration has it."""
+    typed: Mapping[str, Any] = record.get("overrides", {})
+    known: dict[str, Any] = {}
+
+    def setting(key: str) -> Any:
+        if key in typed:
+            return typed[key]
+        if not known:
+            known.update(settings_of(record) or {"": None})
+        return known.get(key)
+
+    return setting

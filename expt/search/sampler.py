@@ -1,0 +1,247 @@
+"""Who chooses the next point: a pure function of the space, the settings, and what is known so far.
+
+Nothing is kept between two points. Optuna's study is made anew from the history, and its sampler seeded by the number
+of the point; so a search that was killed, and one whose space was edited, go on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from expt.config.search import Search
+from expt.errors import ConfigError
+from expt.runs.result import FAILED, PAUSED
+from expt.search.goals import Goal
+from expt.search.history import Point
+from expt.search.space import Parameter, Space, Value, Values, as_key
+
+if TYPE_CHECKING:
+    import optuna
+
+REDRAWS = 10
+"""How often a point that is known already is drawn again, before one is taken from what is left of a small space."""
+POPULATION = 16
+"""Of a generation of NSGA-II, where nothing else is said."""
+PACKAGES = {"random": ["optuna"], "qmc": ["scipy"], "cmaes": ["cmaes"]}
+"""What each sampler needs; all others need Optuna, and `gp` scipy too."""
+
+
+def refuse_missing(name: str) -> None:
+    """Raise ConfigError where a package of the sampler is not installed."""
+    from importlib.util import find_spec
+
+    for package in ["numpy", *PACKAGES.get(name, ["optuna", "scipy"] if name == "gp" else ["optuna"])]:
+        if find_spec(package) is None:
+            raise ConfigError(f"search={name}: needs the package {package}; pip install 'expt[search]'")
+
+
+def refuse_unfit(name: str, space: Space, goals: Sequence[Goal], *, limited: bool) -> None:
+    """Raise ConfigError where the sampler cannot do what is asked for."""
+    problems = []
+    if name == "cmaes":
+        words = [each.name for each in space.parameters if each.kind == "categorical"]
+        problems += [f"{key}: search=cmaes moves numbers alone; give an interval or a range, or use search=tpe"
+                     for key in words]  # fmt: skip
+    if name in ("cmaes",) and len(goals) > 1:
+        problems.append(f"objective: search={name} has one goal alone; use search=nsga2 or tpe for {len(goals)}")
+    if name in ("cmaes",) and limited:
+        problems.append(f"search.constraints: search={name} does not heed them; use search=tpe, gp or nsga2")
+    if problems:
+        raise ConfigError(problems)
+
+
+def suggest(
+    space: Space, points: Sequence[Point], number: int, settings: Search, goals: Sequence[Goal]
+) -> Values | None:
+    """The point of that number, one that is not among the known ones; None where the space has no further one.
+
+    `points` are in the order of their numbers.
+    """
+    known = {as_key(point.values) for point in points}
+    draw = _SAMPLERS.get(settings.name, _ask_optuna)
+    for attempt in range(REDRAWS):
+        values = draw(space, points, number, attempt, settings, goals)
+        if as_key(values) not in known:
+            return values
+    left = space.without([point.values for point in points])
+    if left is None:
+        return values
+    return left[_seed(settings.seed, number) % len(left)] if left else None
+
+
+def _seed(*parts: int) -> int:
+    """Of 32 bits; another for any other parts."""
+    import numpy as np
+
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+def _ask_optuna(
+    space: Space, points: Sequence[Point], number: int, attempt: int, settings: Search, goals: Sequence[Goal]
+) -> Values:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is new in Optuna
+        padded = settings.name in ("gp", "nsga2")
+        sampler = _sampler(settings, space, _seed(settings.seed, number, attempt))
+        study = optuna.create_study(
+            directions=["maximize" if goal.highest else "minimize" for goal in goals], sampler=sampler
+        )
+        if settings.name != "random":
+            study.add_trials(_trials(space, points, settings, goals, padded=padded))
+        trial = study.ask()
+        found: Values = {}
+        for parameter in space.parameters:
+            if padded or parameter.is_active(found):
+                found[parameter.name] = parameter.rounded(_asked(trial, parameter))
+    return space.active(found)
+
+
+def _asked(trial: optuna.Trial, parameter: Parameter) -> Value:
+    name, low, high, log = parameter.name, parameter.low, parameter.high, parameter.log
+    if parameter.kind == "categorical":
+        return str(trial.suggest_categorical(name, parameter.choices))
+    if parameter.kind == "int":
+        return trial.suggest_int(name, int(low), int(high), step=int(parameter.step or 1), log=log)
+    return trial.suggest_float(name, low, high, step=parameter.step, log=log)
+
+
+def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    low, high, log = parameter.low, parameter.high, parameter.log
+    if parameter.kind == "categorical":
+        return CategoricalDistribution(parameter.choices)
+    if parameter.kind == "int":
+        return IntDistribution(int(low), int(high), log=log, step=int(parameter.step or 1))
+    return FloatDistribution(low, high, log=log, step=parameter.step)
+
+
+def _sampler(settings: Search, space: Space, seed: int) -> optuna.samplers.BaseSampler:
+    from optuna import samplers
+
+    if settings.name == "tpe":
+        return samplers.TPESampler(seed=seed, group=space.is_conditional)
+    if settings.name == "gp":
+        return samplers.GPSampler(seed=seed)
+    if settings.name == "nsga2":
+        return samplers.NSGAIISampler(seed=seed, population_size=settings.population or POPULATION)
+    return samplers.RandomSampler(seed=seed)
+
+
+def _trials(
+    space: Space, points: Sequence[Point], settings: Search, goals: Sequence[Goal], *, padded: bool
+) -> Iterator[optuna.trial.FrozenTrial]:
+    """The history as Optuna has it. With `padded` each has all parameters, those that it lacks in their middle."""
+    import optuna
+    from optuna.trial import TrialState
+
+    distributions = {parameter.name: _distribution(parameter) for parameter in space.parameters}
+    middle = {parameter.name: parameter.at(0.5) for parameter in space.parameters}
+    completed = 0
+    for point, costs, rung in _rated(points, goals):
+        values = {**middle, **point.values} if padded else point.values
+        state, result, seen = TrialState.RUNNING, None, {}
+        if costs is not None:
+            state, result = (
+                TrialState.COMPLETE,
+                [-c if goal.highest else c for c, goal in zip(costs, goals, strict=True)],
+            )
+            if rung and settings.name == "tpe" and len(goals) == 1:
+                state, result, seen = TrialState.PRUNED, None, dict(point.rung_values)
+        attrs = {}
+        if settings.name == "nsga2" and state == TrialState.COMPLETE:
+            attrs = {_GENERATION: completed // (settings.population or POPULATION)}
+            completed += 1
+        yield optuna.trial.create_trial(
+            state=state,
+            values=result,
+            params=dict(values),
+            distributions={name: distributions[name] for name in values},
+            intermediate_values=seen,
+            system_attrs=attrs,
+            constraints=dict(point.violations) if costs is not None else None,
+        )
+
+
+_GENERATION = "NSGAIISampler:generation"
+"""Under which Optuna's sampler keeps a trial's generation."""
+
+
+def _rated(points: Sequence[Point], goals: Sequence[Goal]) -> Iterator[tuple[Point, list[float] | None, bool]]:
+    """Each point, what it has come to (lower is better; None while it runs), and whether that is of a rung alone.
+
+    A bad point counts as the worst of those that have been measured; failures of the code or the machine are left out.
+    """
+    measured = [[goal.cost(v) for goal, v in zip(goals, p.objectives, strict=True)] for p in points if p.is_measured]
+    worst = [max(costs) for costs in zip(*measured, strict=True)]
+    for point in points:
+        if point.is_measured:
+            yield point, [goal.cost(v) for goal, v in zip(goals, point.objectives, strict=True)], False
+        elif point.is_bad or point.is_refused:
+            if worst:
+                yield point, worst, False
+        elif point.status == PAUSED and point.rung_values and len(goals) == 1:
+            last = point.rung_values[max(point.rung_values)]
+            yield point, [goals[0].cost(last)], True
+        elif point.status != FAILED:
+            yield point, None, False
+
+
+def _sobol(
+    space: Space, points: Sequence[Point], number: int, attempt: int, settings: Search, goals: Sequence[Goal]
+) -> Values:
+    """The point of that number in a scrambled Sobol sequence, whatever has come of the others."""
+    from scipy.stats import qmc
+
+    engine = qmc.Sobol(len(space.parameters), scramble=True, rng=_seed(settings.seed, attempt))
+    if number:
+        engine.fast_forward(number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one point is no power of two; it is one of a sequence
+        shares = engine.random(1)[0]
+    return space.active({p.name: p.at(float(share)) for p, share in zip(space.parameters, shares, strict=True)})
+
+
+def _cmaes(
+    space: Space, points: Sequence[Point], number: int, attempt: int, settings: Search, goals: Sequence[Goal]
+) -> Values:
+    """Of the generation that comes after those that are complete: all of them are told again, in order.
+
+    Runs that this search has not made give the first mean and covariance (Nomura et al. 2021).
+    """
+    import cmaes
+    import numpy as np
+
+    def told(point: Point, costs: Sequence[float]) -> tuple[Any, float]:
+        return np.array([p.share(point.values[p.name]) for p in space.parameters]), costs[0]
+
+    rated = [(point, costs) for point, costs, _ in _rated(points, goals) if costs is not None]
+    own = [told(*each) for each in rated if each[0].number is not None]
+    others = [told(*each) for each in rated if each[0].number is None]
+    size = len(space.parameters)
+    mean, sigma, covariance = np.full(size, 0.5), 1 / 6, None
+    if len(others) > 2 * size:
+        mean, sigma, covariance = cmaes.get_warm_start_mgd(others)
+    optimizer = cmaes.CMA(
+        mean=np.clip(mean, 0.0, 1.0),
+        sigma=max(sigma, 1e-6),
+        cov=covariance,
+        bounds=np.array([[0.0, 1.0]] * size),
+        n_max_resampling=10 * size,
+        population_size=settings.population,
+        seed=_seed(settings.seed, number, attempt),
+    )
+    for start in range(0, len(own) - optimizer.population_size + 1, optimizer.population_size):
+        optimizer.tell(own[start : start + optimizer.population_size])
+    return {
+        p.name: p.at(min(float(share), 1 - 1e-9)) for p, share in zip(space.parameters, optimizer.ask(), strict=True)
+    }
+
+
+Draw: TypeAlias = Callable[[Space, Sequence[Point], int, int, Search, Sequence[Goal]], Values]
+_SAMPLERS: dict[str, Draw] = {"qmc": _sobol, "cmaes": _cmaes}

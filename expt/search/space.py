@@ -1,0 +1,179 @@
+"""What is searched: parameters, each with its values, some of them in some points alone. Plain data, no Hydra."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Value: TypeAlias = int | float | str
+"""Of a categorical parameter it is the text of a choice."""
+Values: TypeAlias = dict[str, Value]
+"""A point: the value of each active parameter, by its name."""
+DIGITS = 5
+"""Significant ones of a float that is suggested: the name of a folder, and of a setting to be typed."""
+ENUMERABLE = 10_000
+"""Points of a space that may be looked at one by one."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One key that is searched."""
+
+    name: str
+    kind: Literal["float", "int", "categorical"]
+    low: float = 0.0
+    high: float = 0.0
+    """The highest value itself."""
+    log: bool = False
+    step: float | None = None
+    choices: tuple[str, ...] = ()
+    """Of a categorical parameter, as they are typed."""
+    meant: tuple[Any, ...] = ()
+    """What each choice is: a record has it as this."""
+    typed: str = ""
+    """The key with what was typed before it, `+` maybe."""
+    when: tuple[str, str] | None = None
+    """The name of another parameter and its choice, without which this one is left out."""
+
+    def word(self, value: Value) -> str:
+        """What to type for the value."""
+        return f"{self.typed or self.name}={value}"
+
+    def is_active(self, values: Mapping[str, Value]) -> bool:
+        """Whether a point with these values has this parameter."""
+        return self.when is None or str(values.get(self.when[0])) == self.when[1]
+
+    def read(self, found: Any) -> Value | None:
+        """The value that a record has, as one of this parameter's; None where it is none."""
+        if self.kind == "categorical":
+            wanted = _plain(found)
+            return next((text for text, value in zip(self.choices, self.meant, strict=True) if value == wanted), None)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not self.low <= found <= self.high:
+            return None
+        if self.kind == "int":
+            return int(found) if float(found).is_integer() and self._is_on_grid(found) else None
+        return float(found) if self._is_on_grid(found) else None
+
+    def rounded(self, value: Value) -> Value:
+        """A float with no more digits than anybody reads, within the bounds."""
+        if self.kind != "float" or not isinstance(value, float):
+            return value
+        if self.step is not None:
+            steps = round((value - self.low) / self.step)
+            return float(f"{min(self.high, self.low + steps * self.step):.12g}")
+        return min(self.high, max(self.low, float(f"{value:.{DIGITS}g}")))
+
+    def all(self) -> list[Value] | None:
+        """Every value; None where they are too many to name."""
+        if self.kind == "categorical":
+            return list(self.choices)
+        if self.kind == "float" and self.step is None:
+            return None
+        count = int((self.high - self.low) / (self.step or 1) + 1e-9) + 1
+        if count > ENUMERABLE:
+            return None
+        found = [self.low + index * (self.step or 1) for index in range(count)]
+        return [int(value) for value in found] if self.kind == "int" else [self.rounded(value) for value in found]
+
+    def at(self, share: float) -> Value:
+        """The value that lies at `share` of the way, in [0, 1)."""
+        if self.kind == "categorical":
+            return self.choices[int(share * len(self.choices))]
+        if self.step is not None or self.kind == "int":
+            step = self.step or 1
+            count = int((self.high - self.low) / step + 1e-9) + 1
+            if not self.log:
+                value = self.low + int(share * count) * step
+                return int(value) if self.kind == "int" else self.rounded(value)
+            low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
+            return min(int(self.high), max(int(self.low), round(math.exp(low + share * (high - low)))))
+        if self.log:
+            return self.rounded(math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low))))
+        return self.rounded(self.low + share * (self.high - self.low))
+
+    def share(self, value: Value) -> float:
+        """Where a number lies between the bounds, in [0, 1]; the inverse of `at`, but for what that rounds."""
+        number = float(value)
+        widen = 0.5 if self.kind == "int" else 0.0
+        low, high = self.low - widen, self.high + widen
+        if self.log:
+            low, high, number = math.log(low), math.log(high), math.log(number)
+        return 0.5 if high == low else (number - low) / (high - low)
+
+    def _is_on_grid(self, found: float) -> bool:
+        if self.step is None:
+            return True
+        steps = (found - self.low) / self.step
+        return abs(steps - round(steps)) < 1e-6
+
+
+@dataclass(frozen=True)
+class Space:
+    """All that is searched, in the order in which it was typed; what another depends on comes first."""
+
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether some points lack a parameter."""
+        return any(parameter.when for parameter in self.parameters)
+
+    def words(self, values: Mapping[str, Value]) -> list[str]:
+        """What to type for a point."""
+        return [each.word(values[each.name]) for each in self.parameters if each.name in values]
+
+    def at(self, share: float) -> Values:
+        """The point whose parameters all lie at `share` of their ways, in [0, 1)."""
+        return self.active({parameter.name: parameter.at(share) for parameter in self.parameters})
+
+    def corners(self) -> list[Values]:
+        """Points in which each choice is made once, and each number is as low and as high as it can be."""
+        most = max((len(parameter.choices) for parameter in self.parameters), default=0)
+        found = [self.at(index / max(2, most) + (index > 0) * 1e-9) for index in range(max(2, most))]
+        return list({as_key(point): point for point in [*found, self.at(1 - 1e-9)]}.values())
+
+    def active(self, values: Mapping[str, Value]) -> Values:
+        """The point without the parameters that it does not have."""
+        found: Values = {}
+        for parameter in self.parameters:
+            if parameter.is_active(found):
+                found[parameter.name] = values[parameter.name]
+        return found
+
+    def read(self, setting: Callable[[str], Any]) -> Values | None:
+        """The point that a run is, whose value of a key `setting` gives; None where it lies outside of the space."""
+        found: Values = {}
+        for parameter in self.parameters:
+            if parameter.is_active(found):
+                value = parameter.read(setting(parameter.name))
+                if value is None:
+                    return None
+                found[parameter.name] = value
+        return found
+
+    def without(self, tried: Sequence[Mapping[str, Value]]) -> list[Values] | None:
+        """The points that are not among the `tried`; None where the space has too many points to name them."""
+        sizes = [each.all() for each in self.parameters]
+        if any(size is None for size in sizes) or math.prod(len(size or ()) for size in sizes) > ENUMERABLE:
+            return None
+        known = {as_key(point) for point in tried}
+        found = {as_key(point): point for point in self._every([size or [] for size in sizes])}
+        return [point for key, point in found.items() if key not in known]
+
+    def _every(self, sizes: Sequence[Sequence[Value]]) -> Iterator[Values]:
+        names = [parameter.name for parameter in self.parameters]
+        for combination in itertools.product(*sizes):
+            yield self.active(dict(zip(names, combination, strict=True)))
+
+
+def as_key(values: Mapping[str, Value]) -> Hashable:
+    """Equal for equal points."""
+    return frozenset(values.items())
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value

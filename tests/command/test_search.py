@@ -1,0 +1,225 @@
+"""A search as it is typed: points that are chosen one by one, runs like any, and a folder that is all its state."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from filelock import FileLock
+
+import expt
+from expt.command import report
+from expt.command.search_space import space_of
+from expt.errors import ConfigError
+from expt.machine import Machine
+from expt.runs.paths import RunPaths
+from expt.runs.result import update_result
+from expt.search.search import Searching
+from expt.search.space import Parameter
+from tests.composing import composed
+from tests.conftest import run, start
+
+SMALL = {"epochs": 1, "world_size": 1, "dataset": {"train_limit": 64}, "tensorboard": {"images": False}}
+ONE_BY_ONE = {"launcher": {"max_concurrent": 1}}
+LR = {"lr": expt.interval(1e-3, 1.0, log=True)}
+SPACE: Any = {"optimizer": LR, "model": {"hidden": [(8,), (16,)]}, "hydra": ONE_BY_ONE, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search of three points, one run at a time."""
+    folder = tmp_path_factory.mktemp("searched") / "search"
+    expt.sweep(SMALL, **SPACE, search={"name": "tpe", "runs": 3}, folder=folder)
+    return folder
+
+
+def records(folder: Path) -> dict[int, dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in folder.glob("*/result.json")]
+    return {record["search"]["number"]: record for record in found}
+
+
+def points(folder: Path) -> dict[int, Any]:
+    return {number: (each["arguments"], each["objective"]["value"]) for number, each in records(folder).items()}
+
+
+def test_a_run_that_a_search_has_found_is_one_that_is_typed_by_hand(searched: Path, tmp_path: Path) -> None:
+    found = records(searched)
+    assert sorted(found) == [0, 1, 2]
+    for record in found.values():
+        assert not any(word.startswith("search") for word in record["arguments"])
+        assert "search" not in record["config"]
+        assert 1e-3 <= record["config"]["optimizer"]["lr"] <= 1
+        assert record["device_s"] > 0
+    assert yaml.safe_load((searched / "multirun.yaml").read_text())["search"]["runs"] == 3
+    again = expt.sweep(*found[1]["arguments"], folder=searched, quiet=True)
+    assert len(list(searched.glob("*/result.json"))) == 3, "it is known, and not made again"
+    assert again[0].record["identity"] == found[1]["identity"]
+
+
+def test_the_same_command_goes_on_where_it_was(searched: Path, tmp_path: Path) -> None:
+    """Also where one run was lost: it is done again, and what follows is what would have."""
+    whole = tmp_path / "whole"
+    result = expt.sweep(SMALL, **SPACE, search={"name": "tpe", "runs": 4}, folder=whole)
+    lost = whole / records(whole)[3]["name"]
+    before = points(whole)
+    update_result(RunPaths(lost), status="running")
+    again = expt.sweep(SMALL, **SPACE, search={"name": "tpe", "runs": 5}, folder=whole)
+    after = points(whole)
+    assert {number: after[number] for number in before} == before
+    assert {number: after[number] for number in range(3)} == points(searched), "it repeats to the point"
+    assert len(after) == 5
+    assert len(result) == 4
+    assert again.best.objective == max(value for _, value in after.values())
+
+
+def test_a_warm_start_informs_and_counts_for_nothing(
+    searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    real = Searching.next
+
+    def following(self: Searching) -> Any:
+        seen.append([(point.number, point.objectives) for point in self.points])
+        return real(self)
+
+    monkeypatch.setattr(Searching, "next", following)
+    search = {"name": "random", "runs": 1, "warm_start": [str(searched)]}
+    expt.sweep(
+        SMALL, optimizer=LR, model={"hidden": [(8,), (16,)]}, search=search, folder=tmp_path / "warm", quiet=True
+    )
+    values = sorted(value for _, value in points(searched).values())
+    assert [number for number, _ in seen[0]] == [None] * 3
+    assert sorted(objectives[0] or 0.0 for _, objectives in seen[0]) == values
+    with pytest.raises(ConfigError, match=r"search\.warm_start=.*: holds no run with a point of this space"):
+        expt.sweep(
+            SMALL, optimizer={"momentum": expt.interval(0.91, 0.99)}, search=search, folder=tmp_path / "b", quiet=True
+        )
+
+
+def test_a_search_concludes_with_its_best_and_report_does(searched: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = max(records(searched).values(), key=lambda record: record["objective"]["value"])
+    assert report.main([str(searched)]) == 0
+    out = capsys.readouterr().out
+    assert f"best         {best['name']}  accuracy/val {best['objective']['value']:.4f}" in out
+    assert f"optimizer.lr={best['config']['optimizer']['lr']}" in out.partition("      alone: python -m expt ")[2]
+    assert "optimizer.lr" in out.splitlines()[0]
+    assert "model.hidden" in out.splitlines()[0]
+
+
+def test_several_goals_make_a_table_and_limits_leave_runs_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = {"name": "nsga2", "runs": 3, "constraints": ["loss/val<1000", "speed/epoch_s>0"], "batch": 2}
+    goals = ("speed/samples_per_s", "loss/val")
+    runs = expt.sweep(SMALL, optimizer=LR, search=search, objective=goals, folder=tmp_path / "two", hydra=ONE_BY_ONE)
+    out = capsys.readouterr().out
+    assert {run.record["objective"]["name"] for run in runs} == {"loss/val"}, "what a run is best at is a metric"
+    assert "limits       3 of 3 runs keep loss/val<1000 and speed/epoch_s>0" in out
+    assert " of 3 runs, which no other beats in all goals" in out
+    assert out.partition("Pareto")[2].splitlines()[1].split() == ["run", "speed/samples_per_s", "loss/val"]
+
+
+def space(*words: str, when: tuple[str, ...] = ()) -> dict[str, Parameter]:
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    from expt.command.conf_files import conf_dir
+    from expt.command.overrides import register_resolvers
+
+    composed()  # before Hydra is this test's
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        found = space_of(words, when, loader, lambda fixed: composed(*fixed), Machine(gpus=(), cpus=2))
+    return {parameter.name: parameter for parameter in found.parameters}
+
+
+def test_hydras_grammar_is_the_space() -> None:
+    found = space("optimizer.lr=tag(log,interval(1e-4,1))", "batch_size=interval(16,64)", "epochs=int(interval(1,8))",
+                  "model=mlp,convnet", "seed=range(3)", "label_smoothing=range(0,0.3,0.1)", "ema=null,0.9",
+                  when=("model=convnet: model.dropout=interval(0,0.5)",
+                        "model=mlp: model.hidden=[8],[16,16]"))  # fmt: skip
+    kinds: dict[str, Any] = {
+        name: (each.kind, each.low, each.high, each.log, each.step) for name, each in found.items()
+    }
+    assert kinds["optimizer.lr"] == ("float", 1e-4, 1.0, True, None)
+    assert kinds["batch_size"] == ("int", 16, 64, False, None), "its key takes whole numbers alone"
+    assert kinds["epochs"] == ("int", 1, 8, False, None)
+    assert kinds["seed"] == ("int", 0, 2, False, 1)
+    assert kinds["label_smoothing"] == ("float", 0, pytest.approx(0.2), False, 0.1)
+    assert (found["model"].choices, found["ema"].meant) == (("mlp", "convnet"), (None, 0.9))
+    assert (found["model.dropout"].when, found["model.hidden"].when) == (("model", "convnet"), ("model", "mlp"))
+    assert found["model.hidden"].meant == ([8], [16, 16])
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["model=interval(0,1)"], "model=interval(0,1): a model has a name, and no number; give several, as in"),
+        (["optimizer.lr=tag(log,interval(0,1))"], "on a scale of logarithms all values are above 0"),
+        (
+            ["optimizer.lr=interval(1,1)"],
+            "optimizer.lr=interval(1,1): is empty; the first end must be below the second",
+        ),
+        (["seed=range(3,3)"], "seed: its range is empty"),
+        (["optimizer.lr=interval(0.1,2)", "batch_size=interval(0,8)"], "batch_size=0: input should be greater than"),
+        (["amp=interval(0,1)"], "amp="),
+        (["optimizer.lr=tag(steep,interval(0,2))"], "optimizer.lr: the tag steep says nothing here"),
+        (["seed=tag(log,choice(1,2))"], "choices have no scale"),
+        (["epochs=3"], "search: nothing to search; type an axis"),
+    ],
+)
+def test_an_axis_that_cannot_be_is_told(words: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        space(*words)
+    assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("when", "problem"),
+    [
+        ("model=resnet18: model.dropout=0.1,0.2", "resnet18 is none of model=mlp,convnet"),
+        ("modl=mlp: model.dropout=0.1,0.2", "modl is no axis with choices in this search. Did you mean 'model'?"),
+        ("model=mlp: model.dropout=0.1", "model.dropout=0.1 has one value alone"),
+        ("model.dropout=0.1,0.2", "write 'KEY=CHOICE: AXIS'"),
+        ("model=mlp: model.widths=[8,8,8],[4,4,4]", "model.widths"),
+    ],
+)
+def test_a_condition_that_cannot_be_is_told(when: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        space("model=mlp,convnet", when=(when,))
+    assert problem in str(raised.value)
+
+
+def test_a_search_that_is_killed_goes_on_to_the_same_points(searched: Path, tmp_path: Path) -> None:
+    """By SIGKILL, after its second point has begun; nothing but the run folders is left of it."""
+    folder = tmp_path / "killed"
+    words = ["-m", "search=tpe", "search.runs=3", "optimizer.lr=tag(log,interval(0.001,1.0))", "model.hidden=[8],[16]",
+             "epochs=1", "world_size=1", "dataset.train_limit=64", "tensorboard.images=false",
+             "hydra.launcher.max_concurrent=1", f"hydra.sweep.dir={folder}"]  # fmt: skip
+    process = start(*words, cwd=tmp_path)
+    while process.poll() is None and len(list(folder.glob("*/result.json"))) < 2:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert len(list(folder.glob("*/result.json"))) == 2
+    held = FileLock(folder / ".lock")
+    with held:
+        refused = run(*words, cwd=tmp_path)
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        f"error: hydra.sweep.dir={folder}: another command is at work there; wait for it\n",
+    )
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "best so far" in done.stdout
+    found, undisturbed = points(folder), points(searched)
+    assert {number: value for number, (_, value) in found.items()} == {
+        number: value for number, (_, value) in undisturbed.items()
+    }

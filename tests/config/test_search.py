@@ -1,0 +1,43 @@
+"""The keys of a search: what conf/ says of each, and what is wrong with a value."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from expt.command.conf_files import options
+from expt.config.search import SamplerName, Search, parse_search
+from expt.errors import ConfigError
+
+
+def test_every_sampler_has_all_keys_at_their_defaults() -> None:
+    found = {path.stem: yaml.safe_load(path.read_text()) for path in options("search")}
+    assert {*get_args(SamplerName)} <= found.keys()
+    for name in get_args(SamplerName):
+        content = {key: value for key, value in found[name].items() if key != "defaults"}
+        assert {*content} == {field.name for field in dataclasses.fields(Search)}
+        assert parse_search(content) == parse_search({"name": name})
+
+
+def test_one_text_is_a_list_of_one_and_a_mapping_names_conditions() -> None:
+    found = parse_search({"name": "tpe", "constraints": "a<1", "when": {"model=mlp": ["seed=1,2", "epochs=1,2"]}})
+    assert found.constraints == ("a<1",)
+    assert found.when == ("model=mlp: seed=1,2", "model=mlp: epochs=1,2")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"runs": 0}, "search.runs=0: input should be greater than or equal to 1"),
+        ({"rungs": "asah"}, "search.rungs='asah': input should be 'asha', 'hyperband' or 'median'"),
+        ({"run": 3}, "search.run=3: there is no such key. Did you mean 'runs'?"),
+        ({"reduction": 1}, "search.reduction=1: input should be greater than or equal to 2"),
+    ],
+)
+def test_a_wrong_value_is_told(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_search({"name": "tpe", **given})
+    assert str(raised.value) == problem

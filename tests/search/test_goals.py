@@ -1,0 +1,86 @@
+"""What a search is for: tags, which way each is better, limits; and what it may spend."""
+
+from __future__ import annotations
+
+import pytest
+
+from expt.errors import ConfigError
+from expt.runs.result import Record
+from expt.search.budget import budget_of, in_words
+from expt.search.goals import goals_of, limits_of
+from tests.conftest import Configured
+
+RECORD: Record = {
+    "objective": {"name": "accuracy/val", "value": 0.75},
+    "metrics": {"accuracy/val": 0.5, "loss/val": 1.5, "memory/gpu_mib": 900.0, "speed/samples_per_s": 10.0},
+}
+
+
+def test_a_goal_knows_which_way_is_better_and_what_a_run_has_come_to(configured: Configured) -> None:
+    tags = ["accuracy/val", "loss/val", "speed/samples_per_s", "memory/gpu_mib", "loss/test"]
+    goals = goals_of(tags, configured())
+    assert [goal.highest for goal in goals] == [True, False, True, False, False]
+    assert [goal.value(RECORD) for goal in goals] == [0.75, 1.5, 10.0, 900.0, None], "the best epoch's of its objective"
+    assert goals[0].cost(0.75) < goals[0].cost(0.5)
+    assert goals_of("auto", configured())[0].tag == "accuracy/val"
+
+
+def test_a_limit_is_exceeded_by_a_number_and_by_having_no_memory(configured: Configured) -> None:
+    upper, lower = limits_of(["memory/gpu_mib<800", "speed/samples_per_s >= 20"], configured())
+    assert (upper.violation(RECORD), lower.violation(RECORD)) == (100.0, 10.0)
+    assert upper.violation({"metrics": {"memory/gpu_mib": 700.0}}) < 0
+    assert upper.violation({}, had_no_memory=True) > 0
+    assert upper.violation({"metrics": {}}) == 0, "what was not measured"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("memry/gpu_mib<3", "no run has a tag memry/gpu_mib. Did you mean 'memory/gpu_mib'?"),
+        ("memory/gpu_mib", "write TAG<NUMBER or TAG>NUMBER, as in 'memory/gpu_mib<20000'"),
+        ("memory/gpu_mib<lots", "write TAG<NUMBER or TAG>NUMBER, as in 'memory/gpu_mib<20000'"),
+    ],
+)
+def test_a_wrong_limit_is_told(configured: Configured, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        limits_of([text], configured())
+    assert str(raised.value) == f"search.constraints={text}: {problem}"
+
+
+def test_a_wrong_goal_is_told_but_own_code_may_log_any_tag(configured: Configured) -> None:
+    with pytest.raises(
+        ConfigError, match=r"objective=\[loss/val,acuracy/val\]: no run has a tag acuracy/val\. Did you"
+    ):
+        goals_of(["loss/val", "acuracy/val"], configured())
+    with pytest.raises(ConfigError, match="several different ones"):
+        goals_of(["loss/val", "loss/val"], configured())
+    own = configured("callbacks=[{_target_: mine.Watch}]")
+    assert goals_of("mine/of_my_own", own)[0].highest is False
+
+
+def test_a_budget_is_of_the_clock_or_of_devices() -> None:
+    now = [100.0]
+    clock = budget_of("30min", lambda: now[0])
+    devices = budget_of("2gpu-h", lambda: now[0])
+    assert clock is not None
+    assert devices is not None
+    now[0] += 600
+    assert (clock.left_s(5000.0), devices.left_s(5000.0)) == (1200.0, 2200.0)
+    assert in_words(2200.0, of_devices=True, gpus=True) == "36.7gpu-min"
+    assert in_words(20.0, of_devices=False, gpus=True) == "20.0s"
+    assert budget_of(None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("30", "has no unit"),
+        ("h", "is no budget"),
+        ("0min", "is no budget"),
+        ("3weeks", "is no budget"),
+        ("-1h", "is no"),
+    ],
+)
+def test_a_wrong_budget_is_told(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=rf"search\.budget={text}: {problem}.*as in 30min, 2h .* or 20gpu-h"):
+        budget_of(text)

@@ -1,0 +1,147 @@
+"""Who chooses the next point: of the same history always the same one, and better ones than by chance."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from expt.config.search import Search, parse_search
+from expt.errors import ConfigError, OutOfMemory
+from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING
+from expt.search.goals import Goal
+from expt.search.history import Point
+from expt.search.sampler import refuse_missing, refuse_unfit, suggest
+from expt.search.space import Parameter, Space, Values
+
+LR = Parameter("lr", "float", 1e-4, 1.0, log=True)
+WIDTH = Parameter("width", "int", 8, 64)
+MODEL = Parameter("model", "categorical", choices=("mlp", "convnet"), meant=("mlp", "convnet"))
+POOL = Parameter("pool", "int", 1, 4, when=("model", "convnet"))
+NUMBERS, MIXED, CONDITIONAL = Space((LR, WIDTH)), Space((LR, WIDTH, MODEL)), Space((LR, MODEL, POOL))
+ACCURACY, SPEED = Goal("accuracy/val", highest=True), Goal("speed/epoch_s", highest=False)
+SAMPLERS = ("random", "tpe", "gp", "cmaes", "qmc", "nsga2")
+
+
+def settings(name: str, **more: object) -> Search:
+    return parse_search({"name": name, **more})
+
+
+def quality(values: Values) -> float:
+    """Best at lr=0.01 and width=48, and of a convnet with pool=2."""
+    lr, width, model = float(values.get("lr", 0.01)), float(values.get("width", 48)), values.get("model", "convnet")
+    pool = abs(float(values.get("pool", 2)) - 2)
+    return -((math.log10(lr) + 2) ** 2) - ((width - 48) / 40) ** 2 - (model != "convnet") - pool / 2
+
+
+def searched(name: str, space: Space, runs: int, goals: Sequence[Goal] = (ACCURACY,), **more: object) -> list[Point]:
+    points = list[Point]()
+    for number in range(runs):
+        values = suggest(space, points, number, settings(name, **more), goals)
+        assert values is not None
+        found = (quality(values), float(values.get("width", 1)))
+        points.append(Point(values=values, status=COMPLETED, number=number, objectives=found[: len(goals)]))
+    return points
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_point_follows_from_the_history_alone(name: str) -> None:
+    """So a search that is killed and typed again, with nothing but its run folders, goes on to the same points."""
+    space = NUMBERS if name == "cmaes" else CONDITIONAL
+    more: dict[str, Any] = {"population": 4} if name in ("cmaes", "nsga2") else {}
+    points = searched(name, space, 12, seed=3, **more)
+    assert len({tuple(point.values.items()) for point in points}) == 12
+    for number in (0, 1, 5, 11):
+        again = suggest(space, points[:number], number, settings(name, seed=3, **more), [ACCURACY])
+        assert again == points[number].values
+    assert suggest(space, points[:5], 5, settings(name, seed=4), [ACCURACY]) != points[5].values
+    for point in points:
+        assert ("pool" in point.values) == (point.values.get("model") == "convnet")
+        assert all(
+            each.read(point.values[each.name]) is not None for each in space.parameters if each.name in point.values
+        )
+
+
+@pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow), "cmaes"])
+def test_it_learns(name: str) -> None:
+    by_chance = [max(p.objectives[0] or 0 for p in searched("random", NUMBERS, 30, seed=seed)) for seed in range(3)]
+    learnt = [max(p.objectives[0] or 0 for p in searched(name, NUMBERS, 30, seed=seed)) for seed in range(3)]
+    assert statistics.fmean(learnt) > statistics.fmean(by_chance)
+
+
+def test_a_generation_of_nsga2_follows_the_best_of_the_one_before() -> None:
+    points = searched("nsga2", NUMBERS, 48, (ACCURACY, SPEED), population=8)
+    early, late = ([quality(point.values) for point in part] for part in (points[:8], points[-8:]))
+    assert statistics.median(late) > statistics.median(early)
+
+
+def test_qmc_covers_the_space_evenly_whatever_has_come_of_its_points() -> None:
+    points = searched("qmc", NUMBERS, 16)
+    shares = sorted(LR.share(point.values["lr"]) for point in points)
+    assert all(index / 16 <= share <= (index + 1) / 16 for index, share in enumerate(shares))
+    assert suggest(NUMBERS, [], 9, settings("qmc"), [ACCURACY]) == points[9].values
+
+
+def test_what_runs_what_is_paused_and_what_is_bad_informs_it() -> None:
+    """A diverged run is the worst of all; one that is paused has its last rung's value; one that runs is avoided."""
+    points = searched("tpe", NUMBERS, 12)
+    low = [p for p in points if float(p.values["lr"]) < 0.01]
+    assert low
+    bad = [
+        Point(values=p.values, status=FAILED, number=p.number, kind_of_error=OutOfMemory.__name__) if p in low else p
+        for p in points
+    ]
+    paused = [
+        Point(values=p.values, status=PAUSED, number=p.number, rung_values={1: -9.0}) if p in low else p for p in points
+    ]
+    under_way = [Point(values=p.values, status=RUNNING, number=p.number) if p in low else p for p in points]
+    broken = [Point(values=p.values, status=FAILED, number=p.number) if p in low else p for p in points]
+    found = [suggest(NUMBERS, known, 12, settings("tpe"), [ACCURACY]) for known in (points, bad, paused, under_way)]
+    assert len({str(each) for each in found}) > 1
+    assert suggest(NUMBERS, broken, 12, settings("tpe"), [ACCURACY]) == suggest(
+        NUMBERS, [p for p in points if p not in low], 12, settings("tpe"), [ACCURACY]
+    ), "a failure of the code says nothing of the point"
+    for known, name in ((bad, "gp"), (bad, "cmaes"), (paused, "cmaes"), (paused, "nsga2")):
+        assert suggest(NUMBERS, known, 12, settings(name), [ACCURACY])
+
+
+def test_constraints_keep_it_from_where_they_were_exceeded() -> None:
+    """Wide runs exceed the limit: of twelve further points most are narrow."""
+
+    def limited(point: Point) -> Point:
+        exceeded = {"memory": float(point.values["width"]) - 24}
+        return Point(values=point.values, status=COMPLETED, number=point.number, objectives=point.objectives,
+                     violations=exceeded)  # fmt: skip
+
+    points = list(map(limited, searched("random", NUMBERS, 20)))
+    widths = []
+    for number in range(20, 32):
+        values = suggest(NUMBERS, points, number, settings("tpe"), [ACCURACY])
+        assert values is not None
+        widths.append(float(values["width"]))
+        points.append(limited(Point(values=values, status=COMPLETED, number=number, objectives=(quality(values),))))
+    assert sum(width <= 24 for width in widths) >= 8
+
+
+def test_a_small_space_is_tried_to_its_end_and_no_point_twice() -> None:
+    space = Space((MODEL, Parameter("width", "int", 8, 24, step=8)))
+    points = searched("tpe", space, 6)
+    assert len({tuple(point.values.items()) for point in points}) == 6
+    assert suggest(space, points, 6, settings("tpe"), [ACCURACY]) is None
+
+
+def test_what_a_sampler_cannot_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"model: search=cmaes moves numbers alone; .* use search=tpe"):
+        refuse_unfit("cmaes", MIXED, [ACCURACY], limited=False)
+    with pytest.raises(ConfigError, match=r"objective: search=cmaes has one goal alone; use search=nsga2 or tpe for 2"):
+        refuse_unfit("cmaes", NUMBERS, [ACCURACY, SPEED], limited=False)
+    with pytest.raises(ConfigError, match=r"search\.constraints: search=cmaes does not heed them"):
+        refuse_unfit("cmaes", NUMBERS, [ACCURACY], limited=True)
+    for name in set(SAMPLERS) - {"cmaes"}:
+        refuse_unfit(name, MIXED, [ACCURACY, SPEED], limited=True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "optuna" else object())
+    with pytest.raises(ConfigError, match=r"search=tpe: needs the package optuna; pip install 'expt\[search\]'"):
+        refuse_missing("tpe")

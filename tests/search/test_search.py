@@ -1,0 +1,141 @@
+"""The source that the pool asks: when it gives a point, when it waits, and when it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expt.config.search import parse_search
+from expt.errors import ConfigError, Diverged, OutOfMemory
+from expt.launch.job import Job
+from expt.runs.attempt import record_end
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, RUNNING, create_result, update_result
+from expt.search.budget import budget_of
+from expt.search.goals import Goal, Limit
+from expt.search.history import Reader
+from expt.search.search import Searching, Source
+from expt.search.space import Parameter, Space, Values
+from tests.requests import request
+
+SPACE = Space((Parameter("optimizer.lr", "float", 0.001, 1.0, log=True),))
+LIMIT = Limit("memory/gpu_mib<100", "memory/gpu_mib", True, 100.0)
+
+
+class Folder:
+    """A search's folder, whose runs end when a test says so."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder, self.jobs, self.room, self.finished = folder, list[Job](), True, list[str]()
+        self.settings = parse_search({"name": "random", "runs": 4, **settings})
+        self.searching = self.read()
+
+    def read(self) -> Searching:
+        """As a command does that begins there."""
+        reader = Reader(space=SPACE, goals=[Goal("accuracy/val", highest=True)], limits=[LIMIT])
+        return Searching(self.folder, SPACE, self.settings, reader)
+
+    def make(self, number: int, values: Values) -> Job:
+        asked = request(self.folder / f"{number}")
+        create_result(asked.paths, search={"number": number}, overrides={**values})
+        self.jobs.append(Job(asked.paths, asked, RUNNING))
+        return self.jobs[-1]
+
+    def source(self, **options: Any) -> Source:
+        return Source(self.searching, self.make, lambda _: None, lambda: self.room, **options)
+
+    def complete(self, job: Job, value: float = 0.5, **fields: Any) -> None:
+        update_result(job.paths, status=COMPLETED, objective={"name": "accuracy/val", "value": value}, **fields)
+        job.status = COMPLETED
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def taken(source: Iterator[Job | None], times: int) -> list[str]:
+    return ["wait" if job is None else job.name for job in (next(source) for _ in range(times))]
+
+
+def test_a_point_is_chosen_when_there_is_room_and_the_end_waits_for_those_that_run(folder: Folder) -> None:
+    source = folder.source()
+    assert taken(source, 2) == ["0", "1"]
+    folder.room = False
+    assert taken(source, 2) == ["wait", "wait"]
+    folder.room = True
+    folder.complete(folder.jobs[0], 0.75)
+    assert taken(source, 3) == ["2", "3", "wait"], "four points are all, and three of them run"
+    assert folder.searching.best is not None
+    assert folder.searching.best.objectives == (0.75,), "what has ended is known before the next is chosen"
+    for job in folder.jobs:
+        folder.complete(job)
+    with pytest.raises(StopIteration):
+        next(source)
+    assert source.is_over
+    assert not source.is_spent
+
+
+def test_a_batch_waits_for_all_of_the_one_before(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, runs=5)
+    source = folder.source(batch=2)
+    assert taken(source, 4) == ["0", "1", "wait", "wait"]
+    folder.complete(folder.jobs[0])
+    assert taken(source, 1) == ["wait"]
+    folder.complete(folder.jobs[1])
+    assert taken(source, 3) == ["2", "3", "wait"]
+
+
+def test_a_budget_of_devices_counts_all_runs_of_the_folder(folder: Folder) -> None:
+    budget = budget_of("100core-s")
+    source = folder.source(budget=budget, finish=folder.finished.append)
+    assert taken(source, 1) == ["0"]
+    folder.complete(folder.jobs[0], device_s=99.0)
+    assert taken(source, 1) == ["1"]
+    folder.complete(folder.jobs[1], device_s=2.0)
+    with pytest.raises(StopIteration):
+        next(source)
+    assert (source.is_spent, folder.finished) == (True, ["search.budget=100core-s is used up"])
+    assert folder.read().spent_s == 101.0, "another command knows what was spent"
+
+
+def test_what_a_command_finds_is_what_the_run_folders_say(folder: Folder) -> None:
+    """Nothing else is kept: of a killed search the run under way is done again, and the next number follows."""
+    for number, lr in enumerate((0.5, 0.1, 0.02, 7.0)):
+        folder.make(number, {"optimizer.lr": lr})
+    first, second, third, _ = folder.jobs
+    folder.complete(first, 0.25, metrics={"memory/gpu_mib": 80.0})
+    record_end(second.paths, Diverged("the loss was nan"))
+    record_end(third.paths, OutOfMemory("out of memory"))
+    folder.make(4, {"optimizer.lr": 0.3})
+    found = folder.read()
+    assert [(point.number, point.values["optimizer.lr"]) for point in found.own] == [
+        (0, 0.5),
+        (1, 0.1),
+        (2, 0.02),
+        (4, 0.3),
+    ], "one lies outside of the space as it is now"
+    assert [point.is_bad for point in found.own] == [False, True, True, False]
+    assert [point.is_allowed for point in found.own] == [True, True, False, True]
+    assert found.own[0].violations == {"memory/gpu_mib<100": -20.0}
+    assert [point.number for point in found.unfinished] == [4]
+    assert (found.count, found.is_complete) == (5, True)
+
+
+def test_a_folder_without_points_is_no_warm_start(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match=r"search\.warm_start=.*other: holds no run with a point of this space"):
+        Folder(tmp_path, warm_start=str(tmp_path / "other"))
+
+
+def test_the_kind_of_an_error_is_recorded(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    create_result(paths, started=0.0, world_size=2)
+    record_end(paths, OutOfMemory("out of memory"))
+    record = json.loads(paths.result.read_text())
+    assert record["error_kind"] == "OutOfMemory"
+    assert record["device_s"] > 2e9, "two workers, since 1970"

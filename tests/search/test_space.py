@@ -1,0 +1,70 @@
+"""What is searched: the values of each parameter, and what a record says of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expt.search.space import Parameter, Space
+
+PARAMETERS = (
+    Parameter("lr", "float", 1e-4, 1.0, log=True),
+    Parameter("decay", "float", 0.0, 0.5),
+    Parameter("drop", "float", 0.0, 0.9, step=0.3),
+    Parameter("width", "int", 8, 64),
+    Parameter("size", "int", 16, 128, step=16),
+    Parameter("depth", "int", 1, 32, log=True),
+    Parameter("hidden", "categorical", choices=("[16]", "[32,32]", "null"), meant=([16], [32, 32], None)),
+)
+
+
+@given(st.floats(0, 1, exclude_max=True), st.sampled_from(PARAMETERS))
+def test_every_value_is_one_that_is_read_again(share: float, parameter: Parameter) -> None:
+    value = parameter.at(share)
+    meant = parameter.meant[parameter.choices.index(str(value))] if parameter.choices else value
+    assert parameter.read(meant) == value
+    if not parameter.choices:
+        assert parameter.low <= float(value) <= parameter.high
+        assert 0 <= parameter.share(value) <= 1
+
+
+def test_a_float_has_no_more_digits_than_anybody_reads() -> None:
+    assert PARAMETERS[0].rounded(0.012345678) == 0.012346
+    assert PARAMETERS[0].rounded(1.0000001) == 1.0
+    assert PARAMETERS[0].word(0.00001234) == "lr=1.234e-05"
+
+
+@pytest.mark.parametrize(
+    ("place", "found"), [(0, 2.0), (0, True), (0, "a"), (2, 0.31), (3, 8.5), (4, 17), (6, [8]), (6, "null")]
+)
+def test_what_lies_outside_is_no_value(place: int, found: object) -> None:
+    assert PARAMETERS[place].read(found) is None
+
+
+def test_a_conditional_parameter_is_read_where_its_condition_holds() -> None:
+    model = Parameter("model", "categorical", choices=("mlp", "convnet"), meant=("mlp", "convnet"))
+    space = Space((model, Parameter("pool", "int", 1, 4, when=("model", "convnet"))))
+    records: list[dict[str, object]] = [
+        {"model": "mlp", "pool": 3},
+        {"model": "convnet", "pool": 3},
+        {"model": "convnet"},
+        {"pool": 3},
+    ]
+    assert [space.read(record.get) for record in records] == [
+        {"model": "mlp"},
+        {"model": "convnet", "pool": 3},
+        None,
+        None,
+    ]
+    assert space.words({"model": "convnet", "pool": 3}) == ["model=convnet", "pool=3"]
+    left = space.without([{"model": "mlp"}, {"model": "convnet", "pool": 2}])
+    assert left == [{"model": "convnet", "pool": pool} for pool in (1, 3, 4)]
+
+
+def test_a_space_of_numbers_has_no_end() -> None:
+    assert Space(PARAMETERS[:1]).without([]) is None
+    assert PARAMETERS[2].all() == [0.0, 0.3, 0.6, 0.9]
+    assert math.prod(len(each.all() or "") for each in PARAMETERS[3:6]) == 57 * 8 * 32

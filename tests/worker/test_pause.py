@@ -1,0 +1,122 @@
+"""A run that pauses after an epoch, and goes on: it is then what it would have been at once, to the bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+from expt.config.identity import Content
+from expt.runs import checkpoint, resume
+from expt.runs.paths import RunPaths
+from expt.runs.result import create_result
+from expt.tensorboard import events
+from expt.training.collectives import Worker
+from expt.training.observer import Observer
+from expt.worker.run import Run
+from tests.conftest import Configured, RunFolder
+from tests.ranks import together
+from tests.worker.conftest import TrainAlone, Trained
+from tests.worker.test_callbacks import words as with_callbacks
+from tests.worker.test_continue import ALL_AT_ONCE, AUGMENTED, SHORT, _assert_same
+
+CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    # the words of the run, and the epochs after which it pauses
+    "all that draws and averages, by a cosine that sees all epochs": (
+        (*ALL_AT_ONCE, *AUGMENTED, "model=convnet", "scheduler=cosine", "scheduler.warmup_epochs=1.5", "epochs=4",
+         "checkpoint.every_epochs=null", "tensorboard.images=false", with_callbacks("Busy")),
+        (1, 3),
+    ),
+    "a plateau, an early stop, and half precision": (
+        ("scheduler=plateau", "scheduler.patience=0", "early_stop={metric: loss/val, patience: 2}", "optimizer.lr=3",
+         "amp=bf16", "objective=loss/val", "checkpoint.every_epochs=null", "epochs=9", "tensorboard.images=false"),
+        (1, 2, 3),
+    ),
+}  # fmt: skip
+
+
+def paused_after(epoch: int, train_alone: TrainAlone, *words: str, source: Path | None = None) -> Trained:
+    def until(run: Run) -> None:
+        run.until_epoch = epoch
+
+    return train_alone(*words, name="paused", source=source, before=until)
+
+
+def found(configured: Configured, paths: RunPaths, *words: str) -> Path:
+    """The checkpoint from which the driver would let the run go on."""
+    source = resume.find(configured(*words), Content(), paths, may_have_run=True)
+    assert source is not None
+    resume.cut_back(source, paths)
+    return source
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_that_has_paused_goes_on_to_the_same_bits(
+    name: str, train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_let_the_second_pass", lambda folder: None)  # a running TensorBoard alone needs it
+    words, pauses = (*SHORT, *CASES[name][0]), CASES[name][1]
+    for folder in ("paused", "at_once"):
+        create_result(RunPaths(tmp_path / folder))
+    paths, source = RunPaths(tmp_path / "paused"), None
+    for epoch in pauses:
+        paused = paused_after(epoch, train_alone, *words, source=source)
+        assert paused.status == paused.result["status"] == "paused"
+        assert len(paused.result["epoch_s"]) == epoch == len(paused.curve("loss/val"))
+        assert paused.result["objective"]["value"] is not None
+        assert (paused.result["stopped_early"], paused.curve("loss/test")) == (None, [])
+        source = found(configured, paths, *words)
+        assert checkpoint.load(source)["position"]["epoch"] == epoch
+    done = train_alone(*words, name="paused", source=source)
+    assert done.status == "completed"
+    _assert_same(done, train_alone(*words, name="at_once"))
+
+
+def test_a_run_that_ends_before_completes(train_alone: TrainAlone) -> None:
+    early = ("early_stop={metric: loss/val, patience: 1}", "optimizer.lr=3", "epochs=9")
+    for words in (("epochs=2",), ("max_steps=15",), early):
+        ended = paused_after(9 if words == early else 2, train_alone, *SHORT, *words)
+        assert ended.status == "completed"
+        assert ended.curve("loss/test")
+
+
+def test_asked_for_an_epoch_that_is_behind_it_pauses_where_it_is(train_alone: TrainAlone) -> None:
+    first = paused_after(2, train_alone, *SHORT, "epochs=3")
+    again = paused_after(1, train_alone, *SHORT, "epochs=3", source=first.folder / "checkpoints" / "last.pt")
+    assert (again.status, len(again.result["epoch_s"])) == ("paused", 2)
+    assert again.result["metrics"] == first.result["metrics"]
+
+
+def test_what_is_stopped_within_the_epoch_is_interrupted(train_alone: TrainAlone) -> None:
+    def stop(run: Run) -> None:
+        run.until_epoch = 2
+        run.agreement._asked_to_stop = lambda: run.position.step >= 15
+
+    assert train_alone(*SHORT, "epochs=3", before=stop).status == "interrupted"
+
+
+def test_two_workers_pause_together_and_go_on_to_the_same_bits(configured: Configured, tmp_path: Path) -> None:
+    words = ("epochs=3", "ema=0.9", "optimizer=adam", "model.dropout=0.3", "scheduler=cosine")
+    config = dataclasses.replace(configured(*SHORT, *words), world_size=2)
+
+    def trained(name: str, until_epoch: int | None, worker: Worker) -> str:
+        paths = RunPaths(tmp_path / name)
+        run = Run(config, paths, worker, typed_at=0.0, beat=lambda: None, until_epoch=until_epoch)
+        return run.train(paths.last if paths.last.exists() else None, lambda *_: Observer())
+
+    for number, (name, until, status) in enumerate(
+        [("whole", None, "completed"), ("parts", 1, "paused"), ("parts", None, "completed")]
+    ):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (store := tmp_path / f"store {number}").mkdir()
+        ended = together(store, 2, functools.partial(trained, name, until))
+        assert ended == [status] * 2
+    whole, parts = (RunFolder(tmp_path / name) for name in ("whole", "parts"))
+    assert whole.points == parts.points
+    states = [checkpoint.load(RunPaths(run.folder).last) for run in (whole, parts)]
+    for part in ("model", "ema"):
+        assert all(torch.equal(weights, states[1][part][key]) for key, weights in states[0][part].items())
+    assert str(states[0]["optimizer"]) == str(states[1]["optimizer"])
