@@ -18,6 +18,7 @@ from expt.command.hydra_adapter import use_config
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import about_run, folder_names, swept_keys
 from expt.command.own_class import folded
+from expt.command.parents import Parents
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_shorter import ShorterRuns
 from expt.config import main_code, user_code
@@ -25,7 +26,6 @@ from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.identity import OF_TRACKERS, Content, identity, shown
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
-from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, ExptError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
@@ -65,7 +65,7 @@ class Grid:
         self._by_settings: dict[Hashable, RunPaths] | None = None
         self._names = set[str]()
         self._jobs: dict[str, Job] = {}
-        self._contents: dict[str, Content] = {}
+        self._contents, self._parents = dict[str, Content](), Parents(folder)
         self._is_of_others = bool(self._known)  # until a point is found there
         self._shorter, self._is_longer = ShorterRuns(folder), False
 
@@ -77,8 +77,9 @@ class Grid:
         first_number: int,
     ) -> Iterator[ComposedRun]:
         """Compose one run after another, as they are asked for; warns at the end where the folder is another grid's."""
+        names = folder_names([folded(filter_overrides(point)) for point in points], _swept_keys(master))
+        points, self._parents = [composer.parents.with_words(point) for point in points], composer.parents
         asked = [folded(filter_overrides(point)) for point in points]
-        names = folder_names(asked, _swept_keys(master))
         ahead = list[ComposedRun]()
         for number, (point, overrides, name) in enumerate(zip(points, asked, names, strict=True), first_number):
             ahead.append(self._run(composer, master, point, overrides, number, name, {}))
@@ -217,9 +218,9 @@ class Grid:
 
     def _content_of(self, config: RunConfig) -> Content:
         """Looked at once for all points that have the same data and classes: a folder may hold many images."""
-        key = repr((config.dataset, user_code.targets(config), config.weights, config.resume))
+        key = repr((config.dataset, user_code.targets(config), config.weights, config.fork, config.resume))
         if key not in self._contents:
-            self._contents[key] = content_of(config, fetch=self._fetch)
+            self._contents[key] = self._parents.content(config, fetch=self._fetch)
         return self._contents[key]
 
     def _unused(self, name: str, key: str) -> str:

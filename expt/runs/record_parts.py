@@ -80,6 +80,8 @@ class Made(TypedDict):
     data: str | None
     code: str | None
     weights: NotRequired[str]
+    fork: NotRequired[str]
+    seedless_fork: NotRequired[str]
 
 
 class OfSearch(TypedDict):
