@@ -31,21 +31,24 @@ def with_parent(arguments: Sequence[str]) -> list[str]:
     given = next((word for word in reversed(settings) if key_of(word) == "fork"), None)
     if given is None or _goes_on(settings):
         return arguments
-    (override,) = parsed([given])
-    runs = [named(value).run for value in _values(override)]
-    if not runs:
-        return arguments
-    main_code.find_kept(RunPaths(runs[0]).code)
-    where = searched(RunPaths(runs[0]), options)
-    if {"-m", "--multirun"} & {*options}:
-        return [*where, *arguments]
-    return [*where, *options, *Parents().with_words(settings)]
+    sweeps, (override,) = bool({"-m", "--multirun"} & {*options}), parsed([given])
+    folder = _folder(settings, "hydra.sweep.dir")
+    known = Parents(folder if sweeps else None)
+    runs = [RunPaths(named(value).run) for value in _values(override) if not known.has(value)]
+    for run in runs:
+        main_code.find_kept(run.code)
+    where = searched(runs[0], options) if runs else []
+    return [*where, *arguments] if sweeps else [*where, *options, *known.with_words(settings)]
 
 
 def _goes_on(settings: Sequence[str]) -> bool:
     """Whether the fork itself is there, and has all its words."""
-    folders = [word.partition("=")[2] for word in settings if key_of(word) == "hydra.run.dir"]
-    return "resume=auto" in settings and bool(folders) and RunPaths(Path(unquoted(folders[-1]))).overrides.exists()
+    folder = _folder(settings, "hydra.run.dir")
+    return "resume=auto" in settings and folder is not None and RunPaths(folder).overrides.exists()
+
+
+def _folder(settings: Sequence[str], key: str) -> Path | None:
+    return next((Path(unquoted(word.partition("=")[2])) for word in reversed(settings) if key_of(word) == key), None)
 
 
 def _values(override: Override) -> list[str]:
@@ -54,7 +57,7 @@ def _values(override: Override) -> list[str]:
 
 
 class Parents:
-    """Of the forks of the sweep in `folder`: its own records say whose they are, where those have gone on, or are gone."""
+    """Of the forks of the sweep in `folder`: its own records say whose they are, should those have gone on or away."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -68,6 +71,10 @@ class Parents:
             if "forked_from" in record and "content" in record
         }
 
+    def has(self, given: str) -> bool:
+        """Whether the sweep has a fork of `given` already."""
+        return given in self._known
+
     def with_words(self, point: Sequence[str]) -> list[str]:
         """The words of a point with those of the parent before them. Raises ConfigError where that is no run."""
         given = next((word for word in reversed(point) if key_of(word) == "fork"), None)
@@ -78,6 +85,6 @@ class Parents:
         return [*inherited(arguments, {key_of(word) for word in point}), *point]
 
     def content(self, config: RunConfig, *, fetch: bool) -> Content:
-        """What a run of the sweep is made of: a fork's parent is the checkpoint that was there for the first of them."""
+        """What a run of the sweep is made of: forks of one run are all of the checkpoint that the first of them had."""
         known = self._known.get(config.fork) if config.fork else None
         return content_of(config, fetch=fetch, fork=known[1] if known else None)

@@ -50,7 +50,7 @@ class Grid:
         self.folder, self._machine, self._fetch = folder, machine, fetch
         # A run that could not be made into a configuration is known by what was asked of it.
         self._known: dict[str, RunPaths] = {}
-        self._typed = set[str]()
+        self._typed, self._names = set[str](), set[str]()
         self._completed: dict[Path, Objective] = {}
         for paths, found in results_of_sweep(folder):
             main_code.find_kept(paths.code)
@@ -63,7 +63,6 @@ class Grid:
             if found["status"] == COMPLETED:
                 self._completed[paths.folder] = found.get("objective") or Objective(name="", value=None)
         self._by_settings: dict[Hashable, RunPaths] | None = None
-        self._names = set[str]()
         self._jobs: dict[str, Job] = {}
         self._contents, self._parents = dict[str, Content](), Parents(folder)
         self._is_of_others = bool(self._known)  # until a point is found there
@@ -78,7 +77,7 @@ class Grid:
     ) -> Iterator[ComposedRun]:
         """Compose one run after another, as they are asked for; warns at the end where the folder is another grid's."""
         names = folder_names([folded(filter_overrides(point)) for point in points], _swept_keys(master))
-        points, self._parents = [composer.parents.with_words(point) for point in points], composer.parents
+        points = [self._parents.with_words(point) for point in points]
         asked = [folded(filter_overrides(point)) for point in points]
         ahead = list[ComposedRun]()
         for number, (point, overrides, name) in enumerate(zip(points, asked, names, strict=True), first_number):

@@ -63,8 +63,8 @@ def content_of(config: RunConfig, *, fetch: bool = True, fork: Content | None = 
     """What the run is made of beside its settings; reads files that it has not read before.
 
     With `fetch` what torchvision has to download is there then: it is known by what it holds. Raises DataError where
-    the files cannot be read, or are another known dataset's, ConfigError where a checkpoint to fork is not there. `fork`
-    is of another fork of the same.
+    the files cannot be read, or are another known dataset's, ConfigError where a checkpoint to fork is not there.
+    `fork` is of another fork of the same run.
     """
     return lineage.as_forked(config, _of_files_alone(config, fetch=fetch), fork)
 

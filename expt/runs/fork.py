@@ -17,6 +17,7 @@ from expt.runs.parent import named
 from expt.runs.paths import RunPaths
 from expt.runs.result import RUNNING, Record, result_of_any
 from expt.runs.resume import before_its_end
+from expt.runs.weights_file import WHICH
 
 NO_SETTING = NOT_IN_RESULT | {"fork", "weights"}
 OF_TRAINING_DATA = ("dataset.augment.", "dataset.transforms", "dataset.sampling", "dataset.train_limit")
@@ -59,7 +60,7 @@ class Found(NamedTuple):
     @property
     def told(self) -> str:
         """For a person who is to choose one."""
-        which = {"last.pt": ", last", "best.pt": ", best"}.get(self.file.name, "")
+        which = f", {self.file.stem}" if self.file.stem in WHICH else ""
         return f"step {self.step} ({'' if self.ends_epoch else 'within '}epoch {self.epoch}{which})"
 
 

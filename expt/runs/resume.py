@@ -119,7 +119,7 @@ def _newest(found: list[Path], *, mine: bool) -> Path | None:
 
 
 def before_its_end(config: RunConfig, state: Mapping[str, Any], source: Path) -> Path:
-    """`source`, with this `state`, or what it was before its epoch was ended early, where the run goes on in that epoch now."""
+    """`source`, or what it was before its epoch was ended early, where the run goes on in that epoch now."""
     path, position = RunPaths(source.parent.parent).within_epoch, state["position"]
     steps_per_epoch = state.get("steps_per_epoch")
     if steps_per_epoch is None or not path.is_file() or not 0 < position["step_in_epoch"] < steps_per_epoch:
@@ -154,7 +154,7 @@ def _refuse_another(config: RunConfig, saved: Mapping[str, Any], source: Path) -
 
 
 def _refuse_another_fork(config: RunConfig, content: Content, saved: Mapping[str, Any], source: Path) -> None:
-    """Raise ConfigError where the checkpoint's run is no fork of what `fork` names; its text does for one that is gone."""
+    """Raise ConfigError where the run is no fork of what `fork` names; its text does, should that be gone."""
     then = saved.get("fork")
     if config.fork in (None, then) or result_of_any(RunPaths(source.parent.parent)).get("content", {}).get("fork") == (
         content.fork or ""

@@ -57,7 +57,7 @@ def chosen(given: str) -> Chosen:
 
 
 def best_of_sweep(folder: Path, which: str, *, key: str = "weights") -> str:
-    """What to say of a sweep's folder given for `key`: which of its runs has come to the best, for one must be named."""
+    """What to say of a sweep's folder, given for `key`: which of its runs is the best, for one must be named."""
     found = [(paths.folder, record) for paths, record in results(folder) if paths.best.is_file()]
     ranked = by_objective(found)
     if not ranked:

@@ -46,10 +46,8 @@ def carry_over(
     Without `same_optimizer` its state begins anew. Without `same_schedule`, which says that the schedule has the same
     kind and settings, it is as if it had been advanced `place` times, but for one that looks at metrics, which begins.
     """
-    scheduler_sets = {} if same_schedule else SET_BY_SCHEDULES
-    groups = [
-        _merged(group, earlier, scheduler_sets) if same_optimizer else dict(group) for group in optimizer.param_groups
-    ]
+    new = set[str]() if same_schedule else SET_BY_SCHEDULES
+    groups = [_merged(group, earlier, new) if same_optimizer else dict(group) for group in optimizer.param_groups]
     states = _states(optimizer, earlier) if same_optimizer else {}
     indices = itertools.count()
     numbered = [{**group, "params": [next(indices) for _ in group["params"]]} for group in groups]
@@ -79,8 +77,8 @@ def _states(optimizer: Optimizer, earlier: Earlier) -> dict[int, Any]:
     return {index: state for index, state in found if state is not None}
 
 
-def _merged(group: Group, earlier: Earlier, new: Mapping[str, Any] | set[str]) -> Group:
-    """The group as it was saved, but for the settings that are others than those the earlier one was built with.
+def _merged(group: Group, earlier: Earlier, new: set[str]) -> Group:
+    """The group as it was saved, but for settings that are others than those of then, and the keys `new`.
 
     Of one whose parameters were in several groups nothing is as it was saved.
     """
@@ -106,11 +104,12 @@ def _fill_momentum(optimizer: Optimizer) -> None:
     """As `build_optimizer` has it: buffers where there is a momentum, which before may have been 0; else none."""
     if not isinstance(optimizer, torch.optim.SGD):
         return
-    for group, parameter in ((group, one) for group in optimizer.param_groups for one in group["params"]):
-        if not group["momentum"]:
-            optimizer.state[parameter].pop("momentum_buffer", None)
-        elif optimizer.state[parameter].get("momentum_buffer") is None:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not group["momentum"]:
+                optimizer.state[parameter].pop("momentum_buffer", None)
+            elif optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _set_place(scheduler: Schedule | OneCycle, place: int) -> None:

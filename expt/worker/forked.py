@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-
 from expt.config.groups import Plateau, TargetScheduler
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig

@@ -16,7 +16,8 @@ from expt.training.carry_over import Earlier, carry_over
 SGD: dict[str, Any] = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False}
 ADAM: dict[str, Any] = {"name": "adam", "lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
 PLATEAU: dict[str, Any] = {
-    "name": "plateau", "metric": "loss/val", "factor": 0.1, "patience": 3, "min_delta": 0.0, "cooldown": 0, "min_lr": 0.0
+    "name": "plateau", "metric": "loss/val", "factor": 0.1, "patience": 3, "min_delta": 0.0, "cooldown": 0,
+    "min_lr": 0.0,
 }  # fmt: skip
 CONSTANT = groups.Constant(name="constant", warmup_epochs=0.0)
 Built = tuple[torch.optim.Optimizer, LRScheduler]

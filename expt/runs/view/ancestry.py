@@ -92,9 +92,9 @@ def _grown(folder: Path, below: Mapping[Path, Sequence[Path]], records: Mapping[
     label = f"{'forks        ' if forked is None else ''}{shown_path(folder)}{gone}"
     if forked is not None:
         label += f"  {_since(forked)}"
-    if name := (record.get("objective") or {}).get("name"):
-        value = record["objective"]["value"]
-        label += f"  {name} {value:.4f}" if isinstance(value, float) else ""
+    objective = record.get("objective")
+    if objective and objective["value"] is not None:
+        label += f"  {objective['name']} {objective['value']:.4f}"
     tree = Tree(Text(printable(label)))
     for child in sorted(below.get(folder, ()), key=lambda each: (records[each]["forked_from"]["step"], each)):
         tree.children.append(_grown(child, below, records))
