@@ -14,9 +14,9 @@ from expt.config import main_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
-from expt.runs.forked_from import Forked
 from expt.runs.parent import inherited, key_of, named, record_of, without_latest
 from expt.runs.paths import RunPaths
+from expt.runs.record_parts import Forked
 from expt.runs.sweep_index import results_of_sweep
 from expt.runs.typed import unquoted
 

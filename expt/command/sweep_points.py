@@ -93,8 +93,9 @@ class Grid:
     ) -> ComposedRun:
         """The run of a point that a search of these keys has chosen, which its record says."""
         self._is_of_others = False
+        (name,) = folder_names([folded(filter_overrides(point))], keys)
+        point = self._parents.with_words(point)
         asked = folded(filter_overrides(point))
-        (name,) = folder_names([asked], keys)
         return self._run(composer, master, point, asked, number, name, {"search": {"number": number}})
 
     def _run(

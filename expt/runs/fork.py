@@ -12,9 +12,9 @@ from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint
-from expt.runs.forked_from import Forked
 from expt.runs.parent import named
 from expt.runs.paths import RunPaths
+from expt.runs.record_parts import Forked
 from expt.runs.result import RUNNING, Record, result_of_any
 from expt.runs.resume import before_its_end
 from expt.runs.weights_file import WHICH

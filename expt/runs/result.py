@@ -17,11 +17,21 @@ from expt.errors import warn
 from expt.runs import plain_json, tags
 from expt.runs.atomic import write_atomically
 from expt.runs.folder_lock import is_held
-from expt.runs.forked_from import Forked
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.provenance import Provenance
-from expt.runs.record_parts import Begun, Best, EvaluationOf, Host, Made, Objective, OfSearch, Resumed, StoppedEarly
+from expt.runs.record_parts import (
+    Begun,
+    Best,
+    EvaluationOf,
+    Forked,
+    Host,
+    Made,
+    Objective,
+    OfSearch,
+    Resumed,
+    StoppedEarly,
+)
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

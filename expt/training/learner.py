@@ -103,6 +103,12 @@ class Position:
         """Steps until the epoch ends, or the run."""
         return min(self.steps_per_epoch - self.step_in_epoch, max(0, self.total_steps - self.step))
 
+    def samples(self, batch_size: int, size: int) -> int:
+        """How many this run has trained on, each epoch on as many as its batches hold of the `size` of the set."""
+        whole, rest = divmod(self.step - self.began_at, self.steps_per_epoch)
+        of_epoch = min(self.steps_per_epoch * batch_size, size)  # an epoch's last batch may be smaller
+        return whole * of_epoch + rest * batch_size
+
     def begin_epoch(self) -> None:
         """Go to the start of the next epoch."""
         self.epoch, self.step_in_epoch = self.epoch + 1, 0

@@ -82,7 +82,7 @@ class Run:
             self._resume(source)
         begun = self._first_weights() if source is None else {}
         self._begin(observe, resumed_at=None if source is None else self.position.step)
-        if begun and self.worker.rank == 0:
+        if begun:
             file = {"file": str(self.config.weights), "identity": None}
             self.record.result(weights_from={**read_result(self.paths).get("weights_from", file), **begun})
         while not (self.is_done or self.is_paused or self.agreement.stopping):
@@ -203,8 +203,7 @@ class Run:
         self.record.log(points)
 
     def _evaluate(self, split: str) -> Averages:
-        loader = self.data.val if split == "val" else self.data.test
-        assert loader is not None
+        assert (loader := self.data.val if split == "val" else self.data.test) is not None
         began = time.perf_counter()
         collectives.broadcast_buffers(self.learner.evaluated)  # each rank has batch-norm statistics of its own
         review, batches = self.observer.review(), build.each_told(loader.evaluation(), self.beat)
@@ -259,8 +258,8 @@ class Run:
         if self.worker.rank != 0:
             return None
         history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
-        more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config)}
-        more |= {"plan": self.plan, "steps_per_epoch": self.position.steps_per_epoch}
+        more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config), "plan": self.plan}
+        more["steps_per_epoch"] = self.position.steps_per_epoch
         if self.config.early_stop:
             more["early_stop"] = self.early_stop.state_dict()
         if self.config.callbacks:
@@ -273,8 +272,7 @@ class Run:
 
     def _stop_at_loss(self) -> None:
         self.checkpoints.wait()
-        mend = divergence.mend_of(self.config)
-        divergence.stop_at_loss(self.sums, self.position, self.data.train, self.worker, mend)
+        divergence.stop_at_loss(self.sums, self.position, self.data.train, self.worker, divergence.mend_of(self.config))
 
     def _test(self) -> None:
         """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""
@@ -287,9 +285,7 @@ class Run:
 
     def _outcome(self) -> dict[str, Any]:
         history, trained_s, steps = self.history, sum(self.history.epoch_s), self.position.step
-        whole, rest = divmod(steps - self.position.began_at, self.position.steps_per_epoch)
-        batch, last = self.config.batch_size, self.position.steps_per_epoch * self.config.batch_size
-        images = whole * min(last, self.data.train.size) + rest * batch  # an epoch's last batch may be smaller
+        images = self.position.samples(self.config.batch_size, self.data.train.size)
         return {
             "metrics": history.last,
             "best": history.best,

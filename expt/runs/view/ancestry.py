@@ -10,9 +10,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from expt.errors import printable
-from expt.runs.forked_from import Forked
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Begun
+from expt.runs.record_parts import Begun, Forked
 from expt.runs.result import Record, result_of_any
 from expt.runs.view.cells import say, setting
 from expt.runs.view.progress import shown_path
