@@ -30,7 +30,7 @@ from expt.errors import ConfigError, ExptError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Objective
+from expt.runs.record_parts import Objective, OfSearch
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, Record, read_result
 from expt.runs.sweep_index import results_of_sweep
@@ -89,14 +89,19 @@ class Grid:
         yield from ahead
 
     def found(
-        self, composer: PointComposer, master: DictConfig, point: Sequence[str], number: int, keys: Collection[str]
+        self,
+        composer: PointComposer,
+        master: DictConfig,
+        point: Sequence[str],
+        of_search: OfSearch,
+        keys: Collection[str],
     ) -> ComposedRun:
         """The run of a point that a search of these keys has chosen, which its record says."""
         self._is_of_others = False
         (name,) = folder_names([folded(filter_overrides(point))], keys)
         point = self._parents.with_words(point)
         asked = folded(filter_overrides(point))
-        return self._run(composer, master, point, asked, number, name, {"search": {"number": number}})
+        return self._run(composer, master, point, asked, of_search["number"], name, {"search": of_search})
 
     def _run(
         self,

@@ -12,7 +12,7 @@ from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint
-from expt.runs.parent import named
+from expt.runs.parent import kept_by, named
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Forked
 from expt.runs.result import RUNNING, Record, result_of_any
@@ -20,8 +20,6 @@ from expt.runs.resume import before_its_end
 from expt.runs.weights_file import WHICH
 
 NO_SETTING = NOT_IN_RESULT | {"fork", "weights"}
-OF_TRAINING_DATA = ("dataset.augment.", "dataset.transforms", "dataset.sampling", "dataset.train_limit")
-"""What of a dataset leaves the held-out samples as they are."""
 OF_ORDER = ("batch_size", "drop_last", "seed", "dataset.sampling", "dataset.train_limit", "task.")
 """What an epoch has to be trained with from its beginning: the order of its samples, and what is summed over them."""
 OF_LENGTH = {"batch_size", "drop_last", "dataset.train_limit"}
@@ -210,9 +208,9 @@ def _refuse(config: RunConfig, content: Content, record: Record, found: Found, r
         )
     others = tuple(key.removesuffix("name") for key in changed if key.endswith(".name"))
     for key, (then, now) in changed.items():
-        if key.startswith(others) and not key.endswith(".name") and _keeps(f"{key.partition('.')[0]}.name"):
+        if key.startswith(others) and not key.endswith(".name") and kept_by(f"{key.partition('.')[0]}.name"):
             continue  # what another model, or another dataset, has of its own
-        if why := _keeps(key):
+        if why := kept_by(key):
             problems.append(
                 f"{key}={_shown(now)}: a fork keeps {why}, and {run} has {_shown(then)}; leave it out, {weights}"
             )
@@ -232,15 +230,6 @@ def _refuse(config: RunConfig, content: Content, record: Record, found: Found, r
         raise ConfigError(problems)
     if record["content"]["code"] != content.code:
         warn(f"fork={config.fork}: the run's own classes have other source now; its state goes on in theirs")
-
-
-def _keeps(key: str) -> str | None:
-    """What a fork keeps that the setting would change; None where it may."""
-    if key == "model.dropout" or key.startswith(OF_TRAINING_DATA):
-        return None
-    whats = {"model.": "its model", "init.": "its weights", "dataset.": "its data"}
-    whats |= {"task.name": "its task", "task.target": "its task"}
-    return next((what for start, what in whats.items() if key.startswith(start)), None)
 
 
 def _ended(config: RunConfig, found: Found, run: Path) -> list[str]:

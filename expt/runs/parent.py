@@ -21,6 +21,10 @@ NOT_INHERITED = {"resume", "fork", "weights", "sweep"}
 """Keys that say where a run begins, or that it is one of a grid."""
 
 
+OF_TRAINING_DATA = ("dataset.augment.", "dataset.transforms", "dataset.sampling", "dataset.train_limit")
+"""What of a dataset leaves the held-out samples as they are."""
+
+
 class Named(NamedTuple):
     """What `fork` names."""
 
@@ -109,3 +113,12 @@ def _latest_run(outputs: Path) -> Path | None:
 
 def _began(run: Path) -> float:
     return result_of_any(RunPaths(run)).get("started", 0.0)
+
+
+def kept_by(key: str) -> str | None:
+    """What of its parent a fork keeps that the setting `key` would change; None where it may be another."""
+    if key == "model.dropout" or key.startswith(OF_TRAINING_DATA):
+        return None
+    whats = {"model.": "its model", "init.": "its weights", "dataset.": "its data"}
+    whats |= {"task.name": "its task", "task.target": "its task"}
+    return next((what for start, what in whats.items() if key.startswith(start)), None)

@@ -108,3 +108,5 @@ class OfSearch(TypedDict):
     """The place of a run in the search that has found it, counted from 0."""
 
     number: int
+    replaces: NotRequired[int]
+    """Of population based training: the run whose place it has taken, as a fork of a better one."""

@@ -203,7 +203,8 @@ class Run:
         self.record.log(points)
 
     def _evaluate(self, split: str) -> Averages:
-        assert (loader := self.data.val if split == "val" else self.data.test) is not None
+        loader = self.data.val if split == "val" else self.data.test
+        assert loader is not None
         began = time.perf_counter()
         collectives.broadcast_buffers(self.learner.evaluated)  # each rank has batch-norm statistics of its own
         review, batches = self.observer.review(), build.each_told(loader.evaluation(), self.beat)
@@ -221,8 +222,7 @@ class Run:
         return improved
 
     def _save_after_epoch(self, *, is_best: bool) -> None:
-        due = is_best or self.is_paused or self.early_stop.is_due
-        due = due or self.save_times.is_due_after_epoch(self.position)
+        due = is_best or self.is_paused or self.early_stop.is_due or self.save_times.is_due_after_epoch(self.position)
         due = self.agreement.meet(save=due)
         if due or self.agreement.stopping:
             self._save(is_best=is_best)
