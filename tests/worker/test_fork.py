@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -143,3 +145,27 @@ def test_what_cannot_be_is_refused_in_a_line(
             _begun(configured, tmp_path, *words, *more.split(), name="fork")
         assert told in str(refused.value), what
         assert not (tmp_path / "fork").exists(), what
+
+
+def test_another_batch_goes_on_by_epochs_and_is_resumed(
+    run: Forking, configured: Configured, tmp_path: Path, train_alone: TrainAlone
+) -> None:
+    words = (*SHORT, "model.hidden=[8]", "scheduler=cosine", "epochs=4")
+    run(*words, name="parent")
+    more = (*words, "fork=parent@20", "batch_size=64", "seed=3", "ema=0.9", "amp=bf16", "checkpoint.keep=9")
+    fork = run(*more, name="fork")
+    assert (fork.result["steps"], fork.result["total_steps"], len(fork.result["epoch_s"])) == (30, 30, 2)
+    rates = {json.loads(line)["step"]: json.loads(line)["value"] for line in fork.points if '"tag": "lr"' in line}
+    assert rates[24] == pytest.approx(0.2 * 0.5 * (1 + math.cos(math.pi * 13 / 20))), "in the 14th of 20 such steps"
+    for path in (fork.folder / "checkpoints").glob("*.pt*"):
+        if not path.name.startswith("last-1.pt"):
+            path.unlink()
+    whole = _last(fork, "last-1.pt")["position"]
+    assert (whole["step"], whole["epoch"], whole["began_at"]) == (25, 3, 20)
+    before = fork.points
+    source = _begun(configured, tmp_path, *more, name="fork", may_have_run=True)
+    assert source == tmp_path / "fork/checkpoints/last-1.pt"
+    resumed = train_alone(*more, name="fork", source=source, observe=lambda *_: Observer())
+    assert resumed.points == before, "as if it had not been stopped"
+    assert resumed.result["forked_from"]["step"] == 20
+    assert resumed.result["identity"] == fork.result["identity"]

@@ -29,6 +29,11 @@ def print_ancestry(console: Console, runs: Iterable[tuple[Path, Record]]) -> Non
         say(console, f"weights      {whose}: from {first}")
         for depth, each in enumerate(others, 1):
             say(console, f"             {'  ' * depth}which began from {each}")
+    print_forks(console, runs)
+
+
+def print_forks(console: Console, runs: Sequence[tuple[Path, Record]]) -> None:
+    """A tree for each run that has forks among `runs`, and is none itself; parents come in though they are no part."""
     for tree in _trees(runs):
         console.print(tree, soft_wrap=True)
 
@@ -64,7 +69,6 @@ def _since(forked: Forked) -> str:
 
 
 def _trees(runs: Sequence[tuple[Path, Record]]) -> list[Tree]:
-    """A tree for each run that has forks among `runs`, and is none itself; parents come in though they are no part."""
     records = {folder.resolve(): record for folder, record in runs}
     named = {record["identity"]: folder for folder, record in records.items() if "identity" in record}
     below: dict[Path, list[Path]] = {}

@@ -68,15 +68,19 @@ def logdir(folder: Path) -> Path:
 
 def _epoch_of(split: str, result: Record) -> str:
     """Train and val are of the last epoch; test at a run's end is of the best checkpoint."""
-    before = result["forked_from"]["epoch"] if "forked_from" in result else 0
-    last, best = before + len(result.get("epoch_s") or ()), result.get("best")
+    last, best = _last_epoch(result), result.get("best")
     each_epoch = split != "test" or (result.get("config") or {}).get("eval_split") == "test"
     return f"{last}, the last" if each_epoch or not best else f"{best['epoch']}, the best"
 
 
 def epochs_done(result: Record) -> str:
     """How much of a run has been trained, as in `3 of 9 epochs`."""
-    return f"{len(result.get('epoch_s') or ())} of {(result.get('config') or {}).get('epochs', '?')} epochs"
+    return f"{_last_epoch(result)} of {(result.get('config') or {}).get('epochs', '?')} epochs"
+
+
+def _last_epoch(result: Record) -> int:
+    """Whole epochs done, those of the run that it is a fork of included."""
+    return (result["forked_from"]["epoch"] if "forked_from" in result else 0) + len(result.get("epoch_s") or ())
 
 
 def _facts(result: Record) -> list[str]:
