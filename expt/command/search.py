@@ -31,7 +31,7 @@ from expt.search.budget import budget_of, in_words
 from expt.search.goals import goals_of, limits_of
 from expt.search.history import Point, Reader
 from expt.search.pausing import Pausing
-from expt.search.population import PopulationTraining
+from expt.search.population import NewRun, PopulationTraining
 from expt.search.sampler import refuse_missing, refuse_unfit
 from expt.search.search import Searching, Source
 from expt.search.space import Space, Values
@@ -136,11 +136,12 @@ class SearchCommand:
     def _found(self, searching: Searching, number: int, values: Values) -> ComposedRun:
         new = searching.new(number)
         words = [*self._fixed, *new.words, *searching.space.words(values)]
-        return self._composed(words, number, new.replaces)
+        return self._composed(words, number, new)
 
-    def _composed(self, words: Sequence[str], number: int, replaces: int | None) -> ComposedRun:
-        multirun = self._multirun
-        of_search: OfSearch = {"number": number} if replaces is None else {"number": number, "replaces": replaces}
+    def _composed(self, words: Sequence[str], number: int, new: NewRun | Point) -> ComposedRun:
+        multirun, of_search = self._multirun, OfSearch(number=number)
+        if new.replaces is not None and new.parent is not None:
+            of_search |= {"replaces": new.replaces, "parent": new.parent}
         run = multirun.open().found(multirun.composer, self._config, words, of_search, self._keys)
         if not self._is_sent:
             multirun.send_along(run)
@@ -169,7 +170,7 @@ class SearchCommand:
             assert point.folder is not None
             assert point.number is not None
             words = read_result(RunPaths(point.folder))["arguments"]
-            return take(self._composed(words, point.number, point.replaces))
+            return take(self._composed(words, point.number, point))
 
         for point in searching.own:
             if point.folder is not None and point.number is not None and point not in searching.unfinished:

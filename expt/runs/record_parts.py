@@ -109,4 +109,6 @@ class OfSearch(TypedDict):
 
     number: int
     replaces: NotRequired[int]
-    """Of population based training: the run whose place it has taken, as a fork of a better one."""
+    """Of population based training: the run whose place it has taken."""
+    parent: NotRequired[int]
+    """The better one that it is a fork of."""

@@ -39,6 +39,8 @@ class Point:
     """The first goal after each epoch."""
     replaces: int | None = None
     """Of population based training: the number of the point whose place it has taken."""
+    parent: int | None = None
+    """The number of the point that it is a fork of."""
     began_at: int = 0
     """Of a fork: the epochs that the other run had done."""
     kind_of_error: str = ""
@@ -95,6 +97,7 @@ class Reader:
             violations={limit.text: limit.violation(record, kind == OutOfMemory.__name__) for limit in self.limits},
             rung_values=self._rungs(paths) if self.with_rungs else {},
             replaces=record.get("search", {}).get("replaces"),
+            parent=record.get("search", {}).get("parent"),
             began_at=record["forked_from"]["epoch"] if "forked_from" in record else 0,
             kind_of_error=kind,
             device_s=device_s(record),

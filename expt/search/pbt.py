@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from expt.runs.result import FAILED, PAUSED
-from expt.search.space import Parameter, Space, Value, Values
+from expt.search.space import Parameter, Space, Value, Values, as_key
 
+DRAWS = 50
+"""How often values are drawn until they are new."""
 SMALLER, LARGER = 0.8, 1.2
 """By one of these a number is multiplied."""
 
@@ -30,6 +32,10 @@ class Member:
     costs: Mapping[int, float] = field(default_factory=dict)
     """After each epoch that it has trained itself; lower is better."""
     replaces: int | None = None
+    parent: int | None = None
+    """Whose fork it is."""
+    began_at: int = 0
+    """After which epoch of that."""
 
     @property
     def epochs(self) -> int:
@@ -93,8 +99,8 @@ class Population:
         the checkpoints of the best are still those of this epoch.
         """
         number = 1 + max((member.number for member in members), default=-1)
-        if sum(member.replaces is None for member in members) < self.size:
-            return Begin(self.drawn(number))
+        if sum(member.replaces is None for member in members) < self.size and (drawn := self._drawn(members, number)):
+            return Begin(drawn)
         current = self.current(members)
         paused = [member for member in current if member.status == PAUSED]
         if not paused:
@@ -106,11 +112,9 @@ class Population:
         given_up = [member for member in failed if member.costs or member.replaces is None]  # else forks fail for ever
         parents = [member for member in here if member.number in best]
         for member in [*given_up, *(member for member in here if member.number in worst)]:
-            if parents:
-                parent = self._random(number).choice(parents)
-                return Replace(
-                    member.number, parent.number, epoch, self.explored(parent.values, number), self.next_stop(epoch)
-                )
+            for parent in self._random(number).sample(parents, len(parents)):
+                if values := self._explored(members, parent, epoch, number):
+                    return Replace(member.number, parent.number, epoch, values, self.next_stop(epoch))
         return GoOn(here[0].number, self.next_stop(epoch))
 
     def current(self, members: Iterable[Member]) -> list[Member]:
@@ -134,14 +138,27 @@ class Population:
         worst = [member for member in ranked[-count:] if _worst_if_nan(member.costs[epoch]) > bound]
         return {member.number for member in best}, {member.number for member in worst}
 
-    def drawn(self, number: int) -> Values:
-        """A point of the space at random, another for each number."""
-        chance = self._random(number)
-        return self.space.active({each.name: each.at(chance.random()) for each in self.space.parameters})
+    def _drawn(self, members: Iterable[Member], number: int) -> Values | None:
+        """A point of the space at random, which no member has; None where there seems to be no further one."""
+        chance, known = self._random(number), {as_key(member.values) for member in members}
+        for _ in range(DRAWS):
+            found = self.space.active({each.name: each.at(chance.random()) for each in self.space.parameters})
+            if as_key(found) not in known:
+                return found
+        return None
 
-    def explored(self, values: Mapping[str, Value], number: int) -> Values:
-        """Each of the values changed a little, or drawn anew, within the space; another for each number."""
+    def _explored(self, members: Iterable[Member], parent: Member, epoch: int, number: int) -> Values | None:
+        """Other values than the parent's, and than those of its other forks here; None where there seem to be none."""
         chance = self._random(number, "explore")
+        here = [member for member in members if (member.parent, member.began_at) == (parent.number, epoch)]
+        known = {as_key(member.values) for member in (parent, *here)}
+        for _ in range(DRAWS):
+            if as_key(found := self.explored(parent.values, chance)) not in known:
+                return found
+        return None
+
+    def explored(self, values: Mapping[str, Value], chance: random.Random) -> Values:
+        """Each of the values changed a little, or drawn anew, within the space."""
         found: Values = {}
         for each in self.space.parameters:
             anew, up, drawn = chance.random() < self.resample, chance.random() < 0.5, each.at(chance.random())

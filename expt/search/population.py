@@ -24,9 +24,12 @@ class NewRun(NamedTuple):
     """A further member, or a fork that takes another's place."""
 
     values: Values
-    words: list[str]
+    words: Sequence[str] = ()
     """What is typed beside its values."""
-    replaces: int | None
+    replaces: int | None = None
+    parent: int | None = None
+    began_at: int = 0
+    """See Point."""
 
 
 class PopulationTraining:
@@ -73,11 +76,11 @@ class PopulationTraining:
         assert choice is not None
         assert not isinstance(choice, GoOn)
         if not isinstance(choice, Replace):
-            return NewRun(choice.values, [], None)
+            return NewRun(choice.values)
         self._stops[number] = choice.until
         parent = next(point for point in points if point.number == choice.parent)
         word = f"fork={quoted(f'{parent.folder}@epoch:{choice.epoch}')}"
-        return NewRun(choice.values, [word], choice.number)
+        return NewRun(choice.values, [word], choice.number, choice.parent, choice.epoch)
 
     def clear(self, points: Sequence[Point], planned: int) -> None:
         """Remove the checkpoints of members that have given up their places, whatever else is `planned`."""
@@ -94,7 +97,15 @@ def _member(point: Point, goal: Goal) -> Member:
     assert point.number is not None
     own = {epoch: value for epoch, value in point.rung_values.items() if epoch > point.began_at}
     costs = {epoch: goal.cost(value) for epoch, value in own.items()}
-    return Member(number=point.number, values=point.values, status=point.status, costs=costs, replaces=point.replaces)
+    return Member(
+        number=point.number,
+        values=point.values,
+        status=point.status,
+        costs=costs,
+        replaces=point.replaces,
+        parent=point.parent,
+        began_at=point.began_at,
+    )
 
 
 def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space) -> None:

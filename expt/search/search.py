@@ -86,7 +86,7 @@ class Searching:
 
     def new(self, number: int) -> NewRun:
         """What is asked for beside the values of the point that `next` has given that number."""
-        return self._new.get(number, NewRun({}, [], None))
+        return self._new.get(number, NewRun({}))
 
     def promote(self) -> tuple[Point, int | None] | None:
         """The paused run that goes on now, counted as under way, and the epoch after which it pauses again."""
@@ -124,7 +124,9 @@ class Searching:
                 status=status,
                 number=number,
                 objectives=objectives,
-                replaces=self.new(number).replaces,
+                replaces=(new := self.new(number)).replaces,
+                parent=new.parent,
+                began_at=new.began_at,
                 folder=paths.folder,
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 
 import pytest
 
@@ -43,6 +44,23 @@ def test_the_worst_gives_its_place_to_a_fork_of_the_best_before_any_goes_on() ->
     assert choice.values != members[2].values
     members.append(_member(4, status=RUNNING, replaces=1))
     assert [POPULATION.choose(members)] == [GoOn(0, 4)]
+
+
+def test_no_two_are_alike_and_a_small_space_has_an_end() -> None:
+    small = Population(space=Space((CLIP,)), size=4, epochs=6, quantile=0.5, resample=1.0)
+    members: list[Member] = []
+    while isinstance(choice := small.choose(members), Begin):
+        member = Member(number=len(members), values=choice.values, status=PAUSED, costs={1: float(len(members))})
+        members.append(member)
+    assert {str(member.values["gradient_clip"]) for member in members} == {"null", "1", "5"}
+    forks = list[Replace]()
+    members += [_member(n, 9 + n) for n in range(3, 40)]
+    while isinstance(choice := small.choose(members), Replace):
+        forks.append(choice)
+        of = {"replaces": choice.number, "parent": choice.parent, "began_at": choice.epoch}
+        members.append(Member(number=len(members), values=choice.values, status=RUNNING, **of))  # type: ignore[arg-type]
+    ways = {(fork.parent, fork.values["gradient_clip"]) for fork in forks}
+    assert len(ways) == len(forks) > 2
 
 
 def _trained(choice: Choice | None, members: list[Member], population: Population) -> Member | None:
@@ -105,9 +123,9 @@ def test_who_diverged_or_failed_is_replaced(bad: Member) -> None:
 def test_values_are_changed_within_the_space() -> None:
     values: Values = {"optimizer.lr": 0.9, "batch_size": 64, "gradient_clip": "null"}
     little = dataclasses.replace(POPULATION, resample=0.0)
-    found = [little.explored(values, number) for number in range(20)]
+    found = [little.explored(values, random.Random(number)) for number in range(20)]
     assert {one["optimizer.lr"] for one in found} == {0.72, 1.0}
     assert {one["batch_size"] for one in found} == {48, 64}
     assert {one["gradient_clip"] for one in found} == {"null", "1"}
     anew = dataclasses.replace(POPULATION, resample=1.0)
-    assert len({anew.explored(values, number)["optimizer.lr"] for number in range(20)}) == 20
+    assert len({anew.explored(values, random.Random(number))["optimizer.lr"] for number in range(20)}) == 20
