@@ -121,8 +121,9 @@ class Attempt:
     def _forks(self, *, resumes: bool) -> bool:
         """Whether it begins from another run's checkpoint, with settings of its own: it has none of its own yet."""
         config, paths = self.request.config, self.paths
-        own = resumes and any(not path.name.startswith(paths.forked.name) for path in paths.checkpoints.glob("*.pt*"))
-        return bool(config.fork) and not own and config.resume in (None, "auto") and not self.request.goes_on_from
+        own = paths.checkpoints.glob(f"{paths.last.stem}*")
+        whole = resumes and any(path.suffix == paths.last.suffix or ".corrupt" in path.name for path in own)
+        return bool(config.fork) and not whole and config.resume in (None, "auto") and not self.request.goes_on_from
 
     def _lineage(self, forked: Path | None, earlier: Record) -> tuple[Content, Record]:
         """`forked` is the checkpoint of another run that this one is a fork of, and has none of its own yet."""

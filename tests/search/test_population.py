@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-import subprocess
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +60,26 @@ def test_places_go_to_forks_of_the_best(tmp_path: Path) -> None:
     assert rate != 1
 
 
+def _measured(folder: Path) -> int:
+    """How often runs have been evaluated so far."""
+    return sum(path.read_text().count('"loss/val"') for path in folder.glob("*/metrics.jsonl"))
+
+
+def _kill_once_measured(times: int, *words: str, cwd: Path) -> None:
+    process, end = start("-m", *words, "hydra.sweep.dir=killed", cwd=cwd), time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < end and _measured(cwd / "killed") < times:
+        time.sleep(0.005)  # the workers need the core
+    assert process.poll() is None, process.communicate()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
 @pytest.mark.slow
 def test_a_search_that_is_killed_five_times_comes_to_the_same_end(tmp_path: Path) -> None:
     words = (*SHORT, *SEARCH, "epochs=4", "search.quantile=0.5")
-    chance, kills = random.Random(0), 0
     expt.sweep(*words, f"hydra.sweep.dir='{tmp_path / 'whole'}'")
-    while kills < 5:
-        process = start("-m", *words, "hydra.sweep.dir=killed", cwd=tmp_path)
-        try:
-            process.wait(1.5 + chance.random() * 2)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            kills += 1
-        else:
-            break
-        finally:
-            process.communicate()
+    for times in (1, 3, 6, 9, 13):
+        _kill_once_measured(times, *words, cwd=tmp_path)
     expt.sweep(*words, f"hydra.sweep.dir='{tmp_path / 'killed'}'")
     whole, killed = (list(map(_kept, _records(tmp_path / name))) for name in ("whole", "killed"))
     assert len(whole) > 6

@@ -18,6 +18,7 @@ from expt.runs import checkpoint, lineage
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
+from expt.runs.result import read_result
 from expt.training.observer import Observer
 from tests.conftest import Configured
 from tests.integration.test_resume import _same
@@ -169,3 +170,19 @@ def test_another_batch_goes_on_by_epochs_and_is_resumed(
     assert resumed.points == before, "as if it had not been stopped"
     assert resumed.result["forked_from"]["step"] == 20
     assert resumed.result["identity"] == fork.result["identity"]
+
+
+def test_a_fork_that_is_killed_as_it_writes_its_first_checkpoint_is_still_a_fork(
+    run: Forking, configured: Configured, tmp_path: Path
+) -> None:
+    words = (*SHORT, "model.hidden=[8]", "epochs=2")
+    run(*words, name="parent")
+    more = (*words, "fork=parent@10", "optimizer.lr=0.3")
+    source = _begun(configured, tmp_path, *more, name="fork")
+    assert source == tmp_path / "fork/checkpoints/fork.pt"
+    for name in (".last.pt.tmp", "last.pt.sha256"):
+        source.with_name(name).touch()
+    (tmp_path / "parent/checkpoints").rename(tmp_path / "away")
+    assert _begun(configured, tmp_path, *more, "resume=auto", name="fork", may_have_run=True) == source
+    record = read_result(RunPaths(tmp_path / "fork"))
+    assert record["forked_from"]["changed"] == {"optimizer.lr": [0.2, 0.3]}
