@@ -67,8 +67,8 @@ class SearchCommand:
         multirun.begin()
         searching = self._searching()
         if multirun.is_preflight:
-            space = searching.space
-            return multirun.try_out([self._found(space, *each) for each in enumerate(space.corners())])
+            corners = enumerate(searching.space.corners())
+            return multirun.try_out([self._found(searching, *each) for each in corners])
         if multirun.is_dry_run:
             found = searching.next()
             runs = [] if found is None else [self._found(searching, *found)]
