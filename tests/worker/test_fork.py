@@ -66,8 +66,8 @@ UNCHANGED: dict[str, tuple[tuple[str, ...], str]] = {
     "one cycle": (("scheduler=one_cycle", "scheduler.rise_fraction=0.6"), "@20"),
     "a plateau that has lowered it": (
         ("scheduler=plateau", "scheduler.patience=0", "scheduler.min_delta=0.5", "optimizer=adamw"), "@30"),
-    "muon and groups, layer by layer": (
-        ("optimizer=muon", "optimizer.layer_decay=0.8", "optimizer.decay_biases_and_norms=false"), "@10"),
+    "groups, layer by layer": (
+        ("optimizer=adamw", "optimizer.layer_decay=0.8", "optimizer.decay_biases_and_norms=false"), "@10"),
     "an own schedule": (
         ("scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 1, gamma: 0.7}", "lr_scaling=linear",
          "base_batch_size=64"), "@20"),
