@@ -160,7 +160,7 @@ def with_earlier(arguments: Sequence[str]) -> list[str]:
     if "hydra.run.dir" not in given and not {"-m", "--multirun"} & {*arguments}:
         raise ConfigError("resume=auto: goes on in the folder of a run; name it, as in hydra.run.dir=FOLDER")
     main_code.find_kept(run_paths.code)
-    words = [*_searched(run_paths, arguments), *_earlier(run_paths, given), *arguments]
+    words = [*searched(run_paths, arguments), *_earlier(run_paths, given), *arguments]
     if not run_paths.result.exists():  # killed before it began, or new
         return words
     # What Hydra wrote about the run when it was started stays.
@@ -175,7 +175,7 @@ def _earlier(run_paths: RunPaths, given: Mapping[str, str]) -> list[str]:
     return [word for word in words if (key := word.partition("=")[0].lstrip("+~")) != "resume" and key not in given]
 
 
-def _searched(run_paths: RunPaths, arguments: Sequence[str]) -> list[str]:
+def searched(run_paths: RunPaths, arguments: Sequence[str]) -> list[str]:
     """The folder of a person's own YAML that the run was started with, unless one is named."""
     if not run_paths.hydra_settings.exists() or any(word.startswith(("--config-dir", "-cd")) for word in arguments):
         return []

@@ -64,7 +64,7 @@ def conclude(
     conclude_search(console, folder, runs, again)
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
-    if paused := sum(run["status"] == PAUSED for run in runs):
+    if paused := sum(run["status"] == PAUSED and run.get("resumable", True) for run in runs):
         how = resume_command(RunPaths(folder / "RUN"))
         say(console, f"paused       {paused} of {len(runs)} runs; to train one to its end: {how}")
     for run in (run for run in runs if run["status"] == DAMAGED):

@@ -42,6 +42,7 @@ OF_TRAINING = {
     "profile": False,
     "resume": None,
     "weights": None,
+    "fork": None,
     "freeze": [],
     "callbacks": [],
     "max_restarts": 0,

@@ -33,6 +33,7 @@ from expt.command.hydra_folder import leave_no_trace, renew
 from expt.command.outcome import Outcome
 from expt.command.overrides import about_run
 from expt.command.own_class import folded, spelled_out
+from expt.command.parents import with_parent
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
@@ -70,7 +71,7 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
             refuse_mistyped_folder(words)
         refuse_unnamed(arguments)
         warn_of_repeated(arguments)
-        words = _in_earlier_folder(task.how, with_earlier(with_latest(words)))
+        words = with_parent(_in_earlier_folder(task.how, with_earlier(with_latest(words))))
         with task.at_end:
             hydra_adapter.call(task, options_first(with_conf_here(spelled_out(with_own_keys(words)))))
     except (*COMPOSING, OSError, KeyboardInterrupt) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from hydra.core.config_loader import ConfigLoader
@@ -17,6 +18,7 @@ from expt.command.hydra_adapter import set_values
 from expt.command.hydra_words import changed
 from expt.command.overrides import parsed
 from expt.command.own_class import spelled_out
+from expt.command.parents import Parents
 from expt.config.parse import plain, with_value
 
 
@@ -32,6 +34,8 @@ class PointComposer:
         self._loader = context.config_loader
         self._is_group: dict[str, bool] = {}
         self._chosen: dict[tuple[str, ...], _Chosen | None] = {}
+        self.parents = Parents(Path(str(config.hydra.sweep.dir)))
+        """Of the points that are forks."""
         if config.hydra.runtime.choices.get("hydra/sweeper") != "basic":
             return  # others may do more with what is composed than look whether it can be
         try:
@@ -42,6 +46,7 @@ class PointComposer:
 
     def compose(self, master: DictConfig, point: Sequence[str]) -> DictConfig:
         """The whole configuration of one point. Raises what Hydra raises where there is none."""
+        point = self.parents.with_words(point)
         with contextlib.suppress(Exception):  # a mistake, for which Hydra has many classes; below it tells it itself
             words = parsed(spelled_out(point))
             chosen, values = self._chosen_by(master, words)
@@ -54,6 +59,7 @@ class PointComposer:
 
     def settings(self, master: DictConfig, point: Sequence[str]) -> Mapping[str, Any] | None:
         """What `plain` gives for the point, 50 times as fast; None where the whole configuration has to be asked."""
+        point = self.parents.with_words(point)
         with contextlib.suppress(Exception):  # as above
             chosen, values = self._chosen_by(master, parsed(spelled_out(point)))
             return chosen.with_values(values) if chosen else None

@@ -19,7 +19,7 @@ from expt.runs.atomic import write_atomically
 from expt.runs.paths import is_sweep
 from expt.runs.result import LOST, FoundRecord
 from expt.runs.view import verdict
-from expt.runs.view.ancestry import print_ancestry
+from expt.runs.view.ancestry import print_ancestry, print_forks
 from expt.runs.view.cells import say
 from expt.runs.view.comparison import as_csv, print_listing, side_by_side
 from expt.runs.view.leaderboard import read_runs, wide_console
@@ -52,6 +52,7 @@ def main(words: Sequence[str]) -> int:
                 if asked.sort not in {None, *(key for run in runs for key in run.get("overrides") or {})}:
                     check_key(asked.sort, [ListedRun(run["folder"], run) for run in runs])
             conclude(wide_console(), folder, runs, asked.sort, reverse=asked.reverse)
+            print_forks(wide_console(), [(run["folder"], run) for run in runs])
         else:
             report(wide_console(), asked)
         sys.stdout.flush()

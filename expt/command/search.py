@@ -25,11 +25,13 @@ from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.launch.job import Job
 from expt.launch.pool import Pool
 from expt.runs.paths import SWEEP_RECORD, RunPaths
+from expt.runs.record_parts import OfSearch
 from expt.runs.result import COMPLETED, PAUSED, read_result
 from expt.search.budget import budget_of, in_words
 from expt.search.goals import goals_of, limits_of
 from expt.search.history import Point, Reader
 from expt.search.pausing import Pausing
+from expt.search.population import NewRun, PopulationTraining
 from expt.search.sampler import refuse_missing, refuse_unfit
 from expt.search.search import Searching, Source
 from expt.search.space import Space, Values
@@ -65,11 +67,11 @@ class SearchCommand:
         multirun.begin()
         searching = self._searching()
         if multirun.is_preflight:
-            space = searching.space
-            return multirun.try_out([self._found(space, *each) for each in enumerate(space.corners())])
+            corners = enumerate(searching.space.corners())
+            return multirun.try_out([self._found(searching, *each) for each in corners])
         if multirun.is_dry_run:
             found = searching.next()
-            runs = [] if found is None else [self._found(searching.space, *found)]
+            runs = [] if found is None else [self._found(searching, *found)]
             return show_dry_run(runs, len(runs))
         display = SweepDisplay(Console(), total=self._settings.runs, folder=multirun.folder, what="search")
         display.note = lambda job: _note(searching, job)
@@ -106,9 +108,13 @@ class SearchCommand:
         config = self._example(space)
         goals, limits = goals_of(objective or config.objective, config), limits_of(settings.constraints, config)
         refuse_unfit(settings.name, space, goals, limited=bool(limits))
-        pausing = Pausing(settings, config, goals, space) if settings.rungs else None
+        pausing: Pausing | PopulationTraining | None = None
+        if settings.name == "pbt":
+            pausing = PopulationTraining(settings, config, goals, space)
+        elif settings.rungs:
+            pausing = Pausing(settings, config, goals, space)
         multirun.open()
-        reader = Reader(space=space, goals=goals, limits=limits, with_rungs=settings.rungs is not None)
+        reader = Reader(space=space, goals=goals, limits=limits, with_rungs=pausing is not None)
         searching = Searching(multirun.folder, space, settings, reader, pausing)
         OmegaConf.save(self._config, multirun.folder / SWEEP_RECORD)
         return searching
@@ -127,12 +133,16 @@ class SearchCommand:
         assert problem is not None
         raise problem
 
-    def _found(self, space: Space, number: int, values: Values) -> ComposedRun:
-        return self._composed([*self._fixed, *space.words(values)], number)
+    def _found(self, searching: Searching, number: int, values: Values) -> ComposedRun:
+        new = searching.new(number)
+        words = [*self._fixed, *new.words, *searching.space.words(values)]
+        return self._composed(words, number, new)
 
-    def _composed(self, words: Sequence[str], number: int) -> ComposedRun:
-        multirun = self._multirun
-        run = multirun.open().found(multirun.composer, self._config, words, number, self._keys)
+    def _composed(self, words: Sequence[str], number: int, new: NewRun | Point) -> ComposedRun:
+        multirun, of_search = self._multirun, OfSearch(number=number)
+        if new.replaces is not None and new.parent is not None:
+            of_search |= {"replaces": new.replaces, "parent": new.parent}
+        run = multirun.open().found(multirun.composer, self._config, words, of_search, self._keys)
         if not self._is_sent:
             multirun.send_along(run)
         self._is_sent = True
@@ -153,12 +163,14 @@ class SearchCommand:
             return run.job if is_new else None
 
         def make(number: int, values: Values) -> Job | None:
-            return take(self._found(searching.space, number, values))
+            display.total += searching.new(number).replaces is not None
+            return take(self._found(searching, number, values))
 
         def again(point: Point) -> Job | None:
             assert point.folder is not None
             assert point.number is not None
-            return take(self._composed(read_result(RunPaths(point.folder))["arguments"], point.number))
+            words = read_result(RunPaths(point.folder))["arguments"]
+            return take(self._composed(words, point.number, point))
 
         for point in searching.own:
             if point.folder is not None and point.number is not None and point not in searching.unfinished:

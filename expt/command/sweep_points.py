@@ -18,6 +18,7 @@ from expt.command.hydra_adapter import use_config
 from expt.command.hydra_errors import as_config_error
 from expt.command.overrides import about_run, folder_names, swept_keys
 from expt.command.own_class import folded
+from expt.command.parents import Parents
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_shorter import ShorterRuns
 from expt.config import main_code, user_code
@@ -25,12 +26,11 @@ from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.identity import OF_TRACKERS, Content, identity, shown
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
-from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, ExptError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Objective
+from expt.runs.record_parts import Objective, OfSearch
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, Record, read_result
 from expt.runs.sweep_index import results_of_sweep
@@ -50,7 +50,7 @@ class Grid:
         self.folder, self._machine, self._fetch = folder, machine, fetch
         # A run that could not be made into a configuration is known by what was asked of it.
         self._known: dict[str, RunPaths] = {}
-        self._typed = set[str]()
+        self._typed, self._names = set[str](), set[str]()
         self._completed: dict[Path, Objective] = {}
         for paths, found in results_of_sweep(folder):
             main_code.find_kept(paths.code)
@@ -63,9 +63,8 @@ class Grid:
             if found["status"] == COMPLETED:
                 self._completed[paths.folder] = found.get("objective") or Objective(name="", value=None)
         self._by_settings: dict[Hashable, RunPaths] | None = None
-        self._names = set[str]()
         self._jobs: dict[str, Job] = {}
-        self._contents: dict[str, Content] = {}
+        self._contents, self._parents = dict[str, Content](), Parents(folder)
         self._is_of_others = bool(self._known)  # until a point is found there
         self._shorter, self._is_longer = ShorterRuns(folder), False
 
@@ -77,8 +76,9 @@ class Grid:
         first_number: int,
     ) -> Iterator[ComposedRun]:
         """Compose one run after another, as they are asked for; warns at the end where the folder is another grid's."""
+        names = folder_names([folded(filter_overrides(point)) for point in points], _swept_keys(master))
+        points = [self._parents.with_words(point) for point in points]
         asked = [folded(filter_overrides(point)) for point in points]
-        names = folder_names(asked, _swept_keys(master))
         ahead = list[ComposedRun]()
         for number, (point, overrides, name) in enumerate(zip(points, asked, names, strict=True), first_number):
             ahead.append(self._run(composer, master, point, overrides, number, name, {}))
@@ -89,13 +89,19 @@ class Grid:
         yield from ahead
 
     def found(
-        self, composer: PointComposer, master: DictConfig, point: Sequence[str], number: int, keys: Collection[str]
+        self,
+        composer: PointComposer,
+        master: DictConfig,
+        point: Sequence[str],
+        of_search: OfSearch,
+        keys: Collection[str],
     ) -> ComposedRun:
         """The run of a point that a search of these keys has chosen, which its record says."""
         self._is_of_others = False
+        (name,) = folder_names([folded(filter_overrides(point))], keys)
+        point = self._parents.with_words(point)
         asked = folded(filter_overrides(point))
-        (name,) = folder_names([asked], keys)
-        return self._run(composer, master, point, asked, number, name, {"search": {"number": number}})
+        return self._run(composer, master, point, asked, of_search["number"], name, {"search": of_search})
 
     def _run(
         self,
@@ -217,9 +223,9 @@ class Grid:
 
     def _content_of(self, config: RunConfig) -> Content:
         """Looked at once for all points that have the same data and classes: a folder may hold many images."""
-        key = repr((config.dataset, user_code.targets(config), config.weights, config.resume))
+        key = repr((config.dataset, user_code.targets(config), config.weights, config.fork, config.resume))
         if key not in self._contents:
-            self._contents[key] = content_of(config, fetch=self._fetch)
+            self._contents[key] = self._parents.content(config, fetch=self._fetch)
         return self._contents[key]
 
     def _unused(self, name: str, key: str) -> str:

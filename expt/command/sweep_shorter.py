@@ -55,5 +55,6 @@ def _fits(record: Record, config: RunConfig) -> bool:
 
 
 def _steps(record: Record) -> int:
-    done: int = record.get("steps") or len(record.get("epoch_s") or ()) * record.get("steps_per_epoch", 0)
+    before = record["forked_from"]["step"] if "forked_from" in record else 0
+    done: int = record.get("steps") or before + len(record.get("epoch_s") or ()) * record.get("steps_per_epoch", 0)
     return done

@@ -37,7 +37,7 @@ AT_FIRST: dict[str, object] = {
 }
 AT_FIRST |= {"scheduler.epochs": None, "gradient_clip_value": None, "ema": None, "early_stop": None}
 AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True, "optimizer.layer_decay": None}
-AT_FIRST |= {"weights": None, "freeze": (), "mixup": None, "cutmix": None, "callbacks": ()}
+AT_FIRST |= {"weights": None, "fork": None, "freeze": (), "mixup": None, "cutmix": None, "callbacks": ()}
 _BEFORE: dict[str, dict[str, object]] = {
     "huggingface": {"dataset.standardise": True, "dataset.standardise_targets": False, "dataset.channels": None},
     "torchvision": {"dataset.channels": None},
@@ -62,6 +62,10 @@ class Content(NamedTuple):
     """The file that the first weights come from."""
     continues: bool = False
     """Whether what `resume` names is this very run, only shorter."""
+    fork: str | None = None
+    """The checkpoint that the run is a fork of: its run's identity, and the step."""
+    seedless_fork: str | None = None
+    """The same by that run's identity without its seed."""
 
 
 def identity(
@@ -75,6 +79,8 @@ def identity(
     left_out = {*NOT_IN_RESULT, *but}
     if content is not None and content.weights and not by_paths:  # wherever they lie
         left_out.add("weights")
+    if content is not None and content.fork:
+        left_out.add("fork")
     settings = {key: value for key, value in _flat_settings(config).items() if key not in left_out}
     settings = {key: value for key, value in settings.items() if key not in AT_FIRST or value != AT_FIRST[key]}
     settings["ddp.sync_batchnorm"] = config.batch_norm == "sync"  # as this was once called
@@ -89,6 +95,7 @@ def identity(
             del settings[key]
     if content is not None:
         digits = {"data": content.data, "code": content.code, "weights": content.weights}
+        digits["fork"] = content.seedless_fork if {*REPEATED} <= {*but} else content.fork
         settings |= {f"content.{part}": found for part, found in digits.items() if found}
         continues = content.continues and not by_paths
         if config.resume not in (None, "auto") and not continues:  # where it starts

@@ -11,7 +11,7 @@ def brought_up_to_date(recorded: Mapping[str, Any]) -> dict[str, Any]:
     ddp = dict(recorded["ddp"])
     batch_norm = "sync" if ddp.pop("sync_batchnorm", False) else "per_worker"
     at_first = {"task": {"name": "classification"}, "batch_norm": batch_norm, "batch_norm_group": 32}
-    at_first |= {"weights": None, "freeze": []}
+    at_first |= {"weights": None, "fork": None, "freeze": []}
     settings = {**at_first, **recorded, "ddp": ddp}
     scheduler = settings["scheduler"]
     if scheduler["name"] == "_target_":

@@ -77,7 +77,8 @@ class RunConfig:
     max_steps: Count | None
     early_stop: EarlyStop | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)]
-    weights: Folder | None = None  # of this and the next a record of before has none
+    weights: Folder | None = None  # of this and the next two a record of before has none
+    fork: Folder | None = None
     freeze: tuple[str, ...] = ()
     deterministic: bool
     drop_last: bool

@@ -13,7 +13,7 @@ from expt.config.constraints import STRICT, Count, Folder
 from expt.config.problems import PLAIN_GROUPS, explain
 from expt.errors import ConfigError
 
-SamplerName = Literal["random", "tpe", "gp", "cmaes", "qmc", "nsga2"]
+SamplerName = Literal["random", "tpe", "gp", "cmaes", "qmc", "nsga2", "pbt"]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -33,6 +33,9 @@ class Search:
     keep_checkpoints: bool = False
     batch: Count | None = None
     population: Annotated[int, Field(ge=2)] | None = None
+    interval: Count = 1
+    quantile: Annotated[float, Field(gt=0, le=0.5)] = 0.25
+    resample: Annotated[float, Field(ge=0, le=1)] = 0.25
 
 
 PLAIN_GROUPS["search"] = Search

@@ -58,12 +58,17 @@ ORIGINAL = {
 }
 
 
-def content_of(config: RunConfig, *, fetch: bool = True, to_train: bool = True) -> Content:
+def content_of(config: RunConfig, *, fetch: bool = True, to_train: bool = True, fork: Content | None = None) -> Content:
     """What the run is made of beside its settings; reads files that it has not read before.
 
     With `fetch` what torchvision has to download is there then: it is known by what it holds. Raises DataError where
-    the files cannot be read, or are another known dataset's, and `to_train` where a folder has nothing to train on.
+    the files cannot be read, or are another known dataset's, and `to_train` where a folder has nothing to train on;
+    ConfigError where a checkpoint to fork is not there. `fork` is of another fork of the same run.
     """
+    return lineage.as_forked(config, _of_files_alone(config, fetch=fetch, to_train=to_train), fork)
+
+
+def _of_files_alone(config: RunConfig, *, fetch: bool = True, to_train: bool = True) -> Content:
     code = user_code.fingerprint(user_code.targets(config))
     if fetch and isinstance(config.dataset, datasets.Torchvision):
         torchvision_files.obtain(config.dataset)
@@ -78,7 +83,7 @@ def refuse_changed(config: RunConfig, content: Content, *, to_train: bool = True
 
     Raises DataError where they are gone.
     """
-    now = content_of(config, to_train=to_train)
+    now = _of_files_alone(config, to_train=to_train)
     if now.data is None and content.data:
         files.prepare(config.dataset)
     kinds = ("dataset's files", "own source", "first weights")

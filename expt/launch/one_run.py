@@ -76,7 +76,8 @@ def _run_workers(request: RunRequest, on_start: Callable[[], None] | None, conso
                 raise Interrupted(INTERRUPTED_BEFORE) from None
             raise Interrupted(f"interrupted; to go on: {resume_command(paths)}") from None
     if job.error:
-        if paths.last.exists() and isinstance(job.error, RunFailed) and not isinstance(job.error, Diverged):
+        begun = paths.last.exists() or paths.forked.exists()
+        if begun and isinstance(job.error, RunFailed) and not isinstance(job.error, Diverged):
             job.error.args = (f"{job.error}\nto go on from its last checkpoint: {resume_command(paths)}",)
         raise job.error
 

@@ -114,6 +114,7 @@ class Settings(TypedDict, total=False):
     early_stop: EarlyStop | None
     seed: int
     weights: Path | None
+    fork: Path | None
     freeze: Sequence[str]
     deterministic: bool
     drop_last: bool
@@ -176,6 +177,7 @@ class SweepSettings(TypedDict, total=False):
     early_stop: EarlyStop | Sequence[EarlyStop | None] | None
     seed: int | Sequence[int]
     weights: Path | Sequence[Path | None] | None
+    fork: Path | Sequence[Path | None] | None
     freeze: Sequence[str] | Sequence[Sequence[str]]
     deterministic: bool | Sequence[bool]
     drop_last: bool | Sequence[bool]

@@ -56,20 +56,24 @@ class Attempt:
         resumes = self.request.resumes or self.number > 0
         if resumes:
             self._refuse_foreign()
-        source = self._checkpoint(resumes=resumes)
+        forks = self._forks(resumes=resumes)
+        source = self._checkpoint(resumes=resumes, forks=forks)
         if resumes and source is None:
             self.paths.clear_records()
-        record = self._first_record(port, read_result(self.paths) if source else {})
+        record = self._first_record(port, source if forks else None, read_result(self.paths) if source else {})
         try:
             create_result(self.paths, may_exist=resumes, **record)
         except FileExistsError:
             folder = self.paths.folder
             raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder") from None
         main_code.keep(self.request.config, self.paths.code)
-        if source is not None:
-            from expt.runs import resume
+        if source is None:
+            return None
+        from expt.runs import fork, resume
 
-            update_result(self.paths, resumed_from=resume.cut_back(source, self.paths))
+        if forks:
+            return fork.begin(source, self.request.config, self.paths)
+        update_result(self.paths, resumed_from=resume.cut_back(source, self.paths))
         return source
 
     def _refuse_foreign(self) -> None:
@@ -100,25 +104,50 @@ class Attempt:
             record_end(self.paths, error)
             raise
 
-    def _checkpoint(self, *, resumes: bool) -> Path | None:
+    def _checkpoint(self, *, resumes: bool, forks: bool) -> Path | None:
         config, paths = self.request.config, self.paths
         ran = resumes and (paths.checkpoints.exists() or paths.metrics.exists())
         begins = self.request.goes_on_from
+        if forks:
+            from expt.runs import fork
+
+            return fork.find(config, self.request.content, paths)
         if not ran and config.resume in (None, "auto") and begins is None:
             return None
         from expt.runs import resume  # late: it imports torch, which a new run's driver has no need of
 
         return resume.find(config, self.request.content, paths, may_have_run=resumes, else_from=begins)
 
-    def _first_record(self, port: int | None, earlier: Record) -> Record:
-        """`earlier` is what the run that goes on here has said: where its weights come from does not change."""
-        config, content, host = self.request.config, self.request.content, socket.gethostname()
+    def _forks(self, *, resumes: bool) -> bool:
+        """Whether it begins from another run's checkpoint, with settings of its own: it has none of its own yet."""
+        config, paths = self.request.config, self.paths
+        own = paths.checkpoints.glob(f"{paths.last.stem}*")
+        whole = resumes and any(path.suffix == paths.last.suffix or ".corrupt" in path.name for path in own)
+        return bool(config.fork) and not whole and config.resume in (None, "auto") and not self.request.goes_on_from
+
+    def _lineage(self, forked: Path | None, earlier: Record) -> tuple[Content, Record]:
+        """`forked` is the checkpoint of another run that this one is a fork of, and has none of its own yet."""
+        config, content = self.request.config, self.request.content
+        then = earlier or lineage.record_of_resumed(config, self.request.goes_on_from)
         begun: Record = {}
         if config.weights is not None:
-            then = earlier or lineage.record_of_resumed(config)
             if "content" in earlier:
                 content = content._replace(weights=earlier["content"].get("weights", content.weights))
             begun = {"weights_from": then.get("weights_from") or begun_from(config.weights, content.weights)}
+        if forked is not None and forked != self.paths.forked:
+            from expt.runs import fork
+
+            begun["forked_from"] = fork.forked_from(config, forked)
+        elif "forked_from" in then:
+            made = then["content"]
+            content = content._replace(fork=made.get("fork"), seedless_fork=made.get("seedless_fork"))
+            begun["forked_from"] = then["forked_from"]
+        return content, begun
+
+    def _first_record(self, port: int | None, forked: Path | None, earlier: Record) -> Record:
+        """`earlier` is what the run that goes on here has said: where it comes from does not change."""
+        config, host = self.request.config, socket.gethostname()
+        content, begun = self._lineage(forked, earlier)
         if self.request.until_epoch is not None:
             begun["until_epoch"] = self.request.until_epoch
         return {
@@ -182,4 +211,6 @@ def _made(content: Content) -> Made:
     made: Made = {"data": content.data, "code": content.code}
     if content.weights is not None:
         made["weights"] = content.weights
+    if content.fork is not None and content.seedless_fork is not None:
+        made |= {"fork": content.fork, "seedless_fork": content.seedless_fork}
     return made

@@ -13,8 +13,10 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import Record, result_of_any
 
 
-def record_of_resumed(config: RunConfig) -> Record:
-    """What the run says of itself that `config.resume` names; empty for none, and for one without a record."""
+def record_of_resumed(config: RunConfig, shorter: Path | None = None) -> Record:
+    """What the run says of itself that `config.resume` names, or that of `shorter`; empty where there is none."""
+    if shorter is not None:
+        return result_of_any(RunPaths(shorter))
     if config.resume in (None, "auto"):
         return {}
     path = Path(str(config.resume))
@@ -27,7 +29,7 @@ def as_resumed(config: RunConfig, content: Content) -> Content:
     if not then.get("content") or not {"config", "identity"} <= then.keys():
         return content
     made = Content(**then["content"])
-    content = content._replace(weights=made.weights)
+    content = content._replace(weights=made.weights, fork=made.fork, seedless_fork=made.seedless_fork)
     try:
         before = dataclasses.replace(recorded(then["config"]), resume=None)
     except (ConfigError, KeyError):  # of another version
@@ -37,3 +39,23 @@ def as_resumed(config: RunConfig, content: Content) -> Content:
     alone = dataclasses.replace(config, resume=None)
     same = identity(dataclasses.replace(before, **length), made) == identity(alone, content)
     return content._replace(continues=began_itself and same)
+
+
+def as_forked(config: RunConfig, content: Content, known: Content | None = None) -> Content:
+    """The content of a run that is a fork of another's checkpoint: of that in `known`, else of what is there.
+
+    Raises ConfigError where nothing is.
+    """
+    if config.fork is None or content.fork is not None:  # of a run that is resumed the checkpoint says it
+        return content
+    if known is not None:
+        return content._replace(fork=known.fork, seedless_fork=known.seedless_fork)
+    from expt.runs import fork  # late: it imports torch
+
+    try:
+        which, seedless = fork.identified(config.fork)
+    except ConfigError:
+        if config.resume is not None:  # its own checkpoint has what came of it
+            return content
+        raise
+    return content._replace(fork=which, seedless_fork=seedless)

@@ -89,6 +89,11 @@ class RunPaths:
         return self.checkpoints / "within_epoch.pt"
 
     @property
+    def forked(self) -> Path:
+        """The checkpoint of another run that this one is a fork of, until it has one of its own."""
+        return self.checkpoints / "fork.pt"
+
+    @property
     def best(self) -> Path:
         """The checkpoint with the best objective so far."""
         return self.checkpoints / "best.pt"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from typing_extensions import NotRequired, TypedDict
 
 
@@ -74,15 +76,39 @@ class Begun(TypedDict):
     """Tensors of the model that were not in the file, or of another shape."""
 
 
+class Forked(TypedDict):
+    """The checkpoint of another run that this one is a fork of, and what is other since."""
+
+    given: str
+    """The value of `fork`."""
+    run: str
+    """The folder of that run."""
+    identity: str
+    seedless_identity: str
+    step: int
+    epoch: int
+    """Whole epochs that it had done."""
+    arguments: list[str]
+    """The words that ask for that run: those of the fork are what was typed beside them."""
+    changed: dict[str, list[Any]]
+    """The settings that are others: of each what it was, and what it is."""
+
+
 class Made(TypedDict):
     """What the run is made of beside its settings, see expt.config.identity.Content."""
 
     data: str | None
     code: str | None
     weights: NotRequired[str]
+    fork: NotRequired[str]
+    seedless_fork: NotRequired[str]
 
 
 class OfSearch(TypedDict):
     """The place of a run in the search that has found it, counted from 0."""
 
     number: int
+    replaces: NotRequired[int]
+    """Of population based training: the run whose place it has taken."""
+    parent: NotRequired[int]
+    """The better one that it is a fork of."""

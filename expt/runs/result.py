@@ -20,7 +20,18 @@ from expt.runs.folder_lock import is_held
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.provenance import Provenance
-from expt.runs.record_parts import Begun, Best, EvaluationOf, Host, Made, Objective, OfSearch, Resumed, StoppedEarly
+from expt.runs.record_parts import (
+    Begun,
+    Best,
+    EvaluationOf,
+    Forked,
+    Host,
+    Made,
+    Objective,
+    OfSearch,
+    Resumed,
+    StoppedEarly,
+)
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -61,6 +72,7 @@ class Record(Provenance, total=False):
     """The epoch after which this attempt pauses; missing where it goes to the run's end."""
     resumed_from: Resumed
     weights_from: Begun
+    forked_from: Forked
     evaluation_of: EvaluationOf
     """Missing in the record of a run."""
     resumable: bool
@@ -202,13 +214,14 @@ def so_far(paths: RunPaths, record: Record) -> Record:
     if not points or "objective" not in config:
         return {}
     last = {point.tag: point.value for point in points}
-    bests = [point for point in points if point.tag == tags.best(name)]
+    since = record["forked_from"]["step"] if "forked_from" in record else 0
+    bests = [point for point in points if point.tag == tags.best(name) and point.step > since]
     first = next((point for point in bests if point.value == bests[-1].value), None)  # it is logged after each epoch
     return {
         "metrics": last,
         "best": {"metric": name, "value": first.value, "epoch": first.epoch} if first else None,
         "objective": {"name": name, "value": first.value if first else last.get(name)},
-        "epoch_s": [point.value for point in points if point.tag == tags.EPOCH_S],
+        "epoch_s": [point.value for point in points if point.tag == tags.EPOCH_S and point.step > since],
     }
 
 

@@ -23,7 +23,7 @@ from expt.runs.result import result_of_any
 MAY_CHANGE = NOT_IN_RESULT | {
     "epochs", "max_steps", "log_every", "gpus", "world_size", "backend", "gradient_accumulation", "deterministic",
     "on_nan", "early_stop", "early_stop.metric", "early_stop.patience", "early_stop.min_delta",
-    "callbacks",
+    "callbacks", "fork",
     "compile", "matmul_precision", "channels_last", *OF_PLAN,
 }  # fmt: skip
 
@@ -50,11 +50,12 @@ def find(
     if source is not None:
         state = checkpoint.load(source, lazily=True)
         _refuse_another(config, state["config"], source)
+        _refuse_another_fork(config, content, state["config"], source)
         _refuse_shorter(config, state["position"], source)
         _refuse_other_content(config, content, state["position"], source, paths)
         record = result_of_any(RunPaths(source.parent.parent))
         refuse_other_plan(config, state, record.get("steps_per_epoch"), source)
-        source = _before_its_end(config, state, source)
+        source = before_its_end(config, state, source)
     return source
 
 
@@ -117,13 +118,13 @@ def _newest(found: list[Path], *, mine: bool) -> Path | None:
     return None
 
 
-def _before_its_end(config: RunConfig, state: Mapping[str, Any], source: Path) -> Path:
+def before_its_end(config: RunConfig, state: Mapping[str, Any], source: Path) -> Path:
     """`source`, or what it was before its epoch was ended early, where the run goes on in that epoch now."""
     path, position = RunPaths(source.parent.parent).within_epoch, state["position"]
     steps_per_epoch = state.get("steps_per_epoch")
     if steps_per_epoch is None or not path.is_file() or not 0 < position["step_in_epoch"] < steps_per_epoch:
         return source
-    total = min(config.epochs * steps_per_epoch, config.max_steps or math.inf)
+    total = min(config.epochs * steps_per_epoch + position.get("offset", 0), config.max_steps or math.inf)
     try:
         checkpoint.check(path)
         of_this = checkpoint.load(path, lazily=True)["position"] == position
@@ -150,6 +151,17 @@ def _refuse_another(config: RunConfig, saved: Mapping[str, Any], source: Path) -
     problems = [f"{key}={now.get(key)}: the checkpoint is of a run with {then.get(key)}" for key in differs]
     if problems:
         raise ConfigError([*problems, f"{source} can't be gone on from so; give what it had, or start a new run"])
+
+
+def _refuse_another_fork(config: RunConfig, content: Content, saved: Mapping[str, Any], source: Path) -> None:
+    """Raise ConfigError where the run is no fork of what `fork` names; its text does, should that be gone."""
+    then = saved.get("fork")
+    if config.fork in (None, then) or result_of_any(RunPaths(source.parent.parent)).get("content", {}).get("fork") == (
+        content.fork or ""
+    ):
+        return
+    whose = "no fork" if then is None else f"a fork of {then}"
+    raise ConfigError(f"fork={config.fork}: the run of {source} is {whose}; leave it out, or choose another folder")
 
 
 def _refuse_shorter(config: RunConfig, position: Mapping[str, int], source: Path) -> None:

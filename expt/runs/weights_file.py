@@ -47,7 +47,7 @@ def chosen(given: str) -> Chosen:
         run = path.parent.parent if RunPaths(path.parent.parent).result.exists() else None
         return Chosen(path, run, path.stem if run else None)
     if is_sweep(path):
-        raise ConfigError(f"weights={given}: {_of_sweep(path, which)}")
+        raise ConfigError(f"weights={given}: {best_of_sweep(path, which)}")
     paths = RunPaths(path)
     for name in (which,) if which else WHICH:
         if paths.checkpoint(name).is_file():
@@ -56,14 +56,14 @@ def chosen(given: str) -> Chosen:
     raise ConfigError(f"weights={given}: {what}; give a run's folder, a checkpoint, or a file of weights")
 
 
-def _of_sweep(folder: Path, which: str) -> str:
-    """What to say of a sweep's folder: which of its runs has come to the best, for one must be named."""
+def best_of_sweep(folder: Path, which: str, *, key: str = "weights") -> str:
+    """What to say of a sweep's folder, given for `key`: which of its runs is the best, for one must be named."""
     found = [(paths.folder, record) for paths, record in results(folder) if paths.best.is_file()]
     ranked = by_objective(found)
     if not ranked:
         return "is a sweep, and no run of it has weights yet; name a run"
     best, name = ranked[0], dict(found)[ranked[0]]["objective"]["name"]
-    again = f"'weights=\"{best}{f'@{which}' if which else ''}\"'"
+    again = f"'{key}=\"{best}{f'@{which}' if which else ''}\"'"
     return f"is a sweep of {len(found)} runs with weights; name one, as in {again}, its best by {name}"
 
 

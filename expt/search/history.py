@@ -37,6 +37,12 @@ class Point:
     """Of each limit how far it was exceeded; zero or less is within."""
     rung_values: Mapping[int, float] = field(default_factory=dict)
     """The first goal after each epoch."""
+    replaces: int | None = None
+    """Of population based training: the number of the point whose place it has taken."""
+    parent: int | None = None
+    """The number of the point that it is a fork of."""
+    began_at: int = 0
+    """Of a fork: the epochs that the other run had done."""
     kind_of_error: str = ""
     device_s: float = 0.0
     folder: Path | None = None
@@ -90,6 +96,9 @@ class Reader:
             objectives=tuple(goal.value(record) for goal in self.goals),
             violations={limit.text: limit.violation(record, kind == OutOfMemory.__name__) for limit in self.limits},
             rung_values=self._rungs(paths) if self.with_rungs else {},
+            replaces=record.get("search", {}).get("replaces"),
+            parent=record.get("search", {}).get("parent"),
+            began_at=record["forked_from"]["epoch"] if "forked_from" in record else 0,
             kind_of_error=kind,
             device_s=device_s(record),
             folder=paths.folder,

@@ -57,7 +57,7 @@ class Pausing:
         hopeless = {*self._rungs.hopeless(trials, planned)} - {best.number if best else None}
         for point in points:
             if point.number in hopeless and point.folder is not None:
-                _remove_checkpoints(RunPaths(point.folder))
+                remove_checkpoints(RunPaths(point.folder))
 
     def _trials(self, points: Iterable[Point]) -> list[Trial]:
         return [
@@ -95,7 +95,7 @@ def _least(costs: Iterable[float]) -> float:
     return min((cost for cost in costs if not math.isnan(cost)), default=math.inf)
 
 
-def _remove_checkpoints(paths: RunPaths) -> None:
+def remove_checkpoints(paths: RunPaths) -> None:
     """Where another command is at work in the run's folder, or it no longer waits, it keeps them."""
     if not paths.checkpoints.is_dir():
         return

@@ -24,7 +24,7 @@ REDRAWS = 10
 """How often a point that is known already is drawn again, before one is taken from what is left of a small space."""
 POPULATION = 16
 """Of a generation of NSGA-II, where nothing else is said."""
-PACKAGES = {"random": ["optuna"], "qmc": ["scipy"], "cmaes": ["cmaes"]}
+PACKAGES = {"random": ["optuna"], "qmc": ["scipy"], "cmaes": ["cmaes"], "pbt": []}
 """What each sampler needs; all others need Optuna, and `gp` scipy too."""
 
 

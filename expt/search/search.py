@@ -15,6 +15,7 @@ from expt.runs.result import COMPLETED, PAUSED, RUNNING, read_result
 from expt.search.budget import Budget
 from expt.search.history import Point, Reader, best, in_order
 from expt.search.pausing import Pausing
+from expt.search.population import NewRun, PopulationTraining
 from expt.search.sampler import suggest
 from expt.search.space import Space, Values
 
@@ -23,10 +24,17 @@ class Searching:
     """A search in one folder: what is known of it, and which point comes next."""
 
     def __init__(
-        self, folder: Path, space: Space, settings: Search, reader: Reader, pausing: Pausing | None = None
+        self,
+        folder: Path,
+        space: Space,
+        settings: Search,
+        reader: Reader,
+        pausing: Pausing | PopulationTraining | None = None,
     ) -> None:
         self.space, self.settings, self.goals, self.pausing = space, settings, reader.goals, pausing
         self._reader = reader
+        self._population = pausing if isinstance(pausing, PopulationTraining) else None
+        self._new: dict[int, NewRun] = {}
         self._others = [point for source in settings.warm_start for point in _others(reader, Path(source))]
         self._points = {point.folder: point for point in reader.points(folder)}
         self.count = 1 + max((point.number for point in self.own if point.number is not None), default=-1)
@@ -44,16 +52,18 @@ class Searching:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there are as many points as were asked for."""
+        """Whether there are as many points as were asked for; of a population, whether none is to begin now."""
+        if self._population:
+            return not self._population.wants_more(self.own)
         return self.count >= self.settings.runs
 
     @property
     def unfinished(self) -> list[Point]:
         """Points that were begun and have come to no end: the command was killed, maybe, or had rungs."""
         ended = (COMPLETED, PAUSED) if self.pausing else (COMPLETED,)
-        return [
-            point for point in self.own if point.number is not None and point.status not in ended and not point.is_bad
-        ]
+        replaced = {point.replaces for point in self.own}
+        own = [point for point in self.own if point.number is not None and point.number not in replaced]
+        return [point for point in own if point.status not in ended and not point.is_bad]
 
     @property
     def spent_s(self) -> float:
@@ -68,8 +78,15 @@ class Searching:
     def next(self) -> tuple[int, Values] | None:
         """The next point and its number; None where there is none left."""
         number = self.count
+        if self._population:
+            self._new[number] = new = self._population.new(self.own, number)
+            return number, new.values
         values = suggest(self.space, self.points, number, self.settings, self.goals)
         return None if values is None else (number, values)
+
+    def new(self, number: int) -> NewRun:
+        """What is asked for beside the values of the point that `next` has given that number."""
+        return self._new.get(number, NewRun({}))
 
     def promote(self) -> tuple[Point, int | None] | None:
         """The paused run that goes on now, counted as under way, and the epoch after which it pauses again."""
@@ -103,7 +120,14 @@ class Searching:
             status = RUNNING if known is None else known.status
             objectives = () if known is None else known.objectives
             self._points[paths.folder] = Point(
-                values=values, status=status, number=number, objectives=objectives, folder=paths.folder
+                values=values,
+                status=status,
+                number=number,
+                objectives=objectives,
+                replaces=(new := self.new(number)).replaces,
+                parent=new.parent,
+                began_at=new.began_at,
+                folder=paths.folder,
             )
 
     def look(self, paths: RunPaths) -> Point | None:

@@ -67,6 +67,18 @@ def before_the_end(files: Sequence[Path], step: int, measured: Collection[str], 
     return [each for each in found if not (end_pictures and each.step == step and _is_review(each))]
 
 
+def curves_until(files: Sequence[Path], step: int) -> list[Event]:
+    """What a run had drawn of its curves when it came to `step`, without pictures."""
+    found = list["Event"]()
+    for event in read_events(files):
+        if event.HasField("session_log"):  # as above
+            found = [each for each in found if each.step < event.step]
+        values = event.summary.value
+        if values and event.step <= step and all(value.WhichOneof("value") == "simple_value" for value in values):
+            found.append(event)
+    return found
+
+
 def _is_of_the_run(tag: str) -> bool:
     return tag.startswith("_hparams_/") or tag == "custom_scalars__config__"
 

@@ -14,7 +14,7 @@ from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.tensorboard import hparams
-from expt.tensorboard.event_files import before_the_end, read_events, tells_otherwise
+from expt.tensorboard.event_files import before_the_end, curves_until, read_events, tells_otherwise
 from expt.tensorboard.pictures import Picture
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ def writer(
     earlier = [] if resumed_at is None else paths.event_files()
     if resumed_at is not None:
         elsewhere = [] if earlier else _of_resumed(paths)
+        if not earlier and (parent := _of_parent(paths)):
+            events = Writer(paths.folder, hyperparameters, charts, continued_at=-1)
+            events.add(curves_until(parent, resumed_at))
+            return events
         if elsewhere or (earlier and tells_otherwise(earlier, hparams.begin(hyperparameters))):
             files = earlier or elsewhere
             events = _anew(paths, files, hyperparameters, charts, resumed_at, end_pictures=end_pictures)
@@ -73,6 +77,13 @@ def _of_resumed(paths: RunPaths) -> list[Path]:
     """The event files of the run in another folder that this one goes on from."""
     resumed = read_result(paths).get("resumed_from")
     return RunPaths(Path(resumed["checkpoint"]).parent.parent).event_files() if resumed else []
+
+
+def _of_parent(paths: RunPaths) -> list[Path]:
+    """The event files of the run that this one is a fork of, and has not been resumed since."""
+    result = read_result(paths)
+    forks = "forked_from" in result and "resumed_from" not in result
+    return RunPaths(Path(result["forked_from"]["run"])).event_files() if forks else []
 
 
 class Writer:

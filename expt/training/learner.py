@@ -80,6 +80,13 @@ class Position:
     step: int = 0
     """Optimiser steps done since the start of the run."""
     step_in_epoch: int = 0
+    epochs: int = 0
+    max_steps: int | None = None
+    """What `total_steps` is made of."""
+    offset: int = 0
+    """Of a fork: steps done more than its epochs would have taken, had they always had as many as now."""
+    began_at: int = 0
+    """Of a fork: the steps that the other run has done of them."""
 
     @property
     def is_run_done(self) -> bool:
@@ -96,6 +103,12 @@ class Position:
         """Steps until the epoch ends, or the run."""
         return min(self.steps_per_epoch - self.step_in_epoch, max(0, self.total_steps - self.step))
 
+    def samples(self, batch_size: int, size: int) -> int:
+        """How many this run has trained on, each epoch on as many as its batches hold of the `size` of the set."""
+        whole, rest = divmod(self.step - self.began_at, self.steps_per_epoch)
+        of_epoch = min(self.steps_per_epoch * batch_size, size)  # an epoch's last batch may be smaller
+        return whole * of_epoch + rest * batch_size
+
     def begin_epoch(self) -> None:
         """Go to the start of the next epoch."""
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
@@ -106,8 +119,25 @@ class Position:
 
     def state_dict(self) -> dict[str, int]:
         """How far it has come, without how far it is to go."""
-        return {"epoch": self.epoch, "step": self.step, "step_in_epoch": self.step_in_epoch}
+        of_fork = {"offset": self.offset, "began_at": self.began_at} if self.began_at else {}
+        return {"epoch": self.epoch, "step": self.step, "step_in_epoch": self.step_in_epoch, **of_fork}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Be where `state_dict` was called."""
         self.epoch, self.step, self.step_in_epoch = state["epoch"], state["step"], state["step_in_epoch"]
+        self.began_at = state.get("began_at", 0)
+        self._move(state.get("offset", 0))
+
+    def begin_fork(self, steps_per_epoch: int) -> None:
+        """Begin as a fork here, where another run with so many steps in an epoch has come."""
+        self.began_at = self.step
+        if self.step_in_epoch and self.step_in_epoch < steps_per_epoch:
+            done = (self.epoch - 1) * self.steps_per_epoch + self.step_in_epoch
+        else:
+            done, self.step_in_epoch = self.epoch * self.steps_per_epoch, self.steps_per_epoch
+        self._move(self.step - done)
+
+    def _move(self, offset: int) -> None:
+        if offset != self.offset:
+            self.offset, total = offset, self.epochs * self.steps_per_epoch + offset
+            self.total_steps = total if self.max_steps is None else min(total, self.max_steps)

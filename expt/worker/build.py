@@ -193,7 +193,7 @@ def _check_first_output(module: nn.Module, target: str, num_classes: int, *, war
 
 def build_position(config: RunConfig, data: Data) -> Position:
     """The beginning of the run, and how far it is to go."""
-    return Position(steps_per_epoch=len(data.train), total_steps=total_steps(config, data))
+    return Position(len(data.train), total_steps(config, data), epochs=config.epochs, max_steps=config.max_steps)
 
 
 def build_save_times(config: RunConfig, worker: Worker) -> SaveTimes:

@@ -21,7 +21,7 @@ from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.observer import Observer
-from expt.worker import build, divergence, fault, first_weights, other_scale, random_state, rank_health
+from expt.worker import build, divergence, fault, first_weights, forked, other_scale, random_state, rank_health
 from expt.worker.agreement import Agreement
 from expt.worker.callbacks import Callbacks
 from expt.worker.early_stop import EarlyStop
@@ -82,7 +82,7 @@ class Run:
             self._resume(source)
         begun = self._first_weights() if source is None else {}
         self._begin(observe, resumed_at=None if source is None else self.position.step)
-        if begun and self.worker.rank == 0:
+        if begun:
             file = {"file": str(self.config.weights), "identity": None}
             self.record.result(weights_from={**read_result(self.paths).get("weights_from", file), **begun})
         while not (self.is_done or self.is_paused or self.agreement.stopping):
@@ -97,6 +97,7 @@ class Run:
                 self._save_after_epoch(is_best=is_best)
         self.steps.close()
         self.checkpoints.wait()
+        forked.release(self.paths, self.worker)
         if not self.is_done:
             return self.record.pause(self._outcome()) if self.is_paused else self.record.interrupt()
         self._test()
@@ -117,9 +118,13 @@ class Run:
         read = checkpoint.load(source) if self.worker.rank == 0 else None
         saved: dict[str, Any] = collectives.from_rank_0(read, self.worker.device)
         rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
-        self.snapshot.load_state_dict(saved)
-        self.history.load_state_dict(saved)
-        self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
+        if source.name == self.paths.forked.name:
+            forked.load(self.snapshot, self.config, saved)
+            self.history.last = dict(saved["last"])  # what it is best at, and where it stops early, is its own
+        else:
+            self.snapshot.load_state_dict(saved)
+            self.history.load_state_dict(saved)
+            self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         self.learner.precision.skipped.fill_(self.history.last.get(tags.SKIPPED_STEPS, 0.0))
 
@@ -217,8 +222,7 @@ class Run:
         return improved
 
     def _save_after_epoch(self, *, is_best: bool) -> None:
-        due = is_best or self.is_paused or self.early_stop.is_due
-        due = due or self.save_times.is_due_after_epoch(self.position)
+        due = is_best or self.is_paused or self.early_stop.is_due or self.save_times.is_due_after_epoch(self.position)
         due = self.agreement.meet(save=due)
         if due or self.agreement.stopping:
             self._save(is_best=is_best)
@@ -248,13 +252,14 @@ class Run:
         if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()
         self.checkpoints.wait()  # should what follows end the run: the checkpoint before this is whole then
+        forked.release(self.paths, self.worker)
         divergence.refuse_weights(self.learner.module, self.position, divergence.mend_of(self.config))
         self.save_times.saved()
         if self.worker.rank != 0:
             return None
         history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
-        more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config)}
-        more |= {"plan": self.plan, "steps_per_epoch": self.position.steps_per_epoch}
+        more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config), "plan": self.plan}
+        more["steps_per_epoch"] = self.position.steps_per_epoch
         if self.config.early_stop:
             more["early_stop"] = self.early_stop.state_dict()
         if self.config.callbacks:
@@ -267,8 +272,7 @@ class Run:
 
     def _stop_at_loss(self) -> None:
         self.checkpoints.wait()
-        mend = divergence.mend_of(self.config)
-        divergence.stop_at_loss(self.sums, self.position, self.data.train, self.worker, mend)
+        divergence.stop_at_loss(self.sums, self.position, self.data.train, self.worker, divergence.mend_of(self.config))
 
     def _test(self) -> None:
         """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""
@@ -281,9 +285,7 @@ class Run:
 
     def _outcome(self) -> dict[str, Any]:
         history, trained_s, steps = self.history, sum(self.history.epoch_s), self.position.step
-        whole, rest = divmod(steps, self.position.steps_per_epoch)
-        batch, last = self.config.batch_size, self.position.steps_per_epoch * self.config.batch_size
-        images = whole * min(last, self.data.train.size) + rest * batch  # an epoch's last batch may be smaller
+        images = self.position.samples(self.config.batch_size, self.data.train.size)
         return {
             "metrics": history.last,
             "best": history.best,

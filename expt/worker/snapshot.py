@@ -43,18 +43,23 @@ class Snapshot:
 
     def load_state_dict(self, state: State) -> None:
         """Continue from `state`, also with another number of workers; one that is new has random numbers of its own."""
-        learner, rank, workers = self.learner, self.worker.rank, state["workers"]
+        learner = self.learner
         self.load_weights(state)
         learner.optimizer.load_state_dict(state["optimizer"])
         _load_schedule(learner, state["scheduler"])
         if state["scaler"]:  # amp=true may have been bf16 there, which has none, and be fp16 on this GPU
             learner.precision.scaler.load_state_dict(state["scaler"])
         self.position.load_state_dict(state["position"])
-        if len(workers) == self.worker.world_size:
+        self.load_workers(state["workers"], sums=True, random=True)
+
+    def load_workers(self, workers: Sequence[State], *, sums: bool, random: bool) -> None:
+        """What each worker had counted of the epoch, and its random numbers."""
+        rank = self.worker.rank
+        if sums and len(workers) == self.worker.world_size:
             self.sums.load_state_dict(workers[rank])
-        elif rank == 0:  # only their total over all workers counts
+        elif sums and rank == 0:  # only their total over all workers counts
             self.sums.load_state_dict(_total(workers))
-        if rank < len(workers):
+        if random and rank < len(workers):
             random_state.load_state_dict(workers[rank]["rng"], self.worker.device)
 
     def load_weights(self, state: State) -> None:

@@ -11,7 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobStatus
 from hydra.types import HydraContext, RunMode
 
-from expt.command import sweep_points
+from expt.command import parents, sweep_points
 from expt.command.composed_run import ComposedRun
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_points import Grid
@@ -98,7 +98,7 @@ def test_where_the_data_is_missing_runs_are_known_by_their_settings_and_read_onc
         read.append(folder)
         return results_of_sweep(folder)
 
-    monkeypatch.setattr(sweep_points, "content_of", gone)
+    monkeypatch.setattr(parents, "content_of", gone)
     monkeypatch.setattr(sweep_points, "results_of_sweep", results)
     found = composed(points, "seed=0,1,2")
     assert [run.job.status for run in found] == ["queued", COMPLETED, COMPLETED]

@@ -115,7 +115,7 @@ def test_one_that_was_killed_is_not_missed(tmp_path: Path) -> None:
         worker.join()
         spares.keep(1)
         last = spares._waiting[0].pid
-        forkserver.kill()
+        os.kill(last, signal.SIGKILL)
         until(lambda: not alive(last))
         worker = spares.start(work("os:getpid"))
         worker.join()

@@ -79,7 +79,8 @@ class RunState:
 
     def _read_result(self) -> None:
         result = read_result(self._paths)
-        self._resumed_at = result["resumed_from"]["step"] if "resumed_from" in result else 0
+        began = result.get("resumed_from") or result.get("forked_from")
+        self._resumed_at = began["step"] if began else 0
         self.total_steps = result.get("total_steps", 0)
         self._per_epoch = result.get("steps_per_epoch", 0)
         self.noun = noun_of(result)

@@ -14,6 +14,7 @@ from expt.config.tasks import metrics_of
 from expt.runs import provenance
 from expt.runs.paths import RunPaths
 from expt.runs.result import PAUSED, Record, read_result
+from expt.runs.view.ancestry import forks_told
 from expt.runs.view.cells import cells, say
 from expt.runs.view.progress import resume_command, shown_path
 
@@ -67,14 +68,19 @@ def logdir(folder: Path) -> Path:
 
 def _epoch_of(split: str, result: Record) -> str:
     """Train and val are of the last epoch; test at a run's end is of the best checkpoint."""
-    last, best = len(result.get("epoch_s") or ()), result.get("best")
+    last, best = _last_epoch(result), result.get("best")
     each_epoch = split != "test" or (result.get("config") or {}).get("eval_split") == "test"
     return f"{last}, the last" if each_epoch or not best else f"{best['epoch']}, the best"
 
 
 def epochs_done(result: Record) -> str:
     """How much of a run has been trained, as in `3 of 9 epochs`."""
-    return f"{len(result.get('epoch_s') or ())} of {(result.get('config') or {}).get('epochs', '?')} epochs"
+    return f"{_last_epoch(result)} of {(result.get('config') or {}).get('epochs', '?')} epochs"
+
+
+def _last_epoch(result: Record) -> int:
+    """Whole epochs done, those of the run that it is a fork of included."""
+    return (result["forked_from"]["epoch"] if "forked_from" in result else 0) + len(result.get("epoch_s") or ())
 
 
 def _facts(result: Record) -> list[str]:
@@ -82,7 +88,8 @@ def _facts(result: Record) -> list[str]:
     where = f"{workers} worker{'s' if workers > 1 else ''} on {', '.join(result.get('devices') or ['the CPU'])}"
     speed = f"{result.get('samples_per_s') or 0:,.0f} {noun_of(result)}s/s"
     best = result.get("best")
-    found = [f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {where}, {speed}"]
+    found = [f"forked from  {line}" for line in forks_told(result)]
+    found += [f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {where}, {speed}"]
     if best:
         found.append(f"best         {best['metric']} {best['value']:.4f} in epoch {best['epoch']}")
     if stopped := result.get("stopped_early"):

@@ -1,0 +1,247 @@
+"""A run that goes on from another's checkpoint with other settings: found, checked, and taken into its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, shown
+from expt.config.older import brought_up_to_date
+from expt.config.schema import RunConfig
+from expt.errors import CheckpointError, ConfigError, warn
+from expt.runs import checkpoint
+from expt.runs.parent import kept_by, named
+from expt.runs.paths import RunPaths
+from expt.runs.record_parts import Forked
+from expt.runs.result import RUNNING, Record, result_of_any
+from expt.runs.resume import before_its_end
+from expt.runs.weights_file import WHICH
+
+NO_SETTING = NOT_IN_RESULT | {"fork", "weights"}
+OF_ORDER = ("batch_size", "drop_last", "seed", "dataset.sampling", "dataset.train_limit", "task.")
+"""What an epoch has to be trained with from its beginning: the order of its samples, and what is summed over them."""
+OF_LENGTH = {"batch_size", "drop_last", "dataset.train_limit"}
+"""What changes the number of an epoch's steps."""
+TRIES = 3
+
+
+class Found(NamedTuple):
+    """A checkpoint of the run that is forked."""
+
+    file: Path
+    state: Mapping[str, Any]
+    """With its tensors left on the disk."""
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps done."""
+        return int(self.state["position"]["step"])
+
+    @property
+    def epoch(self) -> int:
+        """Epochs begun."""
+        return int(self.state["position"]["epoch"])
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether no batch of its epoch is left."""
+        position = self.state["position"]
+        return not 0 < position["step_in_epoch"] < self.state.get("steps_per_epoch", position["step_in_epoch"] + 1)
+
+    @property
+    def epochs_done(self) -> int:
+        """Whole ones."""
+        return self.epoch if self.ends_epoch else self.epoch - 1
+
+    @property
+    def told(self) -> str:
+        """For a person who is to choose one."""
+        which = f", {self.file.stem}" if self.file.stem in WHICH else ""
+        return f"step {self.step} ({'' if self.ends_epoch else 'within '}epoch {self.epoch}{which})"
+
+
+def identified(given: str) -> tuple[str, str]:
+    """What identifies the checkpoint of `fork=given`, wherever it lies, and that but for seeds; see Content.
+
+    Raises ConfigError where there is none.
+    """
+    run, which = named(given)
+    record, found = result_of_any(RunPaths(run)), _of(given, run, which)
+    if record.get("status") == RUNNING:
+        warn(f"fork={given}: the run of {run} is still under way; it is forked at step {found.step}")
+    return f"{record['identity']}@{found.step}", f"{record['seedless_identity']}@{found.step}"
+
+
+def _of(given: str, run: Path, which: str) -> Found:
+    there = list(_all(run))
+    fitting = [found for found in there if _is(found, which)]
+    if fitting:
+        return fitting[0]
+    wanted = {"last": "last", "best": "best"}.get(which, f"of {which.replace(':', ' ')}" if ":" in which else which)
+    wanted = f"of step {which}" if which.isdigit() else wanted
+    raise ConfigError(f"fork={given}: {run} has no checkpoint {wanted}; {_choice(there)}")
+
+
+def _is(found: Found, which: str) -> bool:
+    if which.isdigit():
+        return found.step == int(which)
+    if which.startswith("epoch:"):
+        return found.ends_epoch and found.epoch == int(which.removeprefix("epoch:"))
+    return found.file.name in (which, f"{which}.pt")
+
+
+def _all(run: Path) -> Iterator[Found]:
+    """Those that can be read, the last and the best first."""
+    paths = RunPaths(run)
+    files = [*checkpoint.candidates(paths.last), *checkpoint.candidates(paths.best)]
+    for file in sorted(files, key=lambda path: path not in (paths.last, paths.best)):
+        try:
+            state = checkpoint.load(file, lazily=True)
+            yield Found(file, {key: state[key] for key in state if key not in ("model", "ema", "optimizer")})
+        except Exception:  # damaged, or removed meanwhile: what torch raises is of many kinds
+            continue
+
+
+def _choice(there: list[Found]) -> str:
+    """What to say of the checkpoints that a run has, each step once."""
+    steps = {found.step: found for found in reversed(there)}
+    if not steps:
+        return "it has none: give another run, or train it again"
+    *others, last = (steps[step].told for step in sorted(steps))
+    listed = f"{', '.join(others)} and {last}" if others else last
+    return f"it has {listed}: use fork=RUN@STEP; a larger checkpoint.keep has a run keep more"
+
+
+def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
+    """The checkpoint that the run of `paths` begins from: taken into its folder before, or the other run's.
+
+    Raises ConfigError where it is gone, or can't be gone on from with these settings.
+    """
+    if paths.forked.exists() and _is_whole(paths.forked):
+        return paths.forked
+    run = named(str(config.fork)).run
+    assert content.fork is not None
+    step = content.fork.rpartition("@")[2]
+    found = next((found for found in _all(run) if _is(found, step)), None)
+    if found is None:
+        raise ConfigError(
+            f"fork={config.fork}: the run has gone on since, and its checkpoint of step {step} is no longer there; "
+            f"{_choice(list(_all(run)))}"
+        )
+    record = result_of_any(RunPaths(run))
+    state = {"steps_per_epoch": record.get("steps_per_epoch"), **found.state}
+    _refuse(config, content, record, found._replace(state=state), run)
+    return before_its_end(config, state, found.file)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        checkpoint.check(path)
+    except CheckpointError as error:
+        warn(f"{error}; it is taken anew")
+        return False
+    return True
+
+
+def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
+    """Take the checkpoint into the run's folder, with the curves until there; returns where.
+
+    From then on the run has no need of the other's folder. Raises CheckpointError where the checkpoint is damaged.
+    """
+    if source != paths.forked:
+        paths.checkpoints.mkdir(parents=True, exist_ok=True)
+        for left in reversed(range(TRIES)):
+            checkpoint.keep_as(source, paths.forked)
+            try:
+                checkpoint.check(paths.forked)
+                break
+            except CheckpointError:  # a run that is under way may just have written another
+                if not left:
+                    paths.forked.unlink()
+                    raise
+    state = checkpoint.load(paths.forked, lazily=True)
+    metrics = (paths if source == paths.forked else RunPaths(source.parent.parent)).metrics
+    text = metrics.read_bytes() if metrics.exists() else b""
+    paths.metrics.write_bytes(text[: state["metrics_bytes"]])
+    return paths.forked
+
+
+def forked_from(config: RunConfig, source: Path) -> Forked:
+    """What result.json says of the checkpoint `source`, which is in the other run's folder."""
+    run, state = source.parent.parent, checkpoint.load(source, lazily=True)
+    record = result_of_any(RunPaths(run))
+    found = Found(source, {"steps_per_epoch": record.get("steps_per_epoch"), **state})
+    return {
+        "given": str(config.fork),
+        "run": str(run.resolve()),
+        "identity": record["identity"],
+        "seedless_identity": record["seedless_identity"],
+        "step": found.step,
+        "epoch": found.epochs_done,
+        "arguments": record["arguments"],
+        "changed": {key: [*values] for key, values in _changed(config, state["config"]).items()},
+    }
+
+
+def _changed(config: RunConfig, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that are others than those with which the checkpoint was written: what it was, and what it is."""
+    then, now = (_plain(settings) for settings in (brought_up_to_date(saved), shown(config)))
+    keys = [key for key in {**then, **now} if key not in NO_SETTING]
+    return {key: (then.get(key), now.get(key)) for key in keys if then.get(key) != now.get(key)}
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    counted = {key: value for key, value in settings.items() if key not in OF_TRACKERS}
+    return flat(json.loads(json.dumps(counted, default=str)))  # a tuple is a list then
+
+
+def _refuse(config: RunConfig, content: Content, record: Record, found: Found, run: Path) -> None:
+    """Raise ConfigError for each setting that can't be another in a fork, and where nothing is left to train."""
+    changed = _changed(config, found.state["config"])
+    weights = f"or begin a further run, with what fits of its weights, by weights={run}@last"
+    problems = []
+    if config.weights is not None:
+        problems.append(
+            f"weights={config.weights}: a fork has its weights from fork={config.fork}; leave one of them out"
+        )
+    others = tuple(key.removesuffix("name") for key in changed if key.endswith(".name"))
+    for key, (then, now) in changed.items():
+        if key.startswith(others) and not key.endswith(".name") and kept_by(f"{key.partition('.')[0]}.name"):
+            continue  # what another model, or another dataset, has of its own
+        if why := kept_by(key):
+            problems.append(
+                f"{key}={_shown(now)}: a fork keeps {why}, and {run} has {_shown(then)}; leave it out, {weights}"
+            )
+        elif key.startswith(OF_ORDER) and not found.ends_epoch:
+            problems.append(
+                f"{key}={_shown(now)}: can't change within an epoch, and step {found.step} of {run} is within epoch "
+                f"{found.epoch}; use a checkpoint at an epoch's end: {_choice(list(_all(run)))}"
+            )
+    if config.max_steps is not None and (length := sorted(OF_LENGTH & changed.keys())):
+        problems.append(
+            f"max_steps={config.max_steps}: counts steps, of which an epoch has others with another {length[0]}; "
+            "give epochs, and max_steps=null"
+        )
+    if (then_data := record["content"]["data"]) != content.data and not problems:
+        problems.append(f"dataset: its files are not those that {run} was trained on, {_shown(then_data)}; {weights}")
+    if problems := problems or _ended(config, found, run):
+        raise ConfigError(problems)
+    if record["content"]["code"] != content.code:
+        warn(f"fork={config.fork}: the run's own classes have other source now; its state goes on in theirs")
+
+
+def _ended(config: RunConfig, found: Found, run: Path) -> list[str]:
+    """What is wrong where nothing is left to train."""
+    asked = (("epochs", config.epochs, found.epochs_done, "epoch"), ("max_steps", config.max_steps, found.step, "step"))
+    return [
+        f"{key}={wanted}: the checkpoint of {run} has come to {what} {come} already; give {key}={come + 1} or more, "
+        f"or an earlier checkpoint: {_choice(list(_all(run)))}"
+        for key, wanted, come, what in asked
+        if wanted is not None and come >= wanted
+    ]
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

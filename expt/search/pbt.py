@@ -1,0 +1,189 @@
+"""Population based training (Jaderberg et al. 2017): what each member does next, a pure function of what is known.
+
+Every `interval` epochs a member pauses. One of the worst then gives its place to a fork of one of the best, whose
+settings are changed a little (exploit and explore); every other goes on as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from expt.runs.result import FAILED, PAUSED
+from expt.search.space import Parameter, Space, Value, Values, as_key
+
+DRAWS = 50
+"""How often values are drawn until they are new."""
+SMALLER, LARGER = 0.8, 1.2
+"""By one of these a number is multiplied."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One run of the population, or one that has given up its place."""
+
+    number: int
+    values: Values
+    status: str
+    """As in result.json."""
+    costs: Mapping[int, float] = field(default_factory=dict)
+    """After each epoch that it has trained itself; lower is better."""
+    replaces: int | None = None
+    parent: int | None = None
+    """Whose fork it is."""
+    began_at: int = 0
+    """After which epoch of that."""
+
+    @property
+    def epochs(self) -> int:
+        """How far it has come."""
+        return max(self.costs, default=0)
+
+    @property
+    def cost(self) -> float:
+        """The last; what is no number is worse than any."""
+        return _worst_if_nan(self.costs[self.epochs]) if self.costs else math.inf
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A further member of a population that is not complete."""
+
+    values: Values
+
+
+@dataclass(frozen=True)
+class GoOn:
+    """A member that has paused trains on, until after an epoch, or to its end."""
+
+    number: int
+    until: int | None
+
+
+@dataclass(frozen=True)
+class Replace:
+    """A fork of the member `parent` takes the place of `number`."""
+
+    number: int
+    parent: int
+    epoch: int
+    """After which it parts from it."""
+    values: Values
+    until: int | None
+
+
+Choice: TypeAlias = Begin | GoOn | Replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population:
+    """How a population is trained."""
+
+    space: Space
+    size: int
+    epochs: int
+    interval: int = 1
+    quantile: float = 0.25
+    """The share of the members that give up their places, and of those whose forks take them."""
+    resample: float = 0.25
+    """How likely a value is drawn anew from the space, and not changed a little."""
+    seed: int = 0
+
+    def choose(self, members: Sequence[Member]) -> Choice | None:
+        """What is to be done next; None where that waits for members under way, or all have come to their end.
+
+        The one that is the furthest behind comes first, and those that give up their places before the others, for then
+        the checkpoints of the best are still those of this epoch.
+        """
+        number = 1 + max((member.number for member in members), default=-1)
+        if sum(member.replaces is None for member in members) < self.size and (drawn := self._drawn(members, number)):
+            return Begin(drawn)
+        current = self.current(members)
+        paused = [member for member in current if member.status == PAUSED]
+        if not paused:
+            return None
+        epoch = min(member.epochs for member in paused)
+        here = sorted((member for member in paused if member.epochs == epoch), key=lambda member: member.number)
+        best, worst = self._extremes([member for member in members if epoch in member.costs], epoch)
+        failed = [member for member in current if member.status == FAILED and member.epochs <= epoch]
+        given_up = [member for member in failed if member.costs or member.replaces is None]  # else forks fail for ever
+        parents = [member for member in here if member.number in best]
+        for member in [*given_up, *(member for member in here if member.number in worst)]:
+            for parent in self._random(number).sample(parents, len(parents)):
+                if values := self._explored(members, parent, epoch, number):
+                    return Replace(member.number, parent.number, epoch, values, self.next_stop(epoch))
+        return GoOn(here[0].number, self.next_stop(epoch))
+
+    def current(self, members: Iterable[Member]) -> list[Member]:
+        """Those that nobody has replaced."""
+        members = list(members)
+        gone = {member.replaces for member in members}
+        return [member for member in members if member.number not in gone]
+
+    def next_stop(self, epochs_done: int) -> int | None:
+        """The epoch after which a member pauses next; None where it goes to its end."""
+        stop = (epochs_done // self.interval + 1) * self.interval
+        return stop if stop < self.epochs else None
+
+    def _extremes(self, members: Sequence[Member], epoch: int) -> tuple[set[int], set[int]]:
+        """The numbers of the best and of the worst after this epoch; the worst are worse than all of the best."""
+        ranked = sorted(members, key=lambda member: (_worst_if_nan(member.costs[epoch]), member.number))
+        count = int(len(ranked) * self.quantile)
+        if not count:
+            return set(), set()
+        best, bound = ranked[:count], _worst_if_nan(ranked[count - 1].costs[epoch])
+        worst = [member for member in ranked[-count:] if _worst_if_nan(member.costs[epoch]) > bound]
+        return {member.number for member in best}, {member.number for member in worst}
+
+    def _drawn(self, members: Iterable[Member], number: int) -> Values | None:
+        """A point of the space at random, which no member has; None where there seems to be no further one."""
+        chance, known = self._random(number), {as_key(member.values) for member in members}
+        for _ in range(DRAWS):
+            found = self.space.active({each.name: each.at(chance.random()) for each in self.space.parameters})
+            if as_key(found) not in known:
+                return found
+        return None
+
+    def _explored(self, members: Iterable[Member], parent: Member, epoch: int, number: int) -> Values | None:
+        """Other values than the parent's, and than those of its other forks here; None where there seem to be none."""
+        chance = self._random(number, "explore")
+        here = [member for member in members if (member.parent, member.began_at) == (parent.number, epoch)]
+        known = {as_key(member.values) for member in (parent, *here)}
+        for _ in range(DRAWS):
+            if as_key(found := self.explored(parent.values, chance)) not in known:
+                return found
+        return None
+
+    def explored(self, values: Mapping[str, Value], chance: random.Random) -> Values:
+        """Each of the values changed a little, or drawn anew, within the space."""
+        found: Values = {}
+        for each in self.space.parameters:
+            anew, up, drawn = chance.random() < self.resample, chance.random() < 0.5, each.at(chance.random())
+            value = values.get(each.name, drawn)
+            found[each.name] = drawn if anew else _changed(each, value, up=up)
+        return self.space.active(found)
+
+    def _random(self, number: int, what: str = "") -> random.Random:
+        return random.Random(f"{self.seed} {number} {what}")
+
+
+def _changed(parameter: Parameter, value: Value, *, up: bool) -> Value:
+    """A number times 0.8 or 1.2, by one step at least; of choices the one beside it."""
+    if parameter.kind == "categorical":
+        place = parameter.choices.index(str(value)) + (1 if up else -1)
+        return parameter.choices[min(max(place, 0), len(parameter.choices) - 1)]
+    number = float(value)
+    changed = number * (LARGER if up else SMALLER)
+    if parameter.kind == "int" or parameter.step is not None:
+        step = parameter.step or 1
+        steps = round((changed - number) / step) or (1 if up else -1)
+        changed = number + steps * step
+    changed = min(parameter.high, max(parameter.low, changed))
+    return int(changed) if parameter.kind == "int" else parameter.rounded(changed)
+
+
+def _worst_if_nan(cost: float) -> float:
+    return math.inf if math.isnan(cost) else cost

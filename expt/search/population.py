@@ -1,0 +1,138 @@
+"""Population based training in run folders: who is a member, and what its next run is; expt.search.pbt decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from expt.config.schema import RunConfig
+from expt.config.search import Search
+from expt.config.task_rules import measured_each_epoch
+from expt.errors import ConfigError, did_you_mean
+from expt.runs.parent import kept_by
+from expt.runs.paths import RunPaths
+from expt.runs.result import PAUSED, Record
+from expt.runs.typed import quoted
+from expt.search.goals import Goal
+from expt.search.history import Point
+from expt.search.pausing import remove_checkpoints
+from expt.search.pbt import Choice, GoOn, Member, Population, Replace
+from expt.search.space import Space, Values
+
+
+class NewRun(NamedTuple):
+    """A further member, or a fork that takes another's place."""
+
+    values: Values
+    words: Sequence[str] = ()
+    """What is typed beside its values."""
+    replaces: int | None = None
+    parent: int | None = None
+    began_at: int = 0
+    """See Point."""
+
+
+class PopulationTraining:
+    """A population whose members are like `config`, with the methods of `Pausing`."""
+
+    def __init__(self, settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space) -> None:
+        """Raises ConfigError where members cannot be compared, or forks cannot have what is searched."""
+        _check(settings, config, goals, space)
+        self._goal, self._keeps = goals[0], settings.keep_checkpoints
+        self._population = Population(
+            space=space,
+            size=settings.runs,
+            epochs=config.epochs,
+            interval=settings.interval,
+            quantile=settings.quantile,
+            resample=settings.resample,
+            seed=settings.seed,
+        )
+        self._stops: dict[int, int | None] = {}
+
+    def first_stop(self, number: int) -> int | None:
+        """The epoch after which a new run of that number pauses; None where it goes to its end."""
+        return self._stops.get(number, self._population.next_stop(0))
+
+    def stop_of(self, number: int, record: Record) -> int | None:
+        """Where a run that was begun, and has come to no end, stops: where it was to, when it was begun."""
+        return record.get("until_epoch") if "attempts" in record else self.first_stop(number)
+
+    def next(self, points: Sequence[Point]) -> tuple[Point, int | None] | None:
+        """The member that goes on now, and the epoch after which it pauses again; None where none does."""
+        choice = self._choice(points)
+        if not isinstance(choice, GoOn):
+            return None
+        return next(point for point in points if point.number == choice.number), choice.until
+
+    def wants_more(self, points: Sequence[Point]) -> bool:
+        """Whether a new run is to begin now."""
+        choice = self._choice(points)
+        return choice is not None and not isinstance(choice, GoOn)
+
+    def new(self, points: Sequence[Point], number: int) -> NewRun:
+        """The run of that number, where one is to begin now."""
+        choice = self._choice(points)
+        assert choice is not None
+        assert not isinstance(choice, GoOn)
+        if not isinstance(choice, Replace):
+            return NewRun(choice.values)
+        self._stops[number] = choice.until
+        parent = next(point for point in points if point.number == choice.parent)
+        word = f"fork={quoted(f'{parent.folder}@epoch:{choice.epoch}')}"
+        return NewRun(choice.values, [word], choice.number, choice.parent, choice.epoch)
+
+    def clear(self, points: Sequence[Point], planned: int) -> None:
+        """Remove the checkpoints of members that have given up their places, whatever else is `planned`."""
+        gone = {point.replaces for point in points} - {None}
+        for point in points:
+            if not self._keeps and point.number in gone and point.status == PAUSED and point.folder is not None:
+                remove_checkpoints(RunPaths(point.folder))
+
+    def _choice(self, points: Sequence[Point]) -> Choice | None:
+        return self._population.choose([_member(point, self._goal) for point in points if point.number is not None])
+
+
+def _member(point: Point, goal: Goal) -> Member:
+    assert point.number is not None
+    own = {epoch: value for epoch, value in point.rung_values.items() if epoch > point.began_at}
+    costs = {epoch: goal.cost(value) for epoch, value in own.items()}
+    return Member(
+        number=point.number,
+        values=point.values,
+        status=point.status,
+        costs=costs,
+        replaces=point.replaces,
+        parent=point.parent,
+        began_at=point.began_at,
+    )
+
+
+def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space) -> None:
+    problems = [
+        f"{each.name}: a fork keeps {kept}, so search=pbt can't change it on the way; search settings of the training, "
+        "as optimizer.lr, or use search=tpe"
+        for each in space.parameters
+        if (kept := kept_by(each.name if "." in each.name else f"{each.name}.name"))
+    ]
+    if any(each.name in ("epochs", "max_steps") for each in space.parameters):
+        problems.append("epochs: search=pbt compares runs of as many epochs; give it one value")
+    if settings.rungs is not None:
+        problems.append(f"search.rungs={settings.rungs}: search=pbt has pauses of its own; leave one of them out")
+    if settings.warm_start:
+        problems.append("search.warm_start: search=pbt begins with points at random; leave it out, or use search=tpe")
+    if len(goals) > 1:
+        problems.append(f"objective: search=pbt has one goal alone; use search=nsga2 or tpe for {len(goals)}")
+    measured = measured_each_epoch(config)
+    if goals[0].tag not in measured:
+        problems.append(
+            f"objective={goals[0].tag}: search=pbt needs what is measured after each epoch; use one of "
+            f"{', '.join(measured)}.{did_you_mean(goals[0].tag, measured)}"
+        )
+    if settings.interval >= config.epochs:
+        problems.append(
+            f"search.interval={settings.interval}: a run has epochs={config.epochs}, and would never pause; "
+            "give less, or more epochs"
+        )
+    if problems:
+        raise ConfigError(problems)

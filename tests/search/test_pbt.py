@@ -1,0 +1,131 @@
+"""Who goes on, who gives up its place to whom, and with which settings: by what is known alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING
+from expt.search.pbt import Begin, Choice, GoOn, Member, Population, Replace
+from expt.search.space import Parameter, Space, Values
+
+LR = Parameter(name="optimizer.lr", kind="float", low=1e-4, high=1.0, log=True)
+SIZE = Parameter(name="batch_size", kind="int", low=16, high=64, step=16)
+CLIP = Parameter(name="gradient_clip", kind="categorical", choices=("null", "1", "5"), meant=(None, 1, 5))
+SPACE = Space((LR, SIZE, CLIP))
+POPULATION = Population(space=SPACE, size=4, epochs=6, interval=2)
+
+
+def _member(number: int, *costs: float, status: str = PAUSED, replaces: int | None = None, first: int = 1) -> Member:
+    values: Values = {"optimizer.lr": 0.1, "batch_size": 32, "gradient_clip": "1"}
+    by_epoch = {first + index: cost for index, cost in enumerate(costs)}
+    return Member(number=number, values=values, status=status, costs=by_epoch, replaces=replaces)
+
+
+def test_a_population_is_filled_first_with_points_that_differ() -> None:
+    first = POPULATION.choose([])
+    second = POPULATION.choose([_member(0, status=RUNNING)])
+    assert isinstance(first, Begin)
+    assert isinstance(second, Begin)
+    assert first != second
+    assert first == POPULATION.choose([]), "the same again"
+    assert first != dataclasses.replace(POPULATION, seed=1).choose([])
+    assert {1e-4 <= float(choice.values["optimizer.lr"]) <= 1.0 for choice in (first, second)} == {True}
+
+
+def test_the_worst_gives_its_place_to_a_fork_of_the_best_before_any_goes_on() -> None:
+    members = [_member(0, 5, 4), _member(1, 1, 9), _member(2, 3, 2), _member(3, 8, 3)]
+    choice = POPULATION.choose(members)
+    assert isinstance(choice, Replace)
+    assert (choice.number, choice.parent, choice.epoch, choice.until) == (1, 2, 2, 4)
+    assert choice.values != members[2].values
+    members.append(_member(4, status=RUNNING, replaces=1))
+    assert [POPULATION.choose(members)] == [GoOn(0, 4)]
+
+
+def test_no_two_are_alike_and_a_small_space_has_an_end() -> None:
+    small = Population(space=Space((CLIP,)), size=4, epochs=6, quantile=0.5, resample=1.0)
+    members: list[Member] = []
+    while isinstance(choice := small.choose(members), Begin):
+        member = Member(number=len(members), values=choice.values, status=PAUSED, costs={1: float(len(members))})
+        members.append(member)
+    assert {str(member.values["gradient_clip"]) for member in members} == {"null", "1", "5"}
+    forks = list[Replace]()
+    members += [_member(n, 9 + n) for n in range(3, 40)]
+    while isinstance(choice := small.choose(members), Replace):
+        forks.append(choice)
+        of = {"replaces": choice.number, "parent": choice.parent, "began_at": choice.epoch}
+        members.append(Member(number=len(members), values=choice.values, status=RUNNING, **of))  # type: ignore[arg-type]
+    ways = {(fork.parent, fork.values["gradient_clip"]) for fork in forks}
+    assert len(ways) == len(forks) > 2
+
+
+def _trained(choice: Choice | None, members: list[Member], population: Population) -> Member | None:
+    """What the choice comes to: the cost is how far the rate lies from 0.1."""
+    if choice is None:
+        return None
+    if isinstance(choice, GoOn):
+        member, until = next(one for one in members if one.number == choice.number), choice.until
+        begun, values, replaces, number = member.epochs, member.values, member.replaces, member.number
+    else:
+        begun, values, number = 0, choice.values, len(members)
+        replaces, until = None, population.next_stop(0)
+        if isinstance(choice, Replace):
+            begun, until, replaces = choice.epoch, choice.until, choice.number
+    last = until or population.epochs
+    cost = abs(math.log10(float(values["optimizer.lr"]) / 0.1))
+    costs = dict.fromkeys(range(begun + 1, last + 1), cost)
+    if isinstance(choice, GoOn):
+        costs = {**member.costs, **costs}
+    status = PAUSED if until else COMPLETED
+    return Member(number=number, values=values, status=status, costs=costs, replaces=replaces)
+
+
+def test_one_after_another_all_places_come_to_their_end_and_ever_better() -> None:
+    population = Population(space=SPACE, size=8, epochs=12, interval=2)
+    members: list[Member] = []
+    while (found := _trained(population.choose(members), members, population)) is not None:
+        members = [*(one for one in members if one.number != found.number), found]
+        members.sort(key=lambda one: one.number)
+    current = population.current(members)
+    assert len(current) == 8
+    assert {one.status for one in current} == {COMPLETED}
+    assert len(members) > 8 + 4
+    first, last = (sum(one.cost for one in some) / 8 for some in (members[:8], current))
+    assert last < first / 2
+
+
+@pytest.mark.parametrize(
+    ("members", "choice"),
+    [
+        ([_member(n, 1.0, 1.0) for n in range(4)], GoOn(0, 4)),  # none is worse than another
+        ([_member(n, 1.0, n, status=RUNNING) for n in range(4)], None),
+        ([*(_member(n, *[1.0] * 4) for n in range(3)), _member(3, 1, 2)], GoOn(3, 4)),  # who is behind comes first
+        ([_member(n, *[1.0] * 4) for n in range(4)], GoOn(0, None)),  # to its end
+        ([_member(n, *[1.0] * 6, status=COMPLETED) for n in range(4)], None),
+        ([*(_member(n, 1.0, 1.0) for n in range(2)), *(_member(n, status=RUNNING) for n in (2, 3))], GoOn(0, 4)),
+    ],
+)
+def test_who_goes_on(members: list[Member], choice: Choice | None) -> None:
+    assert POPULATION.choose(members) == choice
+
+
+@pytest.mark.parametrize("bad", [_member(3, 1.0, math.nan), _member(3, 1.0, status=FAILED), _member(3, status=FAILED)])
+def test_who_diverged_or_failed_is_replaced(bad: Member) -> None:
+    choice = POPULATION.choose([*(_member(n, 1.0, n) for n in range(4) if n != 3), bad, _member(4, 1, 7, replaces=9)])
+    assert isinstance(choice, Replace)
+    assert (choice.number, choice.parent) == (3, 0)
+
+
+def test_values_are_changed_within_the_space() -> None:
+    values: Values = {"optimizer.lr": 0.9, "batch_size": 64, "gradient_clip": "null"}
+    little = dataclasses.replace(POPULATION, resample=0.0)
+    found = [little.explored(values, random.Random(number)) for number in range(20)]
+    assert {one["optimizer.lr"] for one in found} == {0.72, 1.0}
+    assert {one["batch_size"] for one in found} == {48, 64}
+    assert {one["gradient_clip"] for one in found} == {"null", "1"}
+    anew = dataclasses.replace(POPULATION, resample=1.0)
+    assert len({anew.explored(values, random.Random(number))["optimizer.lr"] for number in range(20)}) == 20

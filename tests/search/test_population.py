@@ -1,0 +1,124 @@
+"""Population based training by real runs: places go to forks of the best, also in a search that was killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import expt
+from expt.config.search import Search
+from expt.errors import ConfigError
+from expt.runs.result import COMPLETED, PAUSED, Record, results
+from expt.search.goals import Goal
+from expt.search.history import Point
+from expt.search.population import PopulationTraining
+from expt.search.space import Parameter, Space
+from tests.conftest import Configured, start
+
+SHORT = ("dataset.train_limit=320", "batch_size=32", "tensorboard.images=false", "model.hidden=[8]", "world_size=1")
+SEARCH = ("search=pbt", "search.runs=4", "optimizer.lr=tag(log,interval(1e-4,1))", "hydra.launcher.max_concurrent=1")
+LR = Parameter(name="optimizer.lr", kind="float", low=1e-4, high=1.0, log=True)
+ACCURACY = Goal("accuracy/val", highest=True)
+
+
+def _records(folder: Path) -> list[Record]:
+    return sorted((record for _, record in results(folder)), key=lambda record: record["search"]["number"])
+
+
+def _kept(record: Record) -> dict[str, Any]:
+    """What of a record hangs on no clock, and on no folder's name."""
+    metrics = {tag: value for tag, value in record["metrics"].items() if tag.startswith(("loss/", "accuracy/"))}
+    forked = record.get("forked_from")
+    whose = forked and (forked["step"], forked["identity"], forked["changed"])
+    return {**{key: record.get(key) for key in ("identity", "search", "status", "objective")}, **metrics, "": whose}
+
+
+def test_places_go_to_forks_of_the_best(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    expt.sweep(*SHORT, *SEARCH, "epochs=2", f"hydra.sweep.dir='{folder}'")
+    records = _records(folder)
+    assert [record["status"] for record in records].count(COMPLETED) == 4
+    (fork,) = records[4:]
+    replaced, parent = fork["search"]["replaces"], fork["forked_from"]
+    after_1 = [record["metrics"]["accuracy/val"] for record in records[:4] if record["status"] == PAUSED]
+    assert records[replaced]["status"] == PAUSED
+    assert records[replaced]["resumable"] is False
+    assert not list((folder / records[replaced]["name"]).glob("checkpoints/*.pt")), "it does not go on"
+    assert after_1 == [records[replaced]["metrics"]["accuracy/val"]]
+    assert (parent["step"], parent["epoch"]) == (10, 1)
+    assert [*parent["changed"]] == ["optimizer.lr"]
+    best = next(record for record in records if record.get("identity") == parent["identity"])
+    assert best["search"]["number"] != replaced
+    rate = fork["config"]["optimizer"]["lr"] / best["config"]["optimizer"]["lr"]
+    assert 1e-4 <= fork["config"]["optimizer"]["lr"] <= 1
+    assert rate != 1
+
+
+def _measured(folder: Path) -> int:
+    """How often runs have been evaluated so far."""
+    return sum(path.read_text().count('"loss/val"') for path in folder.glob("*/metrics.jsonl"))
+
+
+def _kill_once_measured(times: int, *words: str, cwd: Path) -> None:
+    process, end = start("-m", *words, "hydra.sweep.dir=killed", cwd=cwd), time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < end and _measured(cwd / "killed") < times:
+        time.sleep(0.005)  # the workers need the core
+    assert process.poll() is None, process.communicate()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_five_times_comes_to_the_same_end(tmp_path: Path) -> None:
+    words = (*SHORT, *SEARCH, "epochs=4", "search.quantile=0.5")
+    expt.sweep(*words, f"hydra.sweep.dir='{tmp_path / 'whole'}'")
+    for times in (1, 3, 6, 9, 13):
+        _kill_once_measured(times, *words, cwd=tmp_path)
+    expt.sweep(*words, f"hydra.sweep.dir='{tmp_path / 'killed'}'")
+    whole, killed = (list(map(_kept, _records(tmp_path / name))) for name in ("whole", "killed"))
+    assert len(whole) > 6
+    assert killed == whole
+
+
+def _training(configured: Configured, *parameters: Parameter, **settings: Any) -> PopulationTraining:
+    found = Search(name="pbt", runs=4, **settings)
+    return PopulationTraining(found, configured("epochs=4"), [ACCURACY], Space((LR, *parameters)))
+
+
+def test_what_a_population_cannot_search_is_refused(configured: Configured) -> None:
+    width = Parameter(name="model.hidden", kind="categorical", choices=("[8]", "[16]"))
+    for told, parameters, settings in (
+        ("model.hidden: a fork keeps its model, so search=pbt can't change it on the way", [width], {}),
+        ("model: a fork keeps its model", [dataclasses.replace(width, name="model")], {}),
+        ("epochs: search=pbt compares runs of as many epochs", [dataclasses.replace(LR, name="epochs")], {}),
+        ("search.interval=4: a run has epochs=4, and would never pause", [], {"interval": 4}),
+        ("search.rungs=asha: search=pbt has pauses of its own", [], {"rungs": "asha"}),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            _training(configured, *parameters, **settings)
+        assert told in str(refused.value)
+
+
+def test_a_fork_is_compared_by_what_it_has_trained_itself(configured: Configured, tmp_path: Path) -> None:
+    def point(number: int, values: dict[int, float], **more: Any) -> Point:
+        folder = tmp_path / str(number)
+        return Point(
+            values={"optimizer.lr": 0.1}, status=PAUSED, number=number, rung_values=values, folder=folder, **more
+        )
+
+    training = _training(configured)
+    points = [point(0, {1: 0.9}), point(1, {1: 0.2}), point(2, {1: 0.8}), point(3, {1: 0.7})]
+    new = training.new(points, 4)
+    assert training.wants_more(points)
+    assert (new.words, new.replaces, training.first_stop(4)) == ([f"fork='{tmp_path}/0@epoch:1'"], 1, 2)
+    assert new.values["optimizer.lr"] != 0.1
+    points.append(point(4, {1: 0.9, 2: 0.1}, replaces=1, began_at=1))
+    assert training.next(points) == (points[0], 2), "of epoch 1 it has no value of its own"
+    assert not training.wants_more(points)
+    assert training.stop_of(9, {"attempts": 1, "until_epoch": 3}) == 3

@@ -1,0 +1,128 @@
+"""The state goes on, and each setting that is another now is as it is now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, StepLR
+
+from expt.config import groups
+from expt.training import optim
+from expt.training.carry_over import Earlier, carry_over
+
+SGD: dict[str, Any] = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False}
+ADAM: dict[str, Any] = {"name": "adam", "lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
+PLATEAU: dict[str, Any] = {
+    "name": "plateau", "metric": "loss/val", "factor": 0.1, "patience": 3, "min_delta": 0.0, "cooldown": 0,
+    "min_lr": 0.0,
+}  # fmt: skip
+CONSTANT = groups.Constant(name="constant", warmup_epochs=0.0)
+Built = tuple[torch.optim.Optimizer, LRScheduler]
+
+
+def _module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+
+
+def _built(module: nn.Module, optimizer: Any, scheduler: Any = CONSTANT) -> Built:
+    built = optim.build_optimizer(optimizer, module)
+    return built, optim.build_scheduler(scheduler, built, steps_per_epoch=2, total_steps=20)
+
+
+def _trained(module: nn.Module, built: Built, steps: int = 3) -> None:
+    for _ in range(steps):
+        module(torch.randn(5, 3)).square().mean().backward()
+        built[0].step()
+        built[0].zero_grad()
+        if isinstance(built[1], optim.Plateau):
+            built[1].step(1.0)
+        else:
+            built[1].step()
+
+
+def _carried(then: Any, now: Any, schedules: tuple[Any, Any] = (CONSTANT, CONSTANT), **how: Any) -> tuple[Built, Built]:
+    """What was trained for three steps by `then`, and what goes on from it by `now`, over the same parameters."""
+    module = _module()
+    earlier = _built(module, then, schedules[0])
+    _trained(module, earlier)
+    states = earlier[0].state_dict(), earlier[1].state_dict()
+    new = _built(module, now, schedules[1])
+    how = {"same_optimizer": True, "same_schedule": True, "place": 3, **how}
+    carry_over(*new, Earlier(*_built(module, then, schedules[0]), *states), **how)
+    return earlier, new
+
+
+def _moments(built: Built, key: str) -> list[torch.Tensor]:
+    parameters = {one: None for group in built[0].param_groups for one in group["params"]}
+    return [built[0].state[one][key] for one in sorted(parameters, key=id)]
+
+
+def test_moments_go_on_by_their_parameters_whatever_the_groups() -> None:
+    grouped = groups.Adam(**{**ADAM, "lr": 0.01, "name": "adamw", "betas": (0.8, 0.99)}, layer_decay=0.5,
+                          decay_biases_and_norms=False)  # fmt: skip
+    earlier, new = _carried(groups.Adam(**ADAM), grouped)
+    assert len(new[0].param_groups) > len(earlier[0].param_groups) == 1
+    for key in ("exp_avg", "exp_avg_sq", "step"):
+        assert all(map(torch.equal, _moments(earlier, key), _moments(new, key))), key
+    assert {group["betas"] for group in new[0].param_groups} == {(0.8, 0.99)}
+    assert max(group["lr"] for group in new[0].param_groups) == 0.01
+
+
+def test_momentum_is_taken_up_and_left() -> None:
+    _, with_it = _carried(groups.SGD(**{**SGD, "momentum": 0.0}), groups.SGD(**SGD))
+    assert not any(map(torch.count_nonzero, _moments(with_it, "momentum_buffer")))
+    _, without = _carried(groups.SGD(**SGD), groups.SGD(**{**SGD, "momentum": 0.0}))
+    assert all("momentum_buffer" not in state for state in without[0].state.values())
+
+
+def test_another_optimiser_begins_anew() -> None:
+    _, new = _carried(groups.SGD(**SGD), groups.Adam(**ADAM), same_optimizer=False)
+    assert not new[0].state
+    assert new[0].param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(("lr", "goes_on_with", "bad_epochs"), [(0.1, 0.1, 2), (0.05, 0.05, 0)])
+def test_a_plateau_keeps_what_it_has_counted_unless_the_learning_rate_is_given(
+    lr: float, goes_on_with: float, bad_epochs: int
+) -> None:
+    plateaus = groups.Plateau(**PLATEAU), groups.Plateau(**{**PLATEAU, "patience": 9, "min_lr": 0.01})
+    _, (optimizer, plateau) = _carried(groups.SGD(**SGD), groups.SGD(**{**SGD, "lr": lr}), plateaus)
+    assert isinstance(plateau, optim.Plateau)
+    assert (plateau.best, plateau.num_bad_epochs, plateau.patience, plateau.min_lrs) == (1.0, bad_epochs, 9, [0.01])
+    assert optimizer.param_groups[0]["lr"] == goes_on_with
+
+
+def test_a_plateau_that_has_lowered_the_learning_rate() -> None:
+    plateaus = (groups.Plateau(**{**PLATEAU, "patience": 0}),) * 2
+    earlier, (same, _) = _carried(groups.SGD(**SGD), groups.SGD(**{**SGD, "momentum": 0.5}), plateaus)
+    assert same.param_groups[0]["lr"] == earlier[0].param_groups[0]["lr"] == pytest.approx(0.001)
+    assert same.param_groups[0]["momentum"] == 0.5
+    _, (given, _) = _carried(groups.SGD(**SGD), groups.SGD(**{**SGD, "lr": 0.3}), plateaus)
+    assert given.param_groups[0]["lr"] == 0.3
+
+
+def _own(**kwargs: Any) -> groups.TargetScheduler:
+    return groups.TargetScheduler(target="torch.optim.lr_scheduler.StepLR", kwargs={"step_size": 2, **kwargs})
+
+
+def test_an_own_schedule_does_to_another_learning_rate_what_it_has_done() -> None:
+    same = (_own(gamma=0.5), _own(gamma=0.5))
+    _, (optimizer, scheduler) = _carried(groups.SGD(**SGD), groups.SGD(**{**SGD, "lr": 1.0}), same)
+    assert isinstance(scheduler, StepLR)
+    assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"], scheduler.base_lrs) == (3, 0.5, [1.0])
+    other = (_own(gamma=0.5), _own(gamma=0.1))
+    _, (optimizer, scheduler) = _carried(groups.SGD(**SGD), groups.SGD(**SGD), other, same_schedule=False)
+    assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"]) == (3, pytest.approx(0.01))
+
+
+def test_another_schedule_is_at_its_place_with_a_momentum_of_its_own() -> None:
+    cycle = groups.OneCycle(name="one_cycle", rise_fraction=0.5, start_factor=0.1, end_factor=0.01)
+    cosine = groups.Cosine(name="cosine", warmup_epochs=0.0, min_lr=0.0)
+    _, (optimizer, _) = _carried(groups.SGD(**SGD), groups.SGD(**SGD), (cycle, cosine), same_schedule=False, place=10)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (pytest.approx(0.05), 0.9)
+    _, (optimizer, _) = _carried(groups.SGD(**SGD), groups.SGD(**SGD), (cosine, cycle), same_schedule=False, place=99)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)

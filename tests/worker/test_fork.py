@@ -1,0 +1,188 @@
+"""A fork goes on from another run's checkpoint: to the same bits with the same settings, otherwise with others."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expt.config.identity import Content
+from expt.errors import ConfigError
+from expt.runs import checkpoint, lineage
+from expt.runs.attempt import Attempt
+from expt.runs.paths import RunPaths
+from expt.runs.request import RunRequest
+from expt.runs.result import read_result
+from expt.training.observer import Observer
+from tests.conftest import Configured
+from tests.integration.test_resume import _same
+from tests.worker.conftest import TrainAlone, Trained
+
+SHORT = ("dataset.train_limit=320", "log_every=2", "optimizer.lr=0.2", "batch_size=32", "checkpoint.keep=9")
+Forking = Callable[..., Trained]
+
+
+@pytest.fixture
+def run(train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Forking:
+    """Carries a run out in tmp_path/NAME as its driver would; `looks` has TensorBoard's file written too."""
+    monkeypatch.chdir(tmp_path)
+
+    def carry_out(*words: str, name: str, looks: bool = False, **more: Any) -> Trained:
+        source = _begun(configured, tmp_path, *words, name=name)
+        observe = {} if looks else {"observe": lambda *_: Observer()}
+        return train_alone(*words, name=name, source=source, **observe, **more)
+
+    return carry_out
+
+
+def _begun(configured: Configured, tmp_path: Path, *words: str, name: str, may_have_run: bool = False) -> Path | None:
+    config = configured(*words)
+    content = lineage.as_forked(config, Content())
+    request = RunRequest(
+        config=config,
+        content=content,
+        paths=RunPaths(tmp_path / name),
+        about={"name": name, "overrides": {}, "arguments": [*words]},
+        may_have_run=may_have_run,
+    )
+    return Attempt(request=request, started_at=time.monotonic()).begin()
+
+
+def _last(run: Trained, name: str = "last.pt") -> dict[str, Any]:
+    return checkpoint.load(run.folder / "checkpoints" / name)
+
+
+UNCHANGED: dict[str, tuple[tuple[str, ...], str]] = {
+    "adam, with all that draws and averages": (
+        ("optimizer=adam", "model.dropout=0.3", "ema=0.9", "gradient_accumulation=2", "mixup=0.2", "model=convnet",
+         "dataset.augment.crop_padding=1"), "@20"),
+    "cosine, by the epoch": (("scheduler=cosine", "model.dropout=0.3"), "@epoch:2"),
+    "one cycle": (("scheduler=one_cycle", "scheduler.rise_fraction=0.6"), "@20"),
+    "a plateau that has lowered it": (
+        ("scheduler=plateau", "scheduler.patience=0", "scheduler.min_delta=0.5", "optimizer=adamw"), "@30"),
+    "groups, layer by layer": (
+        ("optimizer=adamw", "optimizer.layer_decay=0.8", "optimizer.decay_biases_and_norms=false"), "@10"),
+    "an own schedule": (
+        ("scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 1, gamma: 0.7}", "lr_scaling=linear",
+         "base_batch_size=64"), "@20"),
+    "within an epoch": (("checkpoint.every_steps=7", "model.dropout=0.2", "scheduler=step"), "@14"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_a_fork_with_nothing_changed_comes_to_the_same_bits(name: str, run: Forking) -> None:
+    words, which = (*SHORT, *UNCHANGED[name][0], "epochs=4"), UNCHANGED[name][1]
+    parent = run(*words, name="parent")
+    fork = run(*words, f"fork=parent{which}", name="fork")
+    states = [_last(each) for each in (parent, fork)]
+    assert states[0]["position"]["step"] == 40
+    assert fork.result["forked_from"]["changed"] == {}
+    for state in states:
+        state["scheduler"].pop("_step_count", 0)  # torch's, for a warning
+        state["position"] = {key: state["position"][key] for key in ("epoch", "step", "step_in_epoch")}
+    for key in states[0].keys() & {"model", "ema", "optimizer", "scheduler", "position", "workers"}:
+        assert _same(*(each[key] for each in states)), key
+    curves = [
+        [point for point in each.points if '"best/' not in point and '/test"' not in point] for each in (parent, fork)
+    ]  # what it is best at is its own, from the fork on
+    assert curves[0] == curves[1], "the parent's until the fork, and its own"
+
+
+PLAIN = (*SHORT, "model=mlp", "model.hidden=[8]", "optimizer.momentum=0", "epochs=4", "checkpoint.every_steps=1")
+
+
+def _weights(run: Trained, name: str = "last.pt") -> torch.Tensor:
+    return torch.cat([tensor.flatten() for tensor in _last(run, name)["model"].values()])
+
+
+def test_the_first_step_uses_the_changed_learning_rate_and_momentum(run: Forking) -> None:
+    parent = run(*PLAIN, "scheduler=cosine", "checkpoint.every_steps=1", "max_steps=22", name="parent")
+    at = _weights(parent, "last-2.pt")
+    moved = {}
+    for lr in ("0.2", "0.02"):
+        fork = run(
+            *PLAIN, "scheduler=cosine", "max_steps=21", "fork=parent@20", f"optimizer.lr={lr}",
+            "optimizer.weight_decay=0.01", name=lr
+        )  # fmt: skip
+        moved[lr] = _weights(fork) - at
+        assert fork.result["forked_from"]["changed"]["optimizer.weight_decay"] == [0.0, 0.01]
+    torch.testing.assert_close(moved["0.2"], 10 * moved["0.02"], rtol=1e-4, atol=1e-6)
+    assert moved["0.02"].abs().max() > 0
+
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "a step without a checkpoint": (
+        "fork=parent@41",
+        "fork=parent@41: parent has no checkpoint of step 41; it has step 10 (epoch 1), step 15 (within epoch 2), "
+        "step 20 (epoch 2) and step 30 (epoch 3, last): use fork=RUN@STEP; a larger checkpoint.keep",
+    ),
+    "no checkpoint's name": ("fork=parent@lst", "@lst names no checkpoint; use @STEP, @epoch:N, @best or @last"),
+    "no run": ("fork=parant@20", "there is no folder parant; give that of a run, as in fork=RUN@STEP. Did you mean"),
+    "its end": ("fork=parent", "epochs=3: the checkpoint of parent has come to epoch 3 already; give epochs=4 or more"),
+    "another model": ("fork=parent@20 model.hidden=[9]", "model.hidden=[9]: a fork keeps its model, and parent"),
+    "other data": ("fork=parent@20 dataset.folds=5 dataset.fold=0", "dataset.folds=5: a fork keeps its data"),
+    "another start": ("fork=parent@20 init=kaiming", "init.name=kaiming: a fork keeps its weights, and parent has"),
+    "weights": ("fork=parent@20 weights=parent", "weights=parent: a fork has its weights from fork=parent@20"),
+    "a seed within an epoch": ("fork=parent@15 seed=1", "seed=1: can't change within an epoch, and step 15"),
+    "steps of another length": (
+        "fork=parent@20 batch_size=16 max_steps=99", "max_steps=99: counts steps, of which an epoch has others"),
+}  # fmt: skip
+
+
+def test_what_cannot_be_is_refused_in_a_line(
+    run: Forking, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*SHORT, "model.hidden=[8]", "epochs=3", "checkpoint.every_steps=15", "objective=loss/val")
+    run(*words, "optimizer.lr=0.01", name="parent")
+    (tmp_path / "parent/checkpoints/best.pt").unlink()
+    for what, (more, told) in REFUSED.items():
+        with pytest.raises(ConfigError) as refused:
+            _begun(configured, tmp_path, *words, *more.split(), name="fork")
+        assert told in str(refused.value), what
+        assert not (tmp_path / "fork").exists(), what
+
+
+def test_another_batch_goes_on_by_epochs_and_is_resumed(
+    run: Forking, configured: Configured, tmp_path: Path, train_alone: TrainAlone
+) -> None:
+    words = (*SHORT, "model.hidden=[8]", "scheduler=cosine", "epochs=4")
+    run(*words, name="parent")
+    more = (*words, "fork=parent@20", "batch_size=64", "seed=3", "ema=0.9", "amp=bf16", "checkpoint.keep=9")
+    fork = run(*more, name="fork")
+    assert (fork.result["steps"], fork.result["total_steps"], len(fork.result["epoch_s"])) == (30, 30, 2)
+    rates = {json.loads(line)["step"]: json.loads(line)["value"] for line in fork.points if '"tag": "lr"' in line}
+    assert rates[24] == pytest.approx(0.2 * 0.5 * (1 + math.cos(math.pi * 13 / 20))), "in the 14th of 20 such steps"
+    for path in (fork.folder / "checkpoints").glob("*.pt*"):
+        if not path.name.startswith("last-1.pt"):
+            path.unlink()
+    whole = _last(fork, "last-1.pt")["position"]
+    assert (whole["step"], whole["epoch"], whole["began_at"]) == (25, 3, 20)
+    before = fork.points
+    source = _begun(configured, tmp_path, *more, name="fork", may_have_run=True)
+    assert source == tmp_path / "fork/checkpoints/last-1.pt"
+    resumed = train_alone(*more, name="fork", source=source, observe=lambda *_: Observer())
+    assert resumed.points == before, "as if it had not been stopped"
+    assert resumed.result["forked_from"]["step"] == 20
+    assert resumed.result["identity"] == fork.result["identity"]
+
+
+def test_a_fork_that_is_killed_as_it_writes_its_first_checkpoint_is_still_a_fork(
+    run: Forking, configured: Configured, tmp_path: Path
+) -> None:
+    words = (*SHORT, "model.hidden=[8]", "epochs=2")
+    run(*words, name="parent")
+    more = (*words, "fork=parent@10", "optimizer.lr=0.3")
+    source = _begun(configured, tmp_path, *more, name="fork")
+    assert source == tmp_path / "fork/checkpoints/fork.pt"
+    for name in (".last.pt.tmp", "last.pt.sha256"):
+        source.with_name(name).touch()
+    (tmp_path / "parent/checkpoints").rename(tmp_path / "away")
+    assert _begun(configured, tmp_path, *more, "resume=auto", name="fork", may_have_run=True) == source
+    record = read_result(RunPaths(tmp_path / "fork"))
+    assert record["forked_from"]["changed"] == {"optimizer.lr": [0.2, 0.3]}
