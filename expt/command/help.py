@@ -132,7 +132,7 @@ def keys_with_meaning(lines: Iterable[str], group: str = "") -> list[tuple[str, 
         key, colon, value = setting.partition(":")
         if found and line.startswith(" ") and not setting.strip():  # a meaning that takes a second line
             found[-1] = (found[-1][0], f"{found[-1][1]} {meaning.strip()}")
-        if not colon or (group and key == "name"):
+        if not colon or (group and (key == "name" or key.lstrip().startswith("-"))):
             continue
         prefix = prefix if key.startswith(" ") else ""
         if value.strip():

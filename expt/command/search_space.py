@@ -50,7 +50,7 @@ def _condition(text: str, axes: Sequence[Parameter]) -> tuple[str, str, str]:
     name, equals, choice = condition.strip().partition("=")
     key = f"search.when={text}"
     if not colon or not equals:
-        raise ConfigError(f"{key}: write 'KEY=CHOICE: AXIS', as in 'model=convnet: model.channels=[16],[32]'")
+        raise ConfigError(f"{key}: write 'KEY=CHOICE: AXIS', as in 'model=mlp: model.hidden=[32],[64]'")
     above = next((each for each in axes if each.name == name), None)
     if above is None or above.kind != "categorical":
         hint = did_you_mean(name, [each.name for each in axes if each.kind == "categorical"])
