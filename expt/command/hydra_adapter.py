@@ -207,6 +207,14 @@ def prefer_own_launchers(arguments: Sequence[str]) -> None:
         stored.get("hydra", {}).get("launcher", {}).pop(f"{name}.yaml", None)
 
 
+def product(words: list[Override]) -> list[list[str]]:
+    """The points of a grid, as Hydra's own sweeper makes them."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    (points,) = BasicSweeper.split_arguments(words, None)
+    return points
+
+
 def set_values(composed: DictConfig, values: list[Override], words: list[Override]) -> bool:
     """Change what Hydra composed of a point's choices into what it composes of all its `words`, `values` among them.
 

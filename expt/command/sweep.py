@@ -17,6 +17,7 @@ from rich.console import Console
 from expt.command import overrides
 from expt.command.arguments import continue_command
 from expt.command.composed_run import ComposedRun
+from expt.command.live_sweep import LiveSweep
 from expt.command.point_composer import PointComposer
 from expt.command.preflight import preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
@@ -26,9 +27,9 @@ from expt.command.sweep_values import refuse_wrong_values
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, Options
-from expt.launch.pool import Pool
+from expt.launch.live_pool import LivePool
 from expt.machine import Machine, detect
-from expt.runs import paths
+from expt.runs import orders, paths
 from expt.runs.result import COMPLETED, PAUSED, results
 
 if TYPE_CHECKING:
@@ -122,7 +123,10 @@ class Multirun:
         Raises Interrupted on Ctrl-C.
         """
         runs: Runs = {}
-        runner = self._runner(SweepObserver(self._context, self._task, runs, display))
+        observer = SweepObserver(self._context, self._task, runs, display)
+        runner = self._runner(observer)
+        if isinstance(runner, LivePool):
+            observer.live = self._live(runner, runs, display)
         try:
             with display:
                 for source in rounds(runs, display, runner):
@@ -148,6 +152,13 @@ class Multirun:
         refuse_wrong_values(points, first.hydra_config, self.machine)
         return itertools.chain([first], composed)
 
+    def _live(self, pool: LivePool, runs: Runs, display: SweepDisplay) -> LiveSweep:
+        def compose(points: Sequence[Sequence[str]], keys: Sequence[str], number: int) -> Sequence[ComposedRun]:
+            return [*self.open().compose(self.composer, self._config, points, number, also_named_by=keys)]
+
+        typed = [str(word) for word in self._config.hydra.overrides.task]
+        return LiveSweep(paths.RunPaths(self.folder), self.machine, pool, runs, display, typed, compose)
+
     def send_along(self, run: ComposedRun) -> None:
         """Send the sweep to the dashboards of its first run. Raises ConfigError as expt.tracking.sending does."""
         if run.job.request is not None and not (self.is_dry_run or self.is_preflight):
@@ -155,7 +166,7 @@ class Multirun:
 
     def _pool(self, observer: Observer) -> Runner:
         forkserver.warm(forkserver.SWEEP_MODULES)
-        return Pool(self.machine, self._options(), observer)
+        return LivePool(self.machine, self._options(), observer)
 
     def _options(self) -> Options:
         return Options(**{key: value for key, value in self._launcher_options.items() if key != "dry_run"})
@@ -204,6 +215,8 @@ class Multirun:
 
     def _leave(self) -> None:
         """Let others into the sweep's folder; it goes if it holds nothing but what Hydra and the lock put there."""
+        if self._lock.is_locked:
+            orders.clear(self.folder)
         own = {self.folder / paths.SWEEP_RECORD, paths.RunPaths(self.folder).lock}
         with contextlib.suppress(Timeout, OSError):  # another command is at work there, or the disk is read-only
             if self.folder.is_dir() and {*self.folder.iterdir()} <= own:

@@ -116,6 +116,16 @@ class SweepDisplay:
                 style="green",
             )
 
+    def held(self, job: Job) -> None:
+        """A run was asked to pause, and has saved."""
+        self._forget(job)
+        self._line(PAUSED, job, f"after {epochs_done(read_result(job.paths))}", style="blue")
+
+    def told(self, text: str) -> None:
+        """Another command has given an order."""
+        self._lines.append(Text(printable(text), "blue"))
+        self._print_lines()
+
     def waiting(self, job: Job, devices: Sequence[str]) -> None:
         """A run cannot start yet, since another command holds `devices`."""
         self._line("waiting", job, waiting_for(devices))

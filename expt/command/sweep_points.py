@@ -74,9 +74,12 @@ class Grid:
         master: DictConfig,
         points: Sequence[Sequence[str]],
         first_number: int,
+        also_named_by: Sequence[str] = (),
     ) -> Iterator[ComposedRun]:
         """Compose one run after another, as they are asked for; warns at the end where the folder is another grid's."""
-        names = folder_names([folded(filter_overrides(point)) for point in points], _swept_keys(master))
+        names = folder_names(
+            [folded(filter_overrides(point)) for point in points], [*_swept_keys(master), *also_named_by]
+        )
         points = [self._parents.with_words(point) for point in points]
         asked = [folded(filter_overrides(point)) for point in points]
         ahead = list[ComposedRun]()

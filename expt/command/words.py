@@ -17,6 +17,7 @@ class Word(NamedTuple):
 
 WORDS = {
     "report": Word("expt.command.report", "list and compare runs; the leaderboard of a sweep"),
+    "sweep": Word("expt.command.sweep_orders", "tell a sweep that is under way to run more, less, later or elsewhere"),
     "rerun": Word("expt.command.rerun", "train what a run has trained once more, to the same numbers"),
     "evaluate": Word("expt.command.evaluate", "the metrics of a trained run on its test set, or on other data"),
     "export": Word("expt.command.export", "a trained run's model as a file for other programs: torch_export or ONNX"),

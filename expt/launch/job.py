@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from expt.errors import ExptError, Interrupted, warn
+from expt.errors import ConfigError, Diverged, ExptError, Interrupted, WorkersLost, warn
 from expt.launch.workers import Live
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
@@ -47,7 +47,18 @@ class Job:
     @property
     def refused(self) -> bool:
         """Whether it has failed before it could start."""
-        return self.error is not None and not self.started_at
+        return self.status == FAILED and not self.started_at
+
+    def may_retry(self, error: ExptError, retries: int) -> bool:
+        """Whether it gets another try, and one may come to something else."""
+        restarts = max(retries, request_of(self).config.max_restarts)
+        if isinstance(error, WorkersLost) and not self.paths.metrics.exists():
+            restarts = max(restarts, 1)  # it had not even begun
+        if isinstance(error, ConfigError | Interrupted | Diverged) or self.retries >= restarts:
+            return False
+        if alike := self.fails_alike(error):
+            warn(f"{self.paths.folder}: has failed twice by the same mistake in the code, and is not tried again")
+        return not alike
 
     def fails_alike(self, error: ExptError) -> bool:
         """Whether this attempt fails as the one before: by the same mistake in the code, and no further on."""
@@ -94,6 +105,9 @@ class Observer:
         """The job has failed, and waits to be started once more."""
         of = max(job.retries, request_of(job).config.max_restarts)  # workers that were lost at once get one unasked
         warn(f"{job.paths.folder}: {in_one_line(str(error), with_log=False)}; restart {job.retries} of {of}")
+
+    def job_held(self, job: Job) -> None:
+        """The job was asked to pause while it ran, has saved, and goes on later."""
 
     def job_ended(self, job: Job) -> None:
         """The job has completed, paused, failed, or was interrupted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from expt.config.schema import RunConfig
@@ -37,7 +37,7 @@ class Packing:
     """The devices of a machine, each shared by up to `share` runs, and the runs that wait for them."""
 
     def __init__(self, devices: Sequence[str], *, share: int = 1, max_concurrent: int | None = None) -> None:
-        self._devices = list(devices)
+        self._all = self._devices = list(devices)
         self._share = share
         self._max_concurrent = max_concurrent
         self._waiting: list[Demand] = []
@@ -49,9 +49,9 @@ class Packing:
     def add(self, demands: Iterable[Demand]) -> None:
         """Let runs wait. Raises ValueError for one that this machine could never start."""
         for demand in demands:
-            wanted = demand.devices or self._devices[: demand.count]
-            if len(wanted) != demand.count or not set(wanted) <= set(self._devices):
-                raise ValueError(f"run {demand.run} asks for {demand.devices or demand.count} of {self._devices}")
+            wanted = demand.devices or self._all[: demand.count]
+            if len(wanted) != demand.count or not set(wanted) <= set(self._all):
+                raise ValueError(f"run {demand.run} asks for {demand.devices or demand.count} of {self._all}")
             bisect.insort(self._waiting, demand, key=lambda waiting: (-waiting.count, waiting.run))
 
     @property
@@ -77,7 +77,8 @@ class Packing:
     @property
     def num_free(self) -> int:
         """Devices on which a run could start now, as far as is known."""
-        return sum(load < self._share for load in self._load().values())
+        load = self._load()
+        return sum(load[device] < self._share for device in self._devices)
 
     def start_next(self, *, elsewhere: int = 0) -> tuple[int, tuple[str, ...]] | None:
         """Take the next run that can start now, and its devices; None if none can.
@@ -94,7 +95,7 @@ class Packing:
         if self._claim and (devices := _fit(self._claim[0], free)):
             return self._take(self._claim[0], devices)
         unclaimed = self._unclaimed(free)
-        for demand in self._waiting:
+        for demand in filter(self._is_possible, self._waiting):
             if not unclaimed:
                 break
             if devices := _fit(demand, unclaimed):
@@ -120,6 +121,18 @@ class Packing:
         """Count devices as idle again whose time in other hands may be over."""
         self._unavailable = {device: until for device, until in self._unavailable.items() if until > now}
 
+    def withdraw(self, run: int) -> bool:
+        """Let a run wait no longer; returns whether it has waited."""
+        before = len(self._waiting)
+        self._waiting = [demand for demand in self._waiting if demand.run != run]
+        self._claim = None  # it may have been this run's
+        return len(self._waiting) < before
+
+    def use(self, devices: Collection[str]) -> None:
+        """Start runs on these devices alone from now on; one that needs others, or more of them, waits."""
+        self._devices = [device for device in self._all if device in devices]
+        self._claim = None
+
     def drop_waiting(self) -> list[int]:
         """Start none of the runs that wait; returns them."""
         dropped, self._waiting, self._claim = self.waiting, [], None
@@ -132,6 +145,10 @@ class Packing:
             self._claim = None
         return demand.run, devices
 
+    def _is_possible(self, demand: Demand) -> bool:
+        wanted = demand.devices or self._devices[: demand.count]
+        return len(wanted) == demand.count and {*wanted} <= {*self._devices}
+
     def _unclaimed(self, free: Sequence[str]) -> list[str]:
         return [device for device in free if not self._claim or device not in self._claim[1]]
 
@@ -141,11 +158,12 @@ class Packing:
         # Those of the longest-running runs come first: they should be free the soonest. Nobody knows when another
         # command gives up the devices that it holds: those come last.
         busy = [device for device in itertools.chain(*self._running.values()) if load[device] >= self._share]
+        busy = [device for device in busy if device in self._devices]
         idle = [device for device in self._devices if device not in busy and device not in self._unavailable]
         return frozenset(list(dict.fromkeys([*busy, *idle, *self._unavailable]))[: demand.count])
 
     def _load(self) -> dict[str, int]:
-        load = dict.fromkeys(self._devices, 0)
+        load = dict.fromkeys(self._all, 0)
         for device in itertools.chain(*self._running.values()):
             load[device] += 1
         return load | dict.fromkeys(self._unavailable, self._share)

@@ -12,7 +12,7 @@ from expt import signals
 from expt.config.schema import RunConfig
 from expt.data.files import prepare, refuse_missing_parts
 from expt.data.fingerprint import refuse_changed
-from expt.errors import ConfigError, Diverged, ExptError, Interrupted, RunFailed, WorkersLost, warn
+from expt.errors import ExptError, Interrupted, RunFailed, warn
 from expt.launch import workers
 from expt.launch.gpu_locks import GpuLocks
 from expt.launch.job import QUEUED, Job, Observer, Options, has_come_so_far, request_of, workers_of
@@ -94,7 +94,7 @@ class Pool:
     def _run(self, source: Iterator[Job | None]) -> None:
         more, left, idle = True, False, False
         try:
-            while more or self._active or self._waiting():
+            while more or self._is_busy():
                 if signals.asked() or self._finishing:
                     left |= more
                     more = False
@@ -129,6 +129,9 @@ class Pool:
             if not self._finishing:
                 raise KeyboardInterrupt
             self._stop_all(self._finishing)
+
+    def _is_busy(self) -> bool:
+        return bool(self._active) or self._waiting()
 
     def _waiting(self) -> bool:
         return not (self._gpus.is_empty and self._cores.is_empty)
@@ -240,24 +243,19 @@ class Pool:
                     continue
                 error: ExptError | None = None
             except ExptError as failure:
+                if self._set_aside(number, failure):
+                    continue
                 # A worker that has only just begun dies of the question.
                 error = failure if self._asked_at is None else Interrupted(self._finishing or "interrupted by a person")
                 record_end(job.paths, error)
-            if error and self._may_retry(job, error):
+            if error and job.may_retry(error, self._options.retries):
                 self._retry(number, error)
             else:
                 self._end(number, error)
 
-    def _may_retry(self, job: Job, error: ExptError) -> bool:
-        """Whether the job gets another try, and one may come to something else."""
-        restarts = max(self._options.retries, request_of(job).config.max_restarts)
-        if isinstance(error, WorkersLost) and not job.paths.metrics.exists():
-            restarts = max(restarts, 1)  # it had not even begun
-        if isinstance(error, ConfigError | Interrupted | Diverged) or job.retries >= restarts:
-            return False
-        if alike := job.fails_alike(error):
-            warn(f"{job.paths.folder}: has failed twice by the same mistake in the code, and is not tried again")
-        return not alike
+    def _set_aside(self, number: int, error: ExptError) -> bool:
+        """Whether `error` is no end of the job, which goes on later; see LivePool."""
+        return False
 
     def _retry(self, number: int, error: ExptError) -> None:
         job = self._jobs[number]

@@ -18,7 +18,17 @@ from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Made
 from expt.runs.request import RunRequest
-from expt.runs.result import FAILED, INTERRUPTED, STATUSES, Record, create_result, read_result, so_far, update_result
+from expt.runs.result import (
+    FAILED,
+    INTERRUPTED,
+    PAUSED,
+    STATUSES,
+    Record,
+    create_result,
+    read_result,
+    so_far,
+    update_result,
+)
 from expt.runs.weights_file import begun_from
 
 
@@ -179,6 +189,13 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
         update_result(paths, **reached)
     except OSError as problem:  # a full disk, maybe: what ended the run is still to be told
         warn(f"{paths.result}: could not be written ({problem})")
+
+
+def record_pause(paths: RunPaths) -> None:
+    """Say in result.json that the run has paused as it was told to, and what it has come to until then."""
+    reached = so_far(paths, read_result(paths))
+    reached["status"] = PAUSED
+    update_result(paths, **reached)
 
 
 def record_refusal(paths: RunPaths, about: Record, request: RunRequest | None, error: ExptError) -> None:

@@ -59,7 +59,7 @@ class Row:
 
     def values_of(self, tag: str) -> list[float]:
         """The final value of `tag` in each run that counts."""
-        return [run["metrics"][tag] for run in self.counted if tag in run["metrics"]]
+        return [run["metrics"][tag] for run in self.counted if tag in run.get("metrics", {})]
 
     @property
     def mean(self) -> float:

@@ -1,0 +1,154 @@
+"""A sweep that another command gives orders to: see `expt sweep --help`."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import time
+from collections.abc import Callable, Sequence
+
+from hydra.core.override_parser.types import Override
+
+from expt.command.composed_run import ComposedRun
+from expt.command.hydra_adapter import product
+from expt.command.hydra_errors import COMPOSING, as_config_error
+from expt.command.overrides import parsed
+from expt.command.sweep_display import SweepDisplay
+from expt.config.identity import shown
+from expt.errors import ConfigError, ExptError
+from expt.launch.job import QUEUED, Job
+from expt.launch.live_pool import LivePool
+from expt.machine import Machine
+from expt.runs import orders
+from expt.runs.orders import Order
+from expt.runs.paths import RunPaths
+from expt.runs.result import RUNNING
+from expt.runs.view.query import ListedRun, chosen
+
+LOOK_S = 0.2
+"""How often the folder is looked at for orders."""
+
+Compose = Callable[[Sequence[Sequence[str]], Sequence[str], int], Sequence[ComposedRun]]
+"""Makes runs of points; the keys that name them beside those that the sweep varies; the number of the first."""
+
+
+class LiveSweep:
+    """Carries out the orders that come while the pool runs."""
+
+    def __init__(
+        self,
+        folder: RunPaths,
+        machine: Machine,
+        pool: LivePool,
+        runs: dict[Job, list[ComposedRun]],
+        display: SweepDisplay,
+        words: Sequence[str],
+        compose: Compose,
+    ) -> None:
+        """`words` are those that the sweep was typed with."""
+        self._folder, self._machine, self._pool, self._runs = folder.folder, machine, pool, runs
+        self._display, self._typed, self._compose = display, words, compose
+        self._next = 0.0
+        orders.clear(self._folder)
+
+    def look(self) -> None:
+        """Carry out what has come since the last time."""
+        if (now := time.monotonic()) < self._next:
+            return
+        self._next = now + LOOK_S
+        for order in orders.given(self._folder):
+            try:
+                lines = self._carry_out(order)
+            except COMPOSING as error:
+                order.answer(str(as_config_error(error, order.about, may_sweep=True)), refused=True)
+            except ExptError as error:
+                order.answer(str(error), refused=True)
+            else:
+                for line in lines:
+                    self._display.told(line)
+                order.answer(*lines)
+
+    def _carry_out(self, order: Order) -> list[str]:
+        if order.word == "add":
+            return self._add(order.about)
+        if order.word == "gpus":
+            return self._use_gpus(order.about)
+        pool = self._pool
+        jobs = self._chosen(order.about)
+        if order.word in ("pause", "resume") and not order.about:
+            pool.is_paused = order.word == "pause"
+        if order.word == "resume":
+            held = [job for job in jobs if job in pool.held]
+            pool.let_go_on(held)
+            return _told("resumed", held, "none of these has paused")
+        open_ones = [job for job in jobs if job.status in (QUEUED, RUNNING)]
+        if order.word == "pause":
+            open_ones = [job for job in open_ones if job not in pool.held]
+            pool.pause(open_ones)
+            return _told("paused", open_ones, "none of these runs or waits")
+        pool.drop(open_ones)
+        return _told("dropped", open_ones, "none of these runs or waits")
+
+    def _chosen(self, about: Sequence[str]) -> list[Job]:
+        """The jobs that `about` names: runs by their names, or settings that they all have; without any all of them."""
+        jobs = [job for job in self._pool.jobs if job.request is not None]
+        names = [text for text in about if any(fnmatch.fnmatchcase(job.name, text) for job in jobs)]
+        settings = [text for text in about if text not in names]
+        if unknown := [text for text in settings if not re.search("[=<>]", text)]:
+            raise ConfigError(f"{unknown[0]}: no run of {self._folder} has that name")
+        listed = {
+            job.paths.folder: ListedRun(job.paths.folder, {"config": shown(job.request.config)})
+            for job in jobs
+            if job.request
+        }
+        fit = {run.folder for run in chosen(list(listed.values()), settings)}
+        found = [job for job in jobs if job.paths.folder in fit]
+        if names:
+            found = [job for job in found if any(fnmatch.fnmatchcase(job.name, name) for name in names)]
+        if not found and about:
+            raise ConfigError(f"{' '.join(about)}: no run of {self._folder} is that")
+        return found
+
+    def _add(self, words: Sequence[str]) -> list[str]:
+        """The grid that was typed, with these words in place of those for the same keys."""
+        last: dict[str, Override] = {each.get_key_element(): each for each in parsed([*self._typed, *words])}
+        searched = [key for key, each in last.items() if each.is_sweep_override() and not each.is_discrete_sweep()]
+        if searched:
+            raise ConfigError(f"{searched[0]}: is searched in an interval; give the run a value, as in {searched[0]}=1")
+        points = product([each for key, each in last.items() if key.partition(".")[0] != "search"])
+        keys = [each.key_or_group for each in parsed(words)]
+        numbers = [run.number for same in self._runs.values() for run in same]
+        composed = self._compose(points, keys, 1 + max(numbers, default=-1))
+        new = [run for run in composed if run.job not in self._runs]
+        if refused := [run.job for run in new if run.job.error]:
+            raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
+        for run in new:
+            self._runs[run.job] = [run]
+            self._display.total += 1
+            self._pool.add(run.job)
+        known = f"; {len(composed) - len(new)} are there already" if len(composed) > len(new) else ""
+        return [f"{line}{known}" for line in _told("added", [run.job for run in new], "nothing is new")]
+
+    def _use_gpus(self, about: Sequence[str]) -> list[str]:
+        gpus = self._machine.gpus
+        if not gpus:
+            raise ConfigError("gpus: this machine has none; pause some runs instead")
+        text = ",".join(about)
+        named = [] if text == "all" else [_index(part, text, len(gpus)) for part in text.split(",")]
+        wanted = named or range(len(gpus))
+        moved = self._pool.use_gpus([gpus[index] for index in wanted])
+        names = ", ".join(map(str, wanted))
+        return [f"GPUs in use from now on: {names}", *_told("paused until others are free", moved, "")]
+
+
+def _index(part: str, text: str, have: int) -> int:
+    if not part.isdigit() or int(part) >= have:
+        raise ConfigError(f"gpus {text}: give numbers from 0 to {have - 1}, as in 0,1, or all")
+    return int(part)
+
+
+def _told(what: str, jobs: Sequence[Job], nothing: str) -> list[str]:
+    if not jobs:
+        return [nothing] if nothing else []
+    names = ", ".join(job.name for job in jobs[:5]) + (", ..." if len(jobs) > 5 else "")
+    return [f"{what} {len(jobs)} run{'s' * (len(jobs) > 1)}: {names}"]

@@ -1,0 +1,124 @@
+"""A pool that can be told, while it runs, to take further jobs, to pause and drop some, and to use other GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from expt.errors import ConfigError, Diverged, ExptError, Interrupted
+from expt.launch.job import Job, request_of, workers_of
+from expt.launch.pool import Pool
+from expt.runs.attempt import record_end, record_pause
+from expt.runs.result import INTERRUPTED, RUNNING, read_result
+
+DROPPED = "dropped by a person"
+
+
+class LivePool(Pool):
+    """Each method is called from within the loop, by the observer's `tick`."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._held: dict[int, Job] = {}  # wait until a person lets them go on
+        self.is_paused = False
+        """Whether no further run is to start, of those that come later either."""
+        self._stopping: dict[int, bool] = {}  # active ones that were asked to pause, and whether they are held then
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All that have come, in their order."""
+        return list(self._jobs.values())
+
+    @property
+    def active(self) -> list[Job]:
+        """Those under way."""
+        return list(self._active.values())
+
+    @property
+    def held(self) -> list[Job]:
+        """Those that have paused, or are not to start, until `let_go_on`."""
+        return [*self._held.values(), *(self._jobs[number] for number, held in self._stopping.items() if held)]
+
+    def add(self, job: Job) -> None:
+        """Take a further job."""
+        self._add(job)
+
+    def pause(self, jobs: Iterable[Job]) -> None:
+        """Let running ones save and end, and waiting ones wait, until `let_go_on`."""
+        for job in jobs:
+            number = self._numbers[job]
+            if number in self._active:
+                self._stop(number, held=True)
+            elif self._withdraw(number):
+                self._held[number] = job
+
+    def let_go_on(self, jobs: Iterable[Job]) -> None:
+        """Let those that `pause` holds wait for their turn."""
+        for job in jobs:
+            number = self._numbers[job]
+            if number in self._stopping:
+                self._stopping[number] = False
+            elif self._held.pop(number, None):
+                super()._queue(number, job)
+
+    def drop(self, jobs: Iterable[Job]) -> None:
+        """End them: what they have come to is kept."""
+        for job in jobs:
+            number, error = self._numbers[job], Interrupted(DROPPED)
+            self._stopping.pop(number, None)
+            if number in self._active:
+                workers_of(job).stop()
+                record_end(job.paths, error)
+                self._end(number, error)
+            elif self._held.pop(number, None) or self._withdraw(number):
+                job.status, job.error = INTERRUPTED, error
+
+    def use_gpus(self, gpus: Collection[str]) -> list[Job]:
+        """Use these alone from now on; returns the running jobs that pause for it, and wait for their turn again."""
+        self._gpus.use(gpus)
+        moved = [(number, job) for number, job in self._active.items() if not {*job.devices} <= {*gpus}]
+        for number, _ in moved:
+            self._stop(number, held=False)
+        return [job for _, job in moved]
+
+    def _stop(self, number: int, *, held: bool) -> None:
+        if number not in self._stopping:
+            workers_of(self._active[number]).ask_to_stop()
+        self._stopping[number] = held or self._stopping.get(number, False)
+
+    def _withdraw(self, number: int) -> bool:
+        return self._gpus.withdraw(number) or self._cores.withdraw(number)
+
+    def has_room(self) -> bool:
+        """As of every pool; none while all is paused."""
+        return not self.is_paused and super().has_room()
+
+    def _queue(self, number: int, job: Job) -> None:
+        if self.is_paused:
+            self._held[number] = job
+        else:
+            super()._queue(number, job)
+
+    def _is_busy(self) -> bool:
+        return super()._is_busy() or (bool(self._held) and self._asked_at is None)
+
+    def _set_aside(self, number: int, error: ExptError) -> bool:
+        """Whether the job has ended because it was asked to pause: a worker that has only just begun dies of that."""
+        if number not in self._stopping or self._asked_at or isinstance(error, ConfigError | Diverged):
+            return False
+        job, held = self._active[number], self._stopping.pop(number)
+        if read_result(job.paths).get("status") in (RUNNING, INTERRUPTED):
+            record_pause(job.paths)
+        job.go_on(request_of(job).until_epoch)
+        self._observer.job_held(job)
+        self._release(number)
+        self._leave_folder(number)
+        if held:
+            self._held[number] = job
+        else:
+            self._queue(number, job)
+        return True
+
+    def _end(self, number: int, error: ExptError | None) -> None:
+        self._stopping.pop(number, None)  # it has come to its end before it heard of the pause
+        super()._end(number, error)

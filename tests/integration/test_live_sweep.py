@@ -1,0 +1,86 @@
+"""`expt sweep`: a sweep that is under way does as it is told from another terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from expt.errors import ConfigError
+from expt.runs import orders
+from expt.runs.folder_lock import is_held
+from expt.runs.paths import RunPaths
+from expt.runs.result import PAUSED, RUNNING, read_result
+from tests.conftest import ended, run, start
+
+LONG = ("epochs=60", "dataset.train_limit=320", "world_size=1")
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def losses(folder: Path) -> list[float]:
+    points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [point["value"] for point in points if point["tag"] == "loss/val"]
+
+
+def _is_there(sweep: Path, name: str) -> bool:
+    """Whether the command has come to this point of its grid."""
+    try:
+        return orders.give(sweep, "pause", (name,)) == ["none of these runs or waits"]
+    except ConfigError:
+        return False
+
+
+def test_runs_pause_and_go_on_to_the_same_numbers_others_are_dropped_and_added(tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    process = start("-m", "optimizer.lr=0.1,0.02,0.03", *LONG, f"hydra.sweep.dir={sweep}", cwd=tmp_path)
+    first, last = RunPaths(sweep / "lr=0.1"), RunPaths(sweep / "lr=0.03")
+    until(lambda: first.metrics.exists())
+    assert orders.give(sweep, "pause", ())[0].startswith("paused ")
+    until(lambda: read_result(first).get("status") == PAUSED)
+    until(lambda: _is_there(sweep, "lr=0.03"))
+    done = run("sweep", "drop", str(sweep), "lr=0.02", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "dropped 1 run: lr=0.02\n")
+    added = run("sweep", "add", str(sweep), "optimizer.lr=0.1,0.5", "seed=1", "epochs=1", cwd=tmp_path)
+    assert added.stdout == "added 2 runs: epochs=1,lr=0.1,seed=1, epochs=1,lr=0.5,seed=1\n", added.stderr
+    with pytest.raises(ConfigError, match=r"^nix: no run of .*sweep has that name$"):
+        orders.give(sweep, "drop", ("nix",))
+    with pytest.raises(ConfigError, match="batch_size=0"):
+        orders.give(sweep, "add", ("batch_size=0",))
+    assert not last.result.exists() or read_result(last)["status"] != RUNNING
+    assert orders.give(sweep, "resume", ()) == [
+        "resumed 4 runs: lr=0.1, lr=0.03, epochs=1,lr=0.1,seed=1, epochs=1,lr=0.5,seed=1"
+    ]
+    told = ended(process)
+    assert told.returncode == 0, told.stderr
+    assert "dropped 1 run: lr=0.02\n" in told.stdout
+    names = {path.parent.name for path in sweep.glob("*/result.json")}
+    assert {"lr=0.1", "lr=0.03", "epochs=1,lr=0.1,seed=1", "epochs=1,lr=0.5,seed=1"} <= names
+    assert read_result(first)["attempts"] == 2
+    plain = run("optimizer.lr=0.1", *LONG, f"hydra.run.dir={tmp_path}/plain", cwd=tmp_path)
+    assert plain.returncode == 0
+    assert losses(first.folder) == losses(tmp_path / "plain")
+    assert len(losses(first.folder)) == 60
+    assert not (sweep / orders.FOLDER).exists()
+
+
+def test_an_order_to_nobody_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    assert not is_held(RunPaths(tmp_path / "sweep"))
+    for words, text in (
+        (("pause", "sweep"), "sweep: no sweep is under way there; type its command again, which resumes it"),
+        (("pause", "nowhere"), "nowhere: there is no such folder; name that of a sweep"),
+        (("stop", "sweep"), "stop: is no order; use one of add, drop, pause, resume, gpus"),
+        (("drop", "sweep"), "drop: say what, see python -m expt sweep --help"),
+    ):
+        done = run("sweep", *words, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (2, f"error: {text}\n")
+    assert not any((tmp_path / "sweep").iterdir())

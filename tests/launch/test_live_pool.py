@@ -1,0 +1,157 @@
+"""A pool that is told, while it runs, to do more, less, later or elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from expt.launch.job import Job, Options
+from expt.launch.live_pool import DROPPED, LivePool
+from expt.machine import Machine
+from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
+from tests.launch.test_pool import Told, World, world
+
+__all__ = ["world"]
+
+
+class Orders(Told):
+    """At each look what is to be done then."""
+
+    def __init__(self, *orders: Callable[[LivePool], object]) -> None:
+        super().__init__()
+        self._orders, self.pool = list(orders), None
+
+    pool: LivePool | None
+
+    def job_held(self, job: Job) -> None:
+        self.events.append(("held", job.name, read_result(job.paths)["status"]))
+
+    def tick(self, active: Sequence[Job]) -> None:
+        if self._orders:
+            assert self.pool is not None
+            self._orders.pop(0)(self.pool)
+
+
+def run(world: World, orders: Orders, *jobs: Job, gpus: int = 0, cpus: int = 4) -> None:
+    machine = Machine(gpus=tuple(map(str, range(gpus))), cpus=cpus)
+    orders.pool = LivePool(machine, Options(), orders, start=world.start, clock=world.clock)
+    orders.pool.run(iter(jobs))
+
+
+def wait(_: LivePool) -> None:
+    """Look on."""
+
+
+LONG = {"looks": 50}
+
+
+def test_a_run_pauses_and_goes_on_in_its_folder(world: World) -> None:
+    a, b = world.job("a"), world.job("b")
+    world.plans = {"a": [LONG, {}], "b": [LONG]}
+    orders = Orders(
+        wait,
+        lambda pool: pool.pause([a]),
+        wait,
+        wait,
+        lambda pool: pool.let_go_on([a]),
+        lambda pool: pool.let_go_on([b]),
+    )
+    run(world, orders, a, b, cpus=2)
+    assert world.names == ["a", "b", "a"]
+    assert ("held", "a", PAUSED) in orders.events
+    assert (a.status, b.status, b.retries) == (COMPLETED, COMPLETED, 0)
+    second = world.started[-1].attempt
+    assert (second.number, second.request.resumes) == (1, True)
+
+
+def test_a_waiting_run_that_pauses_does_not_start_and_the_pool_waits_for_it(world: World) -> None:
+    a, b = world.job("a"), world.job("b")
+    world.plans = {"a": [{"looks": 3}]}
+    seen = list[list[str]]()
+    orders = Orders(
+        wait,
+        lambda pool: pool.pause([b]),
+        *[lambda pool: seen.append([job.name for job in pool.active])] * 6,
+        lambda pool: pool.let_go_on([b]),
+    )
+    run(world, orders, a, b, cpus=1)
+    assert seen[-1] == [], "nothing runs, and it has not ended"
+    assert world.names == ["a", "b"]
+    assert b.status == COMPLETED
+
+
+def test_a_run_that_ends_before_it_hears_of_the_pause_has_ended(world: World) -> None:
+    a, b = world.job("a"), world.job("b")
+    world.plans = {"a": [{"looks": 3, "obeys": False}], "b": [{"looks": 3, "obeys": False}]}
+    run(world, Orders(wait, lambda pool: pool.pause([a, b])), a, b)
+    assert (a.status, b.status, world.names) == (COMPLETED, COMPLETED, ["a", "b"])
+
+
+def test_a_dropped_run_is_no_failure_and_one_that_waited_leaves_no_folder(world: World) -> None:
+    a, b, c = world.job("a"), world.job("b"), world.job("c")
+    world.plans = {"a": [LONG]}
+    orders = Orders(wait, lambda pool: pool.drop([a, b]))
+    run(world, orders, a, b, c, cpus=1)
+    assert world.started[0].stopped
+    assert (read_result(a.paths)["status"], read_result(a.paths)["error"]) == (INTERRUPTED, DROPPED)
+    assert (b.status, b.refused, b.paths.folder.exists()) == (INTERRUPTED, False, False)
+    assert c.status == COMPLETED
+
+
+def test_runs_leave_the_gpus_that_are_lent_and_go_on_on_others(world: World) -> None:
+    jobs = [world.job(name, gpus=1) for name in "ab"]
+    two = world.job("two", gpus=2)
+    world.plans = {"a": [LONG], "b": [LONG, {}], "two": [{}]}
+    moved = list[list[str]]()
+    orders = Orders(
+        wait,
+        lambda pool: moved.append([job.name for job in pool.use_gpus(["0"])]),
+        *[wait] * 10,
+        lambda pool: pool.drop([jobs[0]]),
+        *[wait] * 10,
+        lambda pool: moved.append([job.name for job in pool.use_gpus(["0", "1"])]),
+    )
+    run(world, orders, *jobs, gpus=2)
+    assert moved[0] == ["b"]
+    starts = [event for event in orders.events if event[0] == "starting"]
+    assert starts == [("starting", "a", "0"), ("starting", "b", "1"), ("starting", "b", "0")]
+    run(
+        world,
+        Orders(lambda pool: pool.use_gpus(["1"]), *[wait] * 5, lambda pool: pool.use_gpus(["0", "1"])),
+        two,
+        gpus=2,
+    )
+    assert two.status == COMPLETED
+
+
+def test_a_further_job_is_taken(world: World) -> None:
+    a, b = world.job("a"), world.job("b")
+    world.plans = {"a": [LONG]}
+    run(world, Orders(wait, lambda pool: pool.add(b)), a)
+    assert (a.status, b.status) == (COMPLETED, COMPLETED)
+
+
+def all_paused(pool: LivePool) -> None:
+    pool.is_paused = True
+    pool.pause(pool.jobs)
+
+
+def none_paused(pool: LivePool) -> None:
+    pool.is_paused = False
+    pool.let_go_on(pool.held)
+
+
+def test_while_all_is_paused_nothing_that_comes_later_starts(world: World) -> None:
+    a, b = world.job("a"), world.job("b")
+    world.plans = {"a": [LONG, {}]}
+    seen = list[bool]()
+    orders = Orders(
+        wait,
+        all_paused,
+        lambda pool: pool.add(b),
+        *[wait] * 5,
+        lambda pool: seen.extend([pool.has_room(), bool(pool.active)]),
+        none_paused,
+    )
+    run(world, orders, a)
+    assert seen == [False, False]
+    assert (a.status, b.status, world.names) == (COMPLETED, COMPLETED, ["a", "a", "b"])
