@@ -23,7 +23,7 @@ from expt.config.search import parse_search
 from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.launch.job import Job
-from expt.launch.pool import Pool
+from expt.launch.live_pool import LivePool
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.record_parts import OfSearch
 from expt.runs.result import COMPLETED, PAUSED, read_result
@@ -177,7 +177,7 @@ class SearchCommand:
                 display.known(point.folder if point.status == PAUSED else None)
                 self._multirun.known(RunPaths(point.folder), point.status)
         budget = self._budget
-        if isinstance(runner, Pool):
+        if isinstance(runner, LivePool):
             batch = self._settings.batch
             source = Source(searching, make, again, runner.has_room, batch=batch, budget=budget, finish=runner.finish)
         else:

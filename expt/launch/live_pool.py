@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from expt.config.schema import RunConfig
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted
 from expt.launch.job import Job, request_of, workers_of
+from expt.launch.packing import demand_of
 from expt.launch.pool import Pool
 from expt.runs.attempt import record_end, record_pause
 from expt.runs.result import INTERRUPTED, RUNNING, read_result
@@ -20,6 +22,7 @@ class LivePool(Pool):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._held: dict[int, Job] = {}  # wait until a person lets them go on
+        self._last: RunConfig | None = None  # the configuration of the job that was queued last
         self.is_paused = False
         """Whether no further run is to start, of those that come later either."""
         self._stopping: dict[int, bool] = {}  # active ones that were asked to pause, and whether they are held then
@@ -90,10 +93,19 @@ class LivePool(Pool):
         return self._gpus.withdraw(number) or self._cores.withdraw(number)
 
     def has_room(self) -> bool:
-        """As of every pool; none while all is paused."""
-        return not self.is_paused and super().has_room()
+        """Whether a further job, as large as the last, could start now: none waits, and devices are free for it."""
+        most = self._options.max_concurrent
+        if self._waiting() or self._closed or self._finishing or self.is_paused:
+            return False
+        if most is not None and len(self._active) >= most:
+            return False
+        if self._last is None:
+            return bool((self._gpus if self._machine.gpus else self._cores).num_free)
+        packing = self._gpus if self._last.num_gpus else self._cores
+        return packing.num_free >= demand_of(0, self._last, self._machine).count
 
     def _queue(self, number: int, job: Job) -> None:
+        self._last = request_of(job).config
         if self.is_paused:
             self._held[number] = job
         else:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 
 from expt import signals
-from expt.config.schema import RunConfig
 from expt.data.files import prepare, refuse_missing_parts
 from expt.data.fingerprint import refuse_changed
 from expt.errors import ExptError, Interrupted, RunFailed, warn
@@ -56,7 +55,6 @@ class Pool:
         self._numbers: dict[Job, int] = {}  # theirs
         self._active: dict[int, Job] = {}
         self._folders: dict[int, FolderLock] = {}  # of the active jobs
-        self._last: RunConfig | None = None  # the configuration of the job that was queued last
         self._next_start = 0.0
         self._held_up: set[int] = set()  # by another command
         self._closed = False  # no further run may start
@@ -80,16 +78,6 @@ class Pool:
     def finish(self, why: str) -> None:
         """Start no further job, and let those that run save and end; that is no interruption of the command."""
         self._finishing = self._finishing or why
-
-    def has_room(self) -> bool:
-        """Whether a further job, as large as the last, could start now: none waits, and devices are free for it."""
-        most = self._options.max_concurrent
-        if self._waiting() or self._closed or self._finishing or (most is not None and len(self._active) >= most):
-            return False
-        packing = self._cores if self._last is None or not self._last.num_gpus else self._gpus
-        if self._last is None:
-            return bool((self._gpus if self._machine.gpus else packing).num_free)
-        return packing.num_free >= demand_of(0, self._last, self._machine).count
 
     def _run(self, source: Iterator[Job | None]) -> None:
         more, left, idle = True, False, False
@@ -170,7 +158,7 @@ class Pool:
 
     def _queue(self, number: int, job: Job) -> None:
         """Let the job wait for as many devices as it needs."""
-        config = self._last = request_of(job).config
+        config = request_of(job).config
         (self._gpus if config.num_gpus else self._cores).add([demand_of(number, config, self._machine)])
 
     def _start_ready(self) -> None:

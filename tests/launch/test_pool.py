@@ -202,43 +202,6 @@ def test_workers_wait_for_the_next_run_while_one_is_under_way_and_for_no_other(
     assert world.told.events[-1][0] == "ended"
 
 
-def test_a_source_may_have_nothing_now_and_is_asked_when_there_is_room(world: World) -> None:
-    """It decides by what came of those before: at most as many wait or run as there are cores."""
-    left, rooms = [world.job(name, world_size=2) for name in "abc"], list[int]()
-    asked = [Pool(Machine(gpus=(), cpus=4), Options(), world.told, start=world.start, clock=world.clock)]
-
-    def source() -> Iterator[Job | None]:
-        while left:
-            if asked[0].has_room():
-                rooms.append(sum(job.status == "running" for job in started))
-                started.append(left.pop(0))
-                yield started[-1]
-            else:
-                yield None
-
-    started = list[Job]()
-    world.plans = {"a": [{"looks": 3}], "b": [{"looks": 5}], "c": [{}]}
-    asked[0].run(source())
-    assert world.names == ["a", "b", "c"]
-    assert rooms == [0, 1, 1], "the third is asked for when the first has ended, while the second runs"
-    assert not Pool(Machine(gpus=("0",), cpus=4), Options(max_concurrent=0), world.told).has_room()
-
-
-def test_to_finish_lets_what_runs_save_and_is_no_interruption(world: World) -> None:
-    world.plans = {"a": [{"looks": 99}]}
-    pool = Pool(Machine(gpus=(), cpus=4), Options(), world.told, start=world.start, clock=world.clock)
-    job = world.job("a")
-
-    def source() -> Iterator[Job | None]:
-        yield job
-        pool.finish("the budget is used up")
-
-    pool.run(source())
-    assert world.told.events[-1] == ("ended", "a", INTERRUPTED)
-    assert str(job.error) == "the budget is used up"
-    assert not pool.has_room()
-
-
 def test_a_failure_stays_in_its_job(world: World) -> None:
     bad, good = world.job("bad"), world.job("good")
     world.plans["bad"] = [{"error": RunFailed("rank 0 of 1 raised")}]
