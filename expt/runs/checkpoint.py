@@ -125,13 +125,15 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(self, state: Mapping[str, Any], *, is_best: bool, keeps_best: bool = False) -> None:
-        """Copy `state` and return; training may change it at once.
+    def save(
+        self, state: Mapping[str, Any], *, is_best: bool, keeps_best: bool = False, owned: bool = False
+    ) -> None:
+        """Copy `state` and return; training may change it at once. What is `owned` is nobody else's: not copied.
 
         With `keeps_best` the best before it stays, under the name of an older one.
         """
         self.wait()
-        copy = _copied(state)
+        copy = state if owned else _copied(state)
         copied = torch.cuda.Event() if torch.cuda.is_initialized() else None
         if copied:
             copied.record()

@@ -40,6 +40,7 @@ from expt.training.patches import onednn_linear
 from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
 from expt.worker import parallel as parallel_build
+from expt.worker import sharding
 from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes
 from expt.worker.steps import Steps
@@ -98,14 +99,16 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         onednn_linear.use_for_linear(module)
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
+    precision = _precision(config, worker)
+    ema = sharding.shard(config, module, worker, precision) if config.is_sharded else None
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
     task = _build_task(config, info)
     phases = _phases(task, module, config)
-    precision = _precision(config, worker)
     parallel, all_reduce_s = parallel_build.parallelise(
         module, config, worker, memory, precision=precision, parts=bool(phases)
     )
-    ema = ema_of(module, config.ema) if config.ema else None
+    if config.ema and not config.is_sharded:
+        ema = ema_of(module, config.ema)
     classifies = isinstance(config.task, Classification)
     if isinstance(config.model, constraints.Target) and classifies and not config.compile:  # the copy needs no check
         _check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
@@ -133,6 +136,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         overwrites=bool(config.compile) or config.model.name == "_target_",
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
+        **sharding.evaluating(config, data, ema.module if ema else module, worker),
     )
 
 
@@ -165,9 +169,10 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
     name = type(task).__name__
     if not task.phases:
         raise ConfigError(f"{name}.phases: names none; use expt.Task for a step of one update")
-    if config.on_nan == "skip" or config.strategy == "dp" or config.ddp.static_graph:
+    if config.on_nan == "skip" or config.strategy != "ddp" or config.ddp.static_graph:
         raise ConfigError(
-            f"{name}.phases: go with none of on_nan=skip, strategy=dp and ddp.static_graph=true; leave them out"
+            f"{name}.phases: go with strategy=ddp alone, and with neither on_nan=skip nor ddp.static_graph=true; leave "
+            "them out"
         )
     return parameters_of(task.phases, module)
 

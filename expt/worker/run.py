@@ -21,6 +21,7 @@ from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.observer import Observer
+from expt.training.whole_state import gathered
 from expt.worker import build, divergence, fault, first_weights, other_scale, random_state, rank_health
 from expt.worker.agreement import Agreement
 from expt.worker.callbacks import Callbacks
@@ -100,8 +101,8 @@ class Run:
 
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
-        read = checkpoint.load(source) if self.worker.rank == 0 else None
-        saved: dict[str, Any] = collectives.from_rank_0(read, self.worker.device)
+        read = checkpoint.load(source, lazily=self.learner.shards > 1) if self.worker.rank == 0 else None
+        saved = self.snapshot.received(read)
         rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         self.snapshot.load_state_dict(saved)
         self.history.load_state_dict(saved)
@@ -158,7 +159,7 @@ class Run:
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
         self._log_epoch(self.sums.averages(total), self.history.end_epoch(), batches.waited_s)
         if self.config.tensorboard.health:
-            self.record.log(rank_health.scalars(self.health.readings))
+            self.record.log(rank_health.scalars(self.health.readings, self.learner.shards))
         self.observer.end_epoch(review=bool(self.health.readings[0].wish))
         return True
 
@@ -220,7 +221,8 @@ class Run:
     def _save(self, *, is_best: bool = False) -> None:
         """Begin to write a checkpoint; a collective."""
         if state := self._state(is_best=is_best):
-            self.checkpoints.save(state, is_best=is_best, keeps_best=self.position.is_within_epoch)
+            owned = self.learner.shards > 1
+            self.checkpoints.save(state, is_best=is_best, keeps_best=self.position.is_within_epoch, owned=owned)
 
     def _save_within_epoch(self) -> None:
         """Write what a longer run would be here, where this one ends the epoch with its last step; a collective."""
@@ -235,6 +237,8 @@ class Run:
         self.checkpoints.wait()  # should what follows end the run: the checkpoint before this is whole then
         divergence.refuse_weights(self.learner.module, self.position, divergence.mend_of(self.config))
         self.save_times.saved()
+        if self.learner.shards > 1:
+            state = gathered(state, keep=self.worker.rank == 0)
         if self.worker.rank != 0:
             return None
         history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
@@ -259,9 +263,8 @@ class Run:
         """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""
         if self.config.eval_split == "test" or self.data.test is None:
             return
-        if self.worker.rank == 0 and self.paths.best.exists():
-            self.snapshot.load_weights(checkpoint.load(self.paths.best))
-        collectives.broadcast_parameters(self.learner.evaluated)
+        has_best = self.worker.rank == 0 and self.paths.best.exists()
+        self.snapshot.load_best(checkpoint.load(self.paths.best) if has_best else None)
         self._evaluate("test")
 
     def _outcome(self) -> dict[str, Any]:

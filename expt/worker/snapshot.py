@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
+from expt.training.whole_state import Path, scattered
 from expt.worker import random_state
 
 State = Mapping[str, Any]
@@ -57,11 +60,48 @@ class Snapshot:
         if rank < len(workers):
             random_state.load_state_dict(workers[rank]["rng"], self.worker.device)
 
+    def received(self, read: State | None) -> State:
+        """What rank 0 has `read`, on every worker; of sharded tensors each gets its part. A collective."""
+        if self.learner.shards == 1:
+            return collectives.from_rank_0(read, self.worker.device)
+        found: State = scattered(read, self._patterns().get, self.worker.device)
+        return found
+
+    def _patterns(self) -> dict[Path, torch.Tensor]:
+        """The tensors that are sharded, by where a state has them, or others of their shape."""
+        learner = self.learner
+        modules: dict[str, nn.Module] = {"model": learner.module}
+        if learner.ema is not None:
+            modules["ema"] = learner.ema
+        found = {(key, name): one for key, module in modules.items() for name, one in module.state_dict().items()}
+        parameters = itertools.chain.from_iterable(group["params"] for group in learner.optimizer.param_groups)
+        slots = _Slots({("optimizer", "state", index): one for index, one in enumerate(parameters)})
+        slots.update(found)
+        return slots
+
+    def load_best(self, state: State | None) -> None:
+        """The weights of `state`, which rank 0 has read; with None those of now stay. A collective."""
+        if self.learner.shards == 1:
+            if state is not None:
+                self.load_weights(state)
+            collectives.broadcast_parameters(self.learner.evaluated)
+            return
+        read = None if self.worker.rank else {key: state[key] for key in ("model", "ema") if state and key in state}
+        if weights := self.received(read):
+            self.load_weights(weights)
+
     def load_weights(self, state: State) -> None:
         """The model of `state`, and its moving average where there is one."""
         self.learner.module.load_state_dict(state["model"])
         if self.learner.ema is not None:
             self.learner.ema.load_state_dict(state["ema"])
+
+
+class _Slots(dict[Path, torch.Tensor]):
+    """By the place of a parameter that of each of its optimiser's values, too."""
+
+    def get(self, path: Path, default: Any = None) -> Any:
+        return super().get(path, super().get(path[:-1], default))
 
 
 def _total(workers: Sequence[State]) -> dict[str, list[float]]:
