@@ -89,7 +89,8 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     info = data.info
     example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
     module = model_build.build(config.model, config.init, info.shapes, example)
-    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    own_layout = config.channels_last and not config.is_sharded  # torch shards contiguous parameters alone
+    memory_format = torch.channels_last if own_layout else torch.contiguous_format
     module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
     freeze(module, config.freeze)
     memory = parallel_build.build_shared_memory(config, module, worker)
