@@ -117,9 +117,13 @@ def _beside(config: RunConfig) -> list[str]:
             f"amp={config.sharding.param_dtype}"
         )
     if config.checkpoint.sharded is True and "mlflow" in config.send and config.mlflow.checkpoints:
-        problems.append("checkpoint.sharded=true: mlflow.checkpoints=true sends single files; use checkpoint.sharded=false")
+        problems.append(
+            "checkpoint.sharded=true: mlflow.checkpoints=true sends single files; use checkpoint.sharded=false"
+        )
     if config.checkpoint.sharded is True and "wandb" in config.send and config.wandb.checkpoints:
-        problems.append("checkpoint.sharded=true: wandb.checkpoints=true sends single files; use checkpoint.sharded=false")
+        problems.append(
+            "checkpoint.sharded=true: wandb.checkpoints=true sends single files; use checkpoint.sharded=false"
+        )
     return problems
 
 

@@ -107,9 +107,7 @@ def _blocks_and_large_layers(module: nn.Module) -> dict[str, nn.Module]:
         inside = any(name.startswith(f"{block}.") for block in chosen)
         if name and not inside and name not in chosen and _is_layer(layer) and _size(layer) >= least:
             chosen[name] = layer
-    within_attention = {
-        f"{name}." for name, part in module.named_modules() if isinstance(part, nn.MultiheadAttention)
-    }
+    within_attention = {f"{name}." for name, part in module.named_modules() if isinstance(part, nn.MultiheadAttention)}
     return {
         name: unit
         for name, unit in chosen.items()
@@ -155,7 +153,9 @@ def _matched(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]
         for name in found:
             if isinstance(named[name], CONTAINERS):
                 kind = type(named[name]).__name__
-                raise ConfigError(f"{where}: {name} is a {kind}, which is never called; use '{name}\\..*' for its elements")
+                raise ConfigError(
+                    f"{where}: {name} is a {kind}, which is never called; use '{name}\\..*' for its elements"
+                )
             if shared := _shared_name(module, name):
                 raise ConfigError(
                     f"{where}: {name} shares {shared} with another module, and both must be gathered together; leave "

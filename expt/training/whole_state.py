@@ -12,7 +12,7 @@ from torch import Tensor
 from expt.training.collectives import from_rank_0
 from expt.training.sharding import is_sharded, whole
 
-Path = tuple[Any, ...]
+Place = tuple[Any, ...]
 """The keys that lead to a tensor in nested containers."""
 
 
@@ -22,14 +22,14 @@ def gathered(state: Any, *, keep: bool) -> Any:
     A collective, in which each worker holds one whole tensor at a time.
     """
 
-    def kept(_: Path, tensor: Tensor) -> Tensor:
+    def kept(_: Place, tensor: Tensor) -> Tensor:
         full = whole(tensor.detach())
         return full.to("cpu", copy=not is_sharded(tensor)) if keep else torch.empty(0)
 
     return map_tensors(kept, state)
 
 
-def scattered(state: Any, like: Callable[[Path], Tensor | None], device: torch.device) -> Any:
+def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.device) -> Any:
     """Rank 0's `state`, on every worker: what is `like` a sharded tensor as this worker's part, all else whole.
 
     The others give None. A collective, in which each worker holds one whole tensor at a time.
@@ -40,11 +40,11 @@ def scattered(state: Any, like: Callable[[Path], Tensor | None], device: torch.d
         map_tensors(lambda _, tensor: wholes.append(tensor), state)
     next_of_rank_0 = iter(wholes)
 
-    def received(path: Path, empty: Tensor) -> Tensor:
+    def received(place: Place, empty: Tensor) -> Tensor:
         mine = next(next_of_rank_0, None)
         full = torch.empty_like(empty, device=device) if mine is None else mine.to(device).contiguous()
         dist.broadcast(full, src=0)
-        pattern = like(path)
+        pattern = like(place)
         if pattern is not None and is_sharded(pattern) and pattern.shape == full.shape:
             return _part_of(full, pattern)
         return full
@@ -66,12 +66,12 @@ def _part_of(full: Tensor, pattern: Any) -> Tensor:
     )
 
 
-def map_tensors(change: Callable[[Path, Tensor], Any], state: Any, path: Path = ()) -> Any:
+def map_tensors(change: Callable[[Place, Tensor], Any], state: Any, place: Place = ()) -> Any:
     """Nested dicts, lists and tuples with `change` applied to each tensor, and to where it is."""
     if isinstance(state, Tensor):
-        return change(path, state)
+        return change(place, state)
     if isinstance(state, Mapping):
-        return {key: map_tensors(change, value, (*path, key)) for key, value in state.items()}
+        return {key: map_tensors(change, value, (*place, key)) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(map_tensors(change, value, (*path, index)) for index, value in enumerate(state))
+        return type(state)(map_tensors(change, value, (*place, index)) for index, value in enumerate(state))
     return state

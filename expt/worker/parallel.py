@@ -73,7 +73,11 @@ def parallelise(
         if worker.world_size > 1:  # torchrun has started it, and says so
             raise ConfigError("strategy=dp: has one process for all GPUs; start it with python -m expt")
         return AutocastDataParallel(module, worker.gpus, precision.autocast), lambda _: 0.0
-    if config.is_sharded or worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+    if (
+        config.is_sharded
+        or worker.world_size == 1
+        or not any(parameter.requires_grad for parameter in module.parameters())
+    ):
         return module, lambda _: 0.0
     data_parallel = unguarded.data_parallel if config.patches.unguarded else DistributedDataParallel
     parallel = data_parallel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from expt.config.schema import RunConfig
 from expt.config.tasks import metrics_of
 from expt.data.loading import TimedBatches
 from expt.errors import DataError
-from expt.runs import checkpoint, tags
+from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.tasks.sums import Averages, Sums, loss_is_finite
@@ -21,10 +22,10 @@ from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.observer import Observer
-from expt.training.whole_state import gathered
 from expt.worker import build, divergence, fault, first_weights, other_scale, random_state, rank_health
 from expt.worker.agreement import Agreement
 from expt.worker.callbacks import Callbacks
+from expt.worker.checkpoints import Checkpoints
 from expt.worker.early_stop import EarlyStop
 from expt.worker.history import History
 from expt.worker.rank_health import RankHealth
@@ -64,7 +65,7 @@ class Run:
         self.agreement = Agreement(worker)
         self.save_times = build.build_save_times(config, worker)
         self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
-        self.checkpoints = checkpoint.Writer(paths.last, paths.best, keep=config.checkpoint.keep)
+        self.checkpoints = Checkpoints(config, paths, self.learner, worker)
         self.steps = build.build_steps(config, paths, self.learner, worker, typed_at=typed_at, beat=beat)
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
@@ -101,8 +102,7 @@ class Run:
 
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
-        read = checkpoint.load(source, lazily=self.learner.shards > 1) if self.worker.rank == 0 else None
-        saved = self.snapshot.received(read)
+        saved = self.snapshot.read(source)
         rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         self.snapshot.load_state_dict(saved)
         self.history.load_state_dict(saved)
@@ -220,27 +220,26 @@ class Run:
 
     def _save(self, *, is_best: bool = False) -> None:
         """Begin to write a checkpoint; a collective."""
-        if state := self._state(is_best=is_best):
-            owned = self.learner.shards > 1
-            self.checkpoints.save(state, is_best=is_best, keeps_best=self.position.is_within_epoch, owned=owned)
+        about = functools.partial(self._about, is_best=is_best)
+        self.checkpoints.save(self._state(), about, is_best=is_best, keeps_best=self.position.is_within_epoch)
 
     def _save_within_epoch(self) -> None:
         """Write what a longer run would be here, where this one ends the epoch with its last step; a collective."""
-        if state := self._state(is_best=False):
-            checkpoint.save(self.paths.within_epoch, state)
+        about = functools.partial(self._about, is_best=False)
+        self.checkpoints.save(self._state(), about, target=self.paths.within_epoch)
 
-    def _state(self, *, is_best: bool) -> dict[str, Any] | None:
-        """What a checkpoint is to hold, on rank 0; a collective."""
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint is to hold of training; a collective."""
         state = self.snapshot.state_dict()
         if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()
         self.checkpoints.wait()  # should what follows end the run: the checkpoint before this is whole then
         divergence.refuse_weights(self.learner.module, self.position, divergence.mend_of(self.config))
         self.save_times.saved()
-        if self.learner.shards > 1:
-            state = gathered(state, keep=self.worker.rank == 0)
-        if self.worker.rank != 0:
-            return None
+        return state
+
+    def _about(self, *, is_best: bool) -> dict[str, Any]:
+        """What it is to hold besides, on rank 0."""
         history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
         more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config)}
         more |= {"plan": self.plan, "steps_per_epoch": self.position.steps_per_epoch}
@@ -248,7 +247,7 @@ class Run:
             more["early_stop"] = self.early_stop.state_dict()
         if self.config.callbacks:
             more["callbacks"] = self.callbacks.state_dict()
-        return {**state, **history, **more}
+        return {**history, **more}
 
     def _refuse_loss(self, values: Averages) -> None:
         if values.has_weight and not math.isfinite(values.loss):
@@ -263,8 +262,7 @@ class Run:
         """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""
         if self.config.eval_split == "test" or self.data.test is None:
             return
-        has_best = self.worker.rank == 0 and self.paths.best.exists()
-        self.snapshot.load_best(checkpoint.load(self.paths.best) if has_best else None)
+        self.snapshot.load_best(self.paths.best)
         self._evaluate("test")
 
     def _outcome(self) -> dict[str, Any]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from expt.runs import checkpoint, parts
 from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
-from expt.training.whole_state import Path, scattered
+from expt.training.whole_state import Place, scattered
 from expt.worker import random_state
 
 State = Mapping[str, Any]
@@ -60,14 +62,22 @@ class Snapshot:
         if rank < len(workers):
             random_state.load_state_dict(workers[rank]["rng"], self.worker.device)
 
-    def received(self, read: State | None) -> State:
-        """What rank 0 has `read`, on every worker; of sharded tensors each gets its part. A collective."""
-        if self.learner.shards == 1:
+    def read(self, path: Path, *, only: Collection[str] = ()) -> State:
+        """The checkpoint at `path`, which rank 0 reads, on every worker; of sharded tensors each gets its part.
+
+        A collective. With `only` there is nothing but these of its keys.
+        """
+        sharded = self.learner.shards > 1
+        read = checkpoint.load(path, lazily=sharded) if self.worker.rank == 0 else None
+        if not sharded:
             return collectives.from_rank_0(read, self.worker.device)
-        found: State = scattered(read, self._patterns().get, self.worker.device)
+        if read is not None and only:
+            read = {key: value for key, value in read.items() if key in {*only, parts.PARTS}}
+        patterns = self._patterns()
+        found: State = parts.filled(path, scattered(read, patterns.get, self.worker.device), patterns.get)
         return found
 
-    def _patterns(self) -> dict[Path, torch.Tensor]:
+    def _patterns(self) -> _Slots:
         """The tensors that are sharded, by where a state has them, or others of their shape."""
         learner = self.learner
         modules: dict[str, nn.Module] = {"model": learner.module}
@@ -79,16 +89,16 @@ class Snapshot:
         slots.update(found)
         return slots
 
-    def load_best(self, state: State | None) -> None:
-        """The weights of `state`, which rank 0 has read; with None those of now stay. A collective."""
-        if self.learner.shards == 1:
-            if state is not None:
-                self.load_weights(state)
-            collectives.broadcast_parameters(self.learner.evaluated)
+    def load_best(self, path: Path) -> None:
+        """The weights of the checkpoint at `path`; those of now stay if rank 0 has none there. A collective."""
+        mine = self.worker.rank == 0 and path.exists()
+        if self.learner.shards > 1:
+            if collectives.max_across_workers([float(mine)], self.worker.device)[0]:
+                self.load_weights(self.read(path, only=("model", "ema")))
             return
-        read = None if self.worker.rank else {key: state[key] for key in ("model", "ema") if state and key in state}
-        if weights := self.received(read):
-            self.load_weights(weights)
+        if mine:
+            self.load_weights(checkpoint.load(path))
+        collectives.broadcast_parameters(self.learner.evaluated)
 
     def load_weights(self, state: State) -> None:
         """The model of `state`, and its moving average where there is one."""
@@ -97,11 +107,11 @@ class Snapshot:
             self.learner.ema.load_state_dict(state["ema"])
 
 
-class _Slots(dict[Path, torch.Tensor]):
+class _Slots(dict[Place, torch.Tensor]):
     """By the place of a parameter that of each of its optimiser's values, too."""
 
-    def get(self, path: Path, default: Any = None) -> Any:
-        return super().get(path, super().get(path[:-1], default))
+    def get(self, place: Place, default: Any = None) -> Any:
+        return super().get(place, super().get(place[:-1], default))
 
 
 def _total(workers: Sequence[State]) -> dict[str, list[float]]:
