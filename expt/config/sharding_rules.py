@@ -43,8 +43,8 @@ def _groups(config: RunConfig, machine: Machine) -> list[str]:
     name, workers, shards = config.strategy, config.world_size, config.sharding.shards
     if workers < 2:
         return [
-            f"strategy={name}: shares the model out among at least 2 workers, and this run has one; use strategy=ddp, or "
-            "world_size=2"
+            f"strategy={name}: shares the model out among at least 2 workers, and this run has one; use strategy=ddp, "
+            "or world_size=2"
         ]
     if name == "fsdp":
         if shards in ("auto", workers):
@@ -56,13 +56,13 @@ def _groups(config: RunConfig, machine: Machine) -> list[str]:
     group = (machine.local_workers or workers) if shards == "auto" else shards
     if group == workers:
         return [
-            f"strategy=hsdp: replicas of {group} workers each, and the run has no more; use strategy=fsdp, or a smaller "
-            "sharding.shards"
+            f"strategy=hsdp: replicas of {group} workers each, and the run has no more; use strategy=fsdp, or a "
+            "smaller sharding.shards"
         ]
     if group < 2 or workers % group:
         return [
-            f"sharding.shards={group}: {workers} workers must make whole groups of at least 2 that share a replica; use "
-            f"{_divisors(workers)}"
+            f"sharding.shards={group}: {workers} workers must make whole groups of at least 2 that share a replica; "
+            f"use {_divisors(workers)}"
         ]
     return []
 
@@ -116,14 +116,12 @@ def _beside(config: RunConfig) -> list[str]:
             f"sharding.param_dtype={config.sharding.param_dtype}: is of mixed precision; use it with "
             f"amp={config.sharding.param_dtype}"
         )
-    if config.checkpoint.sharded is True and "mlflow" in config.send and config.mlflow.checkpoints:
-        problems.append(
-            "checkpoint.sharded=true: mlflow.checkpoints=true sends single files; use checkpoint.sharded=false"
-        )
-    if config.checkpoint.sharded is True and "wandb" in config.send and config.wandb.checkpoints:
-        problems.append(
-            "checkpoint.sharded=true: wandb.checkpoints=true sends single files; use checkpoint.sharded=false"
-        )
+    for tracker in config.send:
+        if config.checkpoint.sharded is not False and getattr(config, tracker).checkpoints:
+            problems.append(
+                f"{tracker}.checkpoints=true: sends single files, and strategy={name} may write a checkpoint in parts; "
+                "use checkpoint.sharded=false"
+            )
     return problems
 
 

@@ -177,7 +177,7 @@ class Writer:
 
 
 def publish(state: Mapping[str, Any], last: Path, best: Path, *, keep: int, is_best: bool, keeps_best: bool) -> None:
-    """Save `state` as `last`, and as `best` where it is; with `keeps_best` the best before it stays, as an older one."""
+    """Save `state` as `last`, and as `best` where it is; with `keeps_best` the best before it stays, as an older."""
     save(last, state, keep=keep)
     if is_best and keeps_best and best.exists():
         keep_as(best, older(best, 1))

@@ -10,6 +10,7 @@ import io
 import os
 import pickle
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,10 @@ def check(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def filled(path: Path, state: Mapping[str, Any], like: Callable[[tuple[Any, ...]], Any] | None = None) -> Any:
-    """`state`, which the file at `path` holds, with its tensors again: of what is `like` a sharded one this worker's part.
+    """`state`, which the file at `path` holds, with its tensors again, on the CPU.
 
-    No collective. Raises CheckpointError where there is no room for whole ones.
+    Of what is `like` a sharded one it is this worker's part, where that is. No collective. Raises CheckpointError where
+    there is no room for whole ones.
     """
     if PARTS not in state:
         return state
@@ -106,7 +108,9 @@ def filled(path: Path, state: Mapping[str, Any], like: Callable[[tuple[Any, ...]
         return targets[key]
 
     whole = _replaced({key: value for key, value in state.items() if key != PARTS}, target)
-    dcp.load(targets, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
+        dcp.load(targets, storage_reader=reader, no_dist=True)
     return whole
 
 

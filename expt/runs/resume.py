@@ -20,8 +20,8 @@ from expt.runs.result import Resumed, result_of_any
 
 # How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
 MAY_CHANGE = NOT_IN_RESULT | {
-    "epochs", "max_steps", "log_every", "gpus", "world_size", "strategy", "backend", "gradient_accumulation", "deterministic",
-    "on_nan", "early_stop", "early_stop.metric", "early_stop.patience", "early_stop.min_delta",
+    "epochs", "max_steps", "log_every", "gpus", "world_size", "strategy", "backend", "gradient_accumulation",
+    "deterministic", "on_nan", "early_stop", "early_stop.metric", "early_stop.patience", "early_stop.min_delta",
     "callbacks",
     "compile", "matmul_precision", "channels_last", *OF_PLAN,
 }  # fmt: skip

@@ -79,7 +79,7 @@ def layers(module: nn.Module) -> dict[str, list[tuple[str, nn.Parameter]]]:
 
 
 def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
-    """The 2-norm of each group of tensors, float32 [groups], of sharded ones that of their part. Waits for no device."""
+    """The 2-norm of each group of tensors, float32 [groups], of sharded ones of their part. Waits for no device."""
     flat = [sharding.local(tensor) for group in tensors for tensor in group]
     if not flat:
         return torch.zeros(len(tensors))

@@ -65,8 +65,10 @@ class Learner(Evaluator):
     """The moving average of `module`: evaluated, and saved beside."""
     shards: int = 1
     """Workers that share one replica of the weights; with 1 each has all of them. Else `parallel` is `module`."""
+    copy_evaluated: Callable[[], nn.Module] | None = None
+    """Gives rank 0 the whole of the sharded model that is evaluated, where that is asked for; a collective."""
     reduces_each_part: bool = False
-    """Whether shards average gradients after each part of `gradient_accumulation`, so that no worker has all of them."""
+    """Whether shards average gradients after each part of a batch, so that no worker ever has all of them."""
     phases: Phases = dataclasses.field(default_factory=dict)
     """The updates that a step is made of, and the parameters of each; empty where it is one of all."""
 

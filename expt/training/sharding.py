@@ -28,7 +28,8 @@ LEAST_SHARE = 0.02
 
 def local(tensor: Tensor) -> Tensor:
     """What this worker holds of it: all, unless it is sharded."""
-    return cast(Tensor, tensor.to_local()) if is_sharded(tensor) else tensor  # type: ignore[operator]
+    part: Any = tensor
+    return cast(Tensor, part.to_local()) if is_sharded(tensor) else tensor
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -38,7 +39,8 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of it on every worker: where it is sharded, a collective."""
-    return cast(Tensor, tensor.full_tensor()) if is_sharded(tensor) else tensor  # type: ignore[operator]
+    part: Any = tensor
+    return cast(Tensor, part.full_tensor()) if is_sharded(tensor) else tensor
 
 
 def sum_over_shards(values: Tensor, shards: int, world_size: int) -> Tensor:
@@ -154,7 +156,7 @@ def _matched(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]
             if isinstance(named[name], CONTAINERS):
                 kind = type(named[name]).__name__
                 raise ConfigError(
-                    f"{where}: {name} is a {kind}, which is never called; use '{name}\\..*' for its elements"
+                    f"{where}: {name} is a {kind}, which is never called; use '{name}\\.[^.]+' for its elements"
                 )
             if shared := _shared_name(module, name):
                 raise ConfigError(
@@ -167,7 +169,7 @@ def _matched(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]
 
 def _shared_name(module: nn.Module, unit: str) -> str | None:
     """The name of a parameter inside `unit` that is outside of it too."""
-    inside = {parameter for parameter in module.get_submodule(unit).parameters()}
+    inside = set(module.get_submodule(unit).parameters())
     named = module.named_parameters(remove_duplicate=False)
     return next((name for name, one in named if one in inside and not name.startswith(f"{unit}.")), None)
 
@@ -201,6 +203,7 @@ def in_step(
                 return
             yield blank(1)._replace(weightless=True) if batch is None else batch
     finally:
+        part: Any
         for part in module.modules():
             if hasattr(part, "reshard"):
                 part.reshard()  # what a backward pass would have done

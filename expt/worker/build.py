@@ -101,6 +101,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
     precision = _precision(config, worker)
+    outline = sharding.outline(config, module)
     ema = sharding.shard(config, module, worker, precision) if config.is_sharded else None
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
     task = _build_task(config, info)
@@ -137,7 +138,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         overwrites=bool(config.compile) or config.model.name == "_target_",
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
-        **sharding.evaluating(config, data, ema.module if ema else module, worker),
+        **sharding.of_learner(config, data, ema.module if ema else module, outline, worker),
     )
 
 

@@ -102,8 +102,8 @@ class Checkpoints:
         needed, room = _num_bytes(state), available_memory()
         if self._worker.rank == 0 and needed > room:
             raise CheckpointError(
-                f"{self._paths.last}: {needed / 1e9:.1f} GB of tensors must be gathered for one file, and this worker may "
-                f"take {room / 1e9:.1f} GB more; use checkpoint.sharded=true, by which each worker writes its part"
+                f"{self._paths.last}: {needed / 1e9:.1f} GB of tensors must be gathered for one file, and this worker "
+                f"may take {room / 1e9:.1f} GB more; use checkpoint.sharded=true, by which each worker writes its part"
             )
 
 

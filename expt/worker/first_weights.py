@@ -33,7 +33,8 @@ class Loaded(NamedTuple):
 def load(module: nn.Module, given: str, worker: Worker) -> Loaded:
     """Load into `module` what fits of `given`, on every worker what rank 0 reads; it tells what did not fit.
 
-    Of a module that is sharded each worker gets its part. Raises ConfigError where no parameter fits, or the file holds no weights.
+    Of a module that is sharded each worker gets its part. Raises ConfigError where no parameter fits, or the file
+    holds no weights.
     """
     loaded = Loaded()
     fitting: dict[str, Tensor] | None = None

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.config.tasks import metrics_of
@@ -86,7 +88,7 @@ class Run:
                 self.health.refuse_unequal()
                 self.early_stop.look(self.history.last, self.position.epoch)
                 is_best = self._note_best()
-                self.callbacks.end_epoch(self.learner.evaluated, self.record, self.config.eval_split)
+                self.callbacks.end_epoch(self._told_model(), self.record, self.config.eval_split)
                 self._save_after_epoch(is_best=is_best)
         self.steps.close()
         self.checkpoints.wait()
@@ -194,8 +196,13 @@ class Run:
         self.history.eval_s += time.perf_counter() - began
         self.record.log({tags.metric(name, split): value for name, value in values.values.items()})
         self.observer.end_evaluation(split)
-        self.callbacks.end_evaluation(self.learner.evaluated, self.record, split)
+        self.callbacks.end_evaluation(self._told_model(), self.record, split)
         return values
+
+    def _told_model(self) -> nn.Module:
+        """What callbacks may copy; of a sharded model a collective."""
+        copy = self.learner.copy_evaluated
+        return copy() if copy else self.learner.evaluated
 
     def _note_best(self) -> bool:
         improved = self.history.note_best(self.position.epoch)

@@ -31,8 +31,8 @@ def shards_of(config: RunConfig, worker: Worker) -> int:
     shards = worker.local_world_size if config.sharding.shards == "auto" else config.sharding.shards
     if shards < 2 or shards == worker.world_size or worker.world_size % shards:  # hosts may have unequal numbers
         raise ConfigError(
-            f"sharding.shards={shards}: {worker.world_size} workers must make several whole groups that share a replica; "
-            "give a number that divides them"
+            f"sharding.shards={shards}: {worker.world_size} workers must make several whole groups that share a "
+            "replica; give a number that divides them"
         )
     return shards
 
@@ -75,11 +75,19 @@ def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> 
     return dtype
 
 
-def evaluating(config: RunConfig, data: Data, evaluated: nn.Module, worker: Worker) -> dict[str, Any]:
-    """What a Learner needs besides, for evaluations to be computed by all workers together."""
+def outline(config: RunConfig, module: nn.Module) -> nn.Module | None:
+    """What `copies` needs of `module`, before it is sharded, where somebody asks for copies."""
+    return sharding.outline(module) if config.is_sharded and config.callbacks else None
+
+
+def of_learner(
+    config: RunConfig, data: Data, evaluated: nn.Module, outline: nn.Module | None, worker: Worker
+) -> dict[str, Any]:
+    """What a Learner needs besides, for the workers to evaluate together what each has a part of."""
     if not config.is_sharded:
         return {}
     return {
+        **({"copy_evaluated": copies(outline, evaluated, worker)} if outline else {}),
         "in_step": functools.partial(sharding.in_step, module=evaluated, blank=data.blank, device=worker.device),
         "shards": shards_of(config, worker),
         "reduces_each_part": config.sharding.reduce_each_part,
