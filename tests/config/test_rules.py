@@ -59,7 +59,7 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     ),
     "shards for one worker": (
         machine(0), {"strategy": "fsdp", "world_size": 2}, {"strategy": "fsdp", "world_size": 1},
-        "strategy=fsdp: shares the model out among at least 2 workers, and this run has one; use strategy=ddp, or world",
+        "strategy=fsdp: shares the model out among at least 2 workers, and this run has one; use strategy=ddp, ",
     ),
     "shards of dp": (
         machine(2), {"strategy": "dp"}, {"strategy": "dp", "sharding": {"wrap": ["a", "b"]}},

@@ -36,7 +36,7 @@ def test_units_are_blocks_and_large_layers() -> None:
 
 
 def test_units_of_a_size_and_by_name_come_innermost_first() -> None:
-    found = names(transformer(), 250)
+    found = names(transformer(), 270)
     assert found.index("blocks.0.grow") < found.index("blocks.0")
     assert names(transformer(), [r"blocks\.\d", r"blocks\.0\.grow"])[0] == "blocks.0.grow"
 
