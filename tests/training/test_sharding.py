@@ -31,7 +31,7 @@ def test_units_are_blocks_and_large_layers() -> None:
     assert {"tokens", "head"} <= set(names(transformer(tied=False), "auto"))
     assert {f"layer{n}.{m}" for n in (1, 2, 3, 4) for m in (0, 1)} == set(names(ResNet18(**IMAGES), "auto"))  # type: ignore[arg-type]
     assert names(MLP(**IMAGES, hidden=[64, 64]), "auto") == ["1", "3", "5"]  # type: ignore[arg-type]
-    convolutions = [part for part in sharding.choose_units(ConvNet(**IMAGES), "auto") if part.weight.dim() == 4]  # type: ignore[arg-type, union-attr, operator]
+    convolutions = [part for part in sharding.choose_units(ConvNet(**IMAGES), "auto") if part.weight.dim() == 4]  # type: ignore[arg-type, operator]
     assert len(convolutions) == 2, "the first is small"
 
 

@@ -87,7 +87,9 @@ def apart(one: Path, other: Path) -> float:
 
 
 def test_curves_are_those_of_ddp(configs: Callable[..., RunConfig], tmp_path: Path) -> None:
-    kinds = {name: (("ddp", 1), ("fsdp", size)) for name, size in zip(CASES, (4, 2, 4, 2, 4), strict=True)}
+    kinds: dict[str, tuple[tuple[str, int], ...]] = {
+        name: (("ddp", 1), ("fsdp", size)) for name, size in zip(CASES, (4, 2, 4, 2, 4), strict=True)
+    }
     kinds["mlp"] = (*kinds["mlp"], ("fsdp", 2), ("hsdp", 4))
 
     def words_of(name: str, strategy: str) -> tuple[str, ...]:
