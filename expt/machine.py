@@ -125,7 +125,7 @@ def free_descriptors() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take, within the machine and its cgroup."""
+    """Bytes that this process may still take, within the machine, its cgroup and its own limits (`ulimit -d`, `-v`)."""
     available = 0
     with contextlib.suppress(OSError, ValueError):
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -134,7 +134,13 @@ def available_memory() -> int:
         group = Path("/sys/fs/cgroup")
         anonymous = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["anon"]
         available = min(available, int((group / "memory.max").read_text()) - int(anonymous))
-    return available
+    for limit, field in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            most = resource.getrlimit(limit)[0]
+            if most != resource.RLIM_INFINITY:
+                status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+                available = min(available, most - int(status[field].split()[0]) * 1024)
+    return max(0, available)
 
 
 def gpu_names() -> list[str]:

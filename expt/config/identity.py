@@ -15,7 +15,7 @@ from expt.config.tasks import in_evaluations_alone
 
 # Where data lies, what is kept and shown, how patiently it is waited for: none of it changes a number.
 NOT_IN_RESULT = {"resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every"}
-NOT_IN_RESULT |= {f"checkpoint.{key}" for key in ("every_steps", "every_epochs", "every_minutes", "keep")}
+NOT_IN_RESULT |= {f"checkpoint.{key}" for key in ("every_steps", "every_epochs", "every_minutes", "keep", "sharded")}
 NOT_IN_RESULT |= {f"tensorboard.{key}" for key in ("images", "graph", "norms", "histograms", "health")}
 NOT_IN_RESULT |= {"dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache"}
 NOT_IN_RESULT |= {"dataset.path"}  # of a table, whose content counts
@@ -23,6 +23,7 @@ NOT_IN_RESULT |= {"patches.unguarded", "patches.backward", "patches.malloc"}
 # How the same sums are computed. They may be added up in another order, as on another processor: a loss can then differ
 # in its last digits (the tests allow 1e-5), which is not another experiment.
 NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory"}
+NOT_IN_RESULT |= {f"sharding.{key}" for key in ("wrap", "shards", "reshard_after_forward", "reduce_each_part")}
 # What was done before there was a choice: not in the hash, so that a run of then is found.
 AT_FIRST: dict[str, object] = {
     "task.name": "classification",
@@ -38,6 +39,7 @@ AT_FIRST: dict[str, object] = {
 AT_FIRST |= {"scheduler.epochs": None, "gradient_clip_value": None, "ema": None, "early_stop": None}
 AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True, "optimizer.layer_decay": None}
 AT_FIRST |= {"weights": None, "fork": None, "freeze": (), "mixup": None, "cutmix": None, "callbacks": ()}
+AT_FIRST |= {"sharding.param_dtype": "auto", "sharding.reduce_dtype": "float32"}
 _BEFORE: dict[str, dict[str, object]] = {
     "huggingface": {"dataset.standardise": True, "dataset.standardise_targets": False, "dataset.channels": None},
     "torchvision": {"dataset.channels": None},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from expt.config.datasets import has_rows
 from expt.config.groups import SGD, ConvNet, DefaultInit, NamedModel, ResNet18, Transformer
+from expt.config.sharding_rules import of_sharding
 from expt.config.task_rules import of_samples, of_task, of_tokens
 from expt.config.trackers import of_trackers
 from expt.machine import Machine, is_slice
@@ -23,6 +24,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
     return [
         *_hardware(config, machine),
         *_strategy(config),
+        *of_sharding(config, machine),
         *_compile(config),
         *_model(config),
         *_freeze(config),
@@ -57,7 +59,7 @@ def _hardware(config: RunConfig, machine: Machine) -> list[str]:
     workers = 1 if machine.own_gpus else machine.local_workers or config.world_size  # those that share the GPUs
     if machine.workers not in (None, config.world_size):
         problems.append(f"world_size={config.world_size}: {machine.workers} workers were started; leave world_size out")
-    elif config.num_gpus > workers and config.strategy == "ddp":
+    elif config.num_gpus > workers and config.strategy != "dp":
         problems.append(f"world_size={workers}: {config.num_gpus} GPUs need as many workers; use gpus={workers}")
     if config.backend == "nccl" and (not config.num_gpus or machine.simulated):
         problems.append("backend=nccl: needs a GPU, and this run uses none; use backend=gloo")
@@ -81,7 +83,7 @@ def _chosen(config: RunConfig, machine: Machine) -> list[str]:
 
 
 def _strategy(config: RunConfig) -> list[str]:
-    if config.strategy == "ddp":
+    if config.strategy != "dp":
         return []
     problems = []
     if config.num_gpus < 2:

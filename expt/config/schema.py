@@ -25,6 +25,16 @@ class DDP:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class Sharding:  # a run recorded before there was a choice has none of it
+    wrap: Literal["auto"] | Count | tuple[str, ...] = "auto"
+    shards: Literal["auto"] | Count = "auto"
+    reshard_after_forward: bool = True
+    param_dtype: Literal["auto", "float32", "bf16", "fp16"] = "auto"
+    reduce_dtype: Literal["float32", "bf16"] = "float32"
+    reduce_each_part: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TensorBoard:
     images: bool | Literal["end", "spare"]
     graph: bool | Literal["auto"]
@@ -46,6 +56,7 @@ class Checkpoint:
     every_epochs: Count | None
     every_minutes: Positive | None
     keep: Annotated[int, Field(ge=0)]
+    sharded: bool | Literal["auto"] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -67,7 +78,7 @@ class RunConfig:
     scheduler: group(**GROUPS["scheduler"])  # type: ignore[valid-type]
     gpus: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...]
     world_size: Count
-    strategy: Literal["ddp", "dp"]
+    strategy: Literal["ddp", "dp", "fsdp", "hsdp"]
     backend: Literal["nccl", "gloo"]
     threads: Count
     batch_size: Count
@@ -107,6 +118,7 @@ class RunConfig:
     onednn: bool
     patches: Patches = Patches()  # a run recorded before there was a choice has none
     ddp: DDP
+    sharding: Sharding = Sharding()
     resume: Folder | None
     checkpoint: Checkpoint
     on_nan: Literal["stop", "skip"]
@@ -121,6 +133,11 @@ class RunConfig:
     def num_gpus(self) -> int:
         """How many GPUs the run uses; 0 is the CPU."""
         return self.gpus if isinstance(self.gpus, int) else len(self.gpus)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each worker has but a part of the model."""
+        return self.strategy in ("fsdp", "hsdp")
 
     @property
     def gpu_indices(self) -> tuple[int, ...]:

@@ -51,16 +51,27 @@ class Fit:
         return "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds if names)
 
 
-@torch.no_grad()
 def load_what_fits(module: nn.Module, state: Mapping[str, Tensor]) -> Fit:
     """Copy each tensor of `state` into that of the same name and shape in `module`, in place."""
+    fit = what_fits(module, state)
+    load_some(module, {name: state[name] for name in fit.loaded})
+    return fit
+
+
+@torch.no_grad()
+def load_some(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy each tensor of `state` into that of the same name in `module`, in place."""
+    own: dict[str, Tensor] = module.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        own[name].copy_(tensor)
+
+
+def what_fits(module: nn.Module, state: Mapping[str, Tensor]) -> Fit:
+    """Which tensors of `state` have the name and the shape of one in `module`."""
     own: dict[str, Tensor] = module.state_dict(keep_vars=True)
     both = [name for name in own if name in state]
-    loaded = [name for name in both if own[name].shape == state[name].shape]
-    for name in loaded:
-        own[name].copy_(state[name])
     return Fit(
-        loaded=tuple(loaded),
+        loaded=tuple(name for name in both if own[name].shape == state[name].shape),
         missing=tuple(name for name in own if name not in state),
         unexpected=tuple(name for name in state if name not in own),
         other_shape=tuple(

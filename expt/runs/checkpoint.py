@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from expt.errors import CheckpointError
+from expt.runs import parts
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No space, no quota, or a file larger than allowed."""
@@ -28,9 +28,9 @@ def save(path: Path, state: Mapping[str, Any], *, keep: int = 0) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.tmp")
-    with _full_disk_in_words(path), _removed_at_end(beside):
+    with full_disk_in_words(path), _removed_at_end(beside):
         _write(beside, state)
-        digest = _sha256(beside)
+        digest = parts.sha256_of(beside)
         for number in range(keep, 0, -1):
             if older(path, number - 1).exists():
                 keep_as(older(path, number - 1), older(path, number))
@@ -45,7 +45,8 @@ def _write(beside: Path, state: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _full_disk_in_words(path: Path) -> Iterator[None]:
+def full_disk_in_words(path: Path) -> Iterator[None]:
+    """Raise CheckpointError where there is no space for `path`."""
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -68,10 +69,16 @@ def _removed_at_end(path: Path) -> Iterator[None]:
 
 
 def keep_as(last: Path, best: Path) -> None:
-    """Give the file `last` the second name `best`; the next `last` is another file."""
+    """Give the file `last` the second name `best`; the next `last` is another file.
+
+    In another folder it has its parts, too.
+    """
+    if last.parent != best.parent and (own := load(last, lazily=True).get(parts.PARTS)):
+        with full_disk_in_words(best):
+            parts.bring(own, last.parent, best.parent)
     beside = best.with_name(f".{best.name}.tmp")
     beside.unlink(missing_ok=True)
-    with _full_disk_in_words(best), _removed_at_end(beside):
+    with full_disk_in_words(best), _removed_at_end(beside):
         try:
             os.link(last, beside)
         except OSError:  # another disk, or one without links
@@ -81,16 +88,19 @@ def keep_as(last: Path, best: Path) -> None:
 
 
 def load(path: Path, *, lazily: bool = False) -> dict[str, Any]:
-    """The state that `save` wrote, on the CPU; `lazily` leaves tensors on the disk. No pickled code is run."""
+    """The state that `save` wrote, on the CPU; `lazily` leaves tensors on the disk. No pickled code is run.
+
+    Of a sharded checkpoint, too, unless `lazily`: that has keys in their places, see expt.runs.parts.
+    """
     # Given explicitly: the environment can turn the default off.
     state: dict[str, Any] = torch.load(str(path), map_location="cpu", weights_only=True, mmap=lazily)
-    return state
+    return state if lazily else parts.filled(path, state)
 
 
 def check(path: Path) -> None:
     """Raise CheckpointError if `path` isn't what was written there: truncated, changed, or no checkpoint at all."""
     digests = _digests(path)
-    if digests and _sha256(path) not in digests:
+    if digests and parts.sha256_of(path) not in digests:
         raise CheckpointError(f"{path}: is truncated or damaged, its checksum is not that of {_sidecar(path).name}")
     try:
         state = load(path, lazily=True)
@@ -98,6 +108,7 @@ def check(path: Path) -> None:
         raise CheckpointError(f"{path}: cannot be read ({type(error).__name__}), it is truncated or damaged") from error
     if not isinstance(state, dict) or not {"model", "position", "config", "workers"} <= state.keys():
         raise CheckpointError(f"{path}: is not a checkpoint of this version of expt")
+    parts.check(path, state)
 
 
 def candidates(last: Path) -> list[Path]:
@@ -121,17 +132,16 @@ class Writer:
 
     def __init__(self, last: Path, best: Path, *, keep: int) -> None:
         self._last, self._best, self._keep = last, best, keep
-        self._best_before = older(best, 1)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(self, state: Mapping[str, Any], *, is_best: bool, keeps_best: bool = False) -> None:
-        """Copy `state` and return; training may change it at once.
+    def save(self, state: Mapping[str, Any], *, is_best: bool, keeps_best: bool = False, owned: bool = False) -> None:
+        """Copy `state` and return; training may change it at once. What is `owned` is nobody else's: not copied.
 
         With `keeps_best` the best before it stays, under the name of an older one.
         """
         self.wait()
-        copy = _copied(state)
+        copy = state if owned else _copied(state)
         copied = torch.cuda.Event() if torch.cuda.is_initialized() else None
         if copied:
             copied.record()
@@ -161,13 +171,18 @@ class Writer:
                 torch.cuda.set_device(gpu)  # a thread begins with the first one, and would take memory there
             if copied:
                 copied.synchronize()
-            save(self._last, state, keep=self._keep)
-            if is_best and keeps_best and self._best.exists():
-                keep_as(self._best, self._best_before)
-            if is_best:
-                keep_as(self._last, self._best)
+            publish(state, self._last, self._best, keep=self._keep, is_best=is_best, keeps_best=keeps_best)
         except Exception as error:
             self._error = error
+
+
+def publish(state: Mapping[str, Any], last: Path, best: Path, *, keep: int, is_best: bool, keeps_best: bool) -> None:
+    """Save `state` as `last`, and as `best` where it is; with `keeps_best` the best before it stays, as an older."""
+    save(last, state, keep=keep)
+    if is_best and keeps_best and best.exists():
+        keep_as(best, older(best, 1))
+    if is_best:
+        keep_as(last, best)
 
 
 def _gpu() -> int | None:
@@ -219,14 +234,6 @@ def _write_digests(path: Path, digests: list[str]) -> None:
     with _removed_at_end(beside):
         beside.write_text("".join(f"{digest}  {path.name}\n" for digest in digests), encoding="ascii")
         beside.replace(sidecar)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

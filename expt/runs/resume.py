@@ -21,8 +21,8 @@ from expt.runs.result import result_of_any
 
 # How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
 MAY_CHANGE = NOT_IN_RESULT | {
-    "epochs", "max_steps", "log_every", "gpus", "world_size", "backend", "gradient_accumulation", "deterministic",
-    "on_nan", "early_stop", "early_stop.metric", "early_stop.patience", "early_stop.min_delta",
+    "epochs", "max_steps", "log_every", "gpus", "world_size", "strategy", "backend", "gradient_accumulation",
+    "deterministic", "on_nan", "early_stop", "early_stop.metric", "early_stop.patience", "early_stop.min_delta",
     "callbacks", "fork",
     "compile", "matmul_precision", "channels_last", *OF_PLAN,
 }  # fmt: skip
@@ -210,4 +210,4 @@ def _refuse_other_content(
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     counted = {key: value for key, value in settings.items() if key not in OF_TRACKERS}
     plain = json.loads(json.dumps(counted, default=str))  # a tuple is a list then
-    return {k: v for k, v in flat(plain).items() if k not in MAY_CHANGE and not k.startswith("ddp.")}
+    return {k: v for k, v in flat(plain).items() if k not in MAY_CHANGE and not k.startswith(("ddp.", "sharding."))}

@@ -44,9 +44,9 @@ class Dashboard(Observer):
         self._events, self._learner, self._position, self._example = events, learner, position, example
         self._pictures, self._images = pictures, images
         self._layers: LayerValues | None = None
-        if events and (norms or histograms):
+        if (events or learner.shards > 1) and (norms or histograms):
             self._layers = LayerValues(learner, norms=norms, histograms=histograms)
-        self._graph, self._graph_due, self._table_due = graph, graph is not False, True
+        self._graph, self._graph_due, self._table_due = graph, graph is not False and learner.shards == 1, True
         self.spent_s = self._trained_s = 0.0
         self._pictures_s, self._epoch_began = FIRST_S, time.perf_counter()
         self._reviews = False
@@ -84,11 +84,12 @@ class Dashboard(Observer):
     def end_epoch(self, *, review: bool) -> None:
         """Norms, histograms and the model are shown."""
         self._reviews = review
-        if not self._events:
-            return
         with self._timed():
             if self._layers:
                 self._layers.show(self._events, self._position.step)
+        if not self._events:
+            return
+        with self._timed():
             if self._table_due:
                 table = parameter_table(self._learner.module)
                 self._events.text(tags.PARAMETERS, table, self._position.step)

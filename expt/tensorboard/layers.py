@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from expt.runs import tags
 from expt.tensorboard.events import Writer
+from expt.training import sharding
 from expt.training.learner import Learner
 from expt.training.patches.foreach_norm import norms_of
 
@@ -36,22 +37,31 @@ class LayerValues:
         if self._histograms:
             self._gradients = {name: p.grad / scale for name, p in trained if p.grad is not None}
 
-    def show(self, events: Writer, step: int) -> None:
-        """Add what was noted, and the weights of now."""
+    def show(self, events: Writer | None, step: int) -> None:
+        """Add what was noted, and the weights of now; of a sharded model a collective, whoever has `events`."""
         if self._gradient_norms is not None:
             weights = norms([[p.detach() for _, p in own] for own in self._layers.values()])
-            both = torch.stack([self._gradient_norms, weights]).tolist()
+            both = self._of_all(torch.stack([self._gradient_norms, weights])).tolist()
             for kind, values in zip((tags.GRADIENT_NORM, tags.WEIGHT_NORM), both, strict=True):
                 named = (f"{kind}/{layer}" for layer in self._layers)
-                events.write(step, dict(zip(named, values, strict=True)))
+                if events:
+                    events.write(step, dict(zip(named, values, strict=True)))
             self._gradient_norms = None
         if self._histograms:
             self._show_histograms(events, step)
 
-    def _show_histograms(self, events: Writer, step: int) -> None:
+    def _of_all(self, norms: Tensor) -> Tensor:
+        """The norms of the whole model's layers, from those of this worker's part."""
+        learner = self._learner
+        if learner.shards == 1:
+            return norms
+        return sharding.sum_over_shards(norms.double() ** 2, learner.shards, learner.world_size).sqrt()
+
+    def _show_histograms(self, events: Writer | None, step: int) -> None:
         for name, parameter in itertools.chain.from_iterable(self._layers.values()):
-            for kind, values in (("weights", parameter.detach()), ("gradients", self._gradients.get(name))):
-                if values is not None and bool(values.isfinite().all()):
+            for kind, part in (("weights", parameter.detach()), ("gradients", self._gradients.get(name))):
+                values = None if part is None else sharding.whole(part)
+                if events and values is not None and bool(values.isfinite().all()):
                     events.histogram(f"{kind}/{name}", values, step)
         self._gradients = {}
 
@@ -69,8 +79,8 @@ def layers(module: nn.Module) -> dict[str, list[tuple[str, nn.Parameter]]]:
 
 
 def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
-    """The 2-norm of each group of tensors, float32 [groups]. Waits for no device."""
-    flat = [tensor for group in tensors for tensor in group]
+    """The 2-norm of each group of tensors, float32 [groups], of sharded ones of their part. Waits for no device."""
+    flat = [sharding.local(tensor) for group in tensors for tensor in group]
     if not flat:
         return torch.zeros(len(tensors))
     each = torch.stack([norm.float() for norm in norms_of(flat)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from expt.data.loading import Batch
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.task import Task
 from expt.training.phases import Phases
@@ -32,6 +33,10 @@ class Evaluator:
     overwrites: bool = False
     """Whether the next batch may be given the memory of this one's outputs: CUDA graphs do so, and who knows what own
     models do."""
+
+    in_step: Callable[[Iterable[Batch]], Iterable[Batch]] = iter
+    """From this worker's batches of an evaluation to those that it computes: where a forward pass is a collective, as
+    many as any other worker has."""
 
     @property
     def evaluated(self) -> nn.Module:
@@ -58,7 +63,12 @@ class Learner(Evaluator):
     """Seconds that its first N steps have spent on averaging gradients, waiting for the others' included."""
     ema: AveragedModel | None = None
     """The moving average of `module`: evaluated, and saved beside."""
-
+    shards: int = 1
+    """Workers that share one replica of the weights; with 1 each has all of them. Else `parallel` is `module`."""
+    copy_evaluated: Callable[[], nn.Module] | None = None
+    """Gives rank 0 the whole of the sharded model that is evaluated, where that is asked for; a collective."""
+    reduces_each_part: bool = False
+    """Whether shards average gradients after each part of a batch, so that no worker ever has all of them."""
     phases: Phases = dataclasses.field(default_factory=dict)
     """The updates that a step is made of, and the parameters of each; empty where it is one of all."""
 

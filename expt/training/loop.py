@@ -20,7 +20,7 @@ from expt.errors import ConfigError, OutOfMemory
 from expt.tasks.phases import PhasedTask, added
 from expt.tasks.sums import Averages, Sums
 from expt.tasks.task import Sum
-from expt.training import phases
+from expt.training import phases, sharding
 from expt.training.collectives import gather_across_workers, sum_across_workers
 from expt.training.learner import Evaluator, Learner, Position
 from expt.training.memory_probe import largest_that_fits
@@ -116,7 +116,7 @@ def accumulate_gradients(
     weights = list[Tensor | float]()
     for index, part in enumerate(parts):
         last = index == len(parts) - 1
-        with contextlib.nullcontext() if last else _without_all_reduce(learner.parallel):
+        with contextlib.nullcontext() if last else _without_all_reduce(learner):
             with learner.precision.autocast():
                 if phase is not None and isinstance(task, PhasedTask):
                     outputs, loss = None, task.phase(phase, learner.parallel, part)
@@ -164,7 +164,7 @@ def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | flo
     factor = torch.where(total > 0, samples / total, 0.0).float()
     for parameter in itertools.chain.from_iterable(group["params"] for group in learner.optimizer.param_groups):
         if parameter.grad is not None:
-            parameter.grad.mul_(factor)
+            sharding.local(parameter.grad).mul_(factor)
 
 
 def _parts(batch: Batch, count: int) -> list[Batch]:
@@ -187,7 +187,8 @@ def rehearse(learner: Learner, blank: Callable[[int], Batch], batch_size: int, d
     DistributedDataParallel sorts gradients into other buckets after its first step. A run that goes on has that step
     behind it: without one here, gradients would be added up in another order once.
     """
-    if learner.world_size <= 2 or learner.phases:  # it looks for unused parameters then, and sorts nothing
+    # Where it looks for unused parameters, as for phases, it sorts nothing.
+    if learner.world_size <= 2 or learner.phases or learner.shards > 1:
         return
     part = max(learner.gradient_accumulation, batch_size // learner.world_size)
     accumulate_gradients(learner, blank(part)._replace(global_size=batch_size), Sums(learner.task, device).add)
@@ -222,9 +223,11 @@ def evaluate(
     """
     module, task, sums = learner.evaluated, learner.task, Sums(learner.task, device, at_once=learner.overwrites)
     module.eval()
-    for batch in batches:
+    for batch in learner.in_step(batches):
         with learner.precision.autocast():
             outputs = task.forward(module, batch)
+            if batch.weightless:  # was for the others' sake
+                continue
             loss = task.loss(outputs, batch)
         sums.add(loss, outputs, batch)
         learner.extra_metrics.update(task, outputs, batch)
@@ -235,7 +238,9 @@ def evaluate(
     return dataclasses.replace(averages, values={**averages.values, **extra}) if extra else averages
 
 
-def _without_all_reduce(parallel: nn.Module) -> contextlib.AbstractContextManager[None]:
-    if isinstance(parallel, DistributedDataParallel):
-        return parallel.no_sync()
+def _without_all_reduce(learner: Learner) -> contextlib.AbstractContextManager[None]:
+    if isinstance(learner.parallel, DistributedDataParallel):
+        return learner.parallel.no_sync()
+    if learner.shards > 1 and not learner.reduces_each_part:
+        return sharding.without_reduction(learner.parallel)
     return contextlib.nullcontext()

@@ -17,6 +17,8 @@ def largest_that_fits(learner: Learner, batch: Batch) -> int | None:
     """
     if learner.phases or isinstance(learner.parallel, nn.DataParallel):  # of dp a GPU has but a part of the batch
         return None
+    if learner.shards > 1:  # a step alone would wait for the others
+        return None
     if learner.compiled:  # it would compile for each size
         return None
     if any(isinstance(layer, nn.SyncBatchNorm) for layer in learner.module.modules()):  # would wait for the others

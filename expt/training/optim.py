@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from expt.errors import ConfigError
 from expt.training.muon import build_muon
 from expt.training.parameter_groups import LR_SCALE, parameter_groups, rate_of, scale_rates
 from expt.training.patches.unguarded import optimizer as without_guards
+from expt.training.sharding import is_sharded
 
 ONLY_LOSS: Mapping[str, Better] = MappingProxyType({"loss": "min"})
 
@@ -54,17 +56,19 @@ def _over(
     *,
     unguarded: bool,
 ) -> Optimizer:
-    """Fused, so that one kernel updates all of a group."""
+    """Fused, so that one kernel updates all of a group; sharded SGD, for which torch has none, in a few."""
     if isinstance(config, groups.TargetOptimizer):
         return user_class.build(config.target, Optimizer, parameters, **config.kwargs)
     if isinstance(config, groups.SGD):
+        grouped = (one["params"] if isinstance(one, dict) else [one] for one in parameters)
+        sharded = any(map(is_sharded, itertools.chain.from_iterable(grouped)))
         sgd = (without_guards(optim.SGD) if unguarded else optim.SGD)(
             parameters,
             lr=config.lr,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             nesterov=config.nesterov,
-            fused=True,
+            **({"foreach": True} if sharded else {"fused": True}),
         )
         # torch makes it in the first step, and leaves it as it found the memory where that step is skipped.
         for group in sgd.param_groups if config.momentum else ():

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from expt.training.collectives import sum_across_workers
 from expt.training.patches.backward import backward
 from expt.training.patches.fused_step import step_unless
+from expt.training.sharding import is_sharded, local
 
 
 class Precision:
@@ -90,9 +92,16 @@ class Precision:
 
 
 def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Whether all values are finite, as a bool [] on their device: nothing is waited for."""
-    with_values = [tensor for tensor in tensors if tensor.numel()]  # torch knows no largest of none
-    return torch.isfinite(nn.utils.get_total_norm(with_values, torch.inf, foreach=True))
+    """Whether all values are finite, as a bool [] on their device: nothing is waited for.
+
+    Of sharded tensors it is a collective.
+    """
+    given = list(tensors)
+    with_values = [local(tensor) for tensor in given if local(tensor).numel()]  # torch knows no largest of none
+    finite = torch.isfinite(nn.utils.get_total_norm(with_values, torch.inf, foreach=True))
+    if not any(map(is_sharded, given)):
+        return finite
+    return sum_across_workers((~finite).float().to(local(given[0]).device)) == 0
 
 
 def _autocast_dtype(amp: bool | Literal["bf16", "fp16"], device: torch.device) -> torch.dtype | None:

@@ -40,6 +40,7 @@ from expt.training.patches import onednn_linear
 from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
 from expt.worker import parallel as parallel_build
+from expt.worker import sharding
 from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes
 from expt.worker.steps import Steps
@@ -88,7 +89,8 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     info = data.info
     example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
     module = model_build.build(config.model, config.init, info.shapes, example)
-    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    own_layout = config.channels_last and not config.is_sharded  # torch shards contiguous parameters alone
+    memory_format = torch.channels_last if own_layout else torch.contiguous_format
     module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
     freeze(module, config.freeze)
     memory = parallel_build.build_shared_memory(config, module, worker)
@@ -98,14 +100,17 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         onednn_linear.use_for_linear(module)
     if config.compile:
         module.compile(mode="default" if config.compile is True else config.compile)
+    precision = _precision(config, worker)
+    outline = sharding.outline(config, module)
+    ema = sharding.shard(config, module, worker, precision) if config.is_sharded else None
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
     task = _build_task(config, info)
     phases = _phases(task, module, config)
-    precision = _precision(config, worker)
     parallel, all_reduce_s = parallel_build.parallelise(
         module, config, worker, memory, precision=precision, parts=bool(phases)
     )
-    ema = ema_of(module, config.ema) if config.ema else None
+    if config.ema and not config.is_sharded:
+        ema = ema_of(module, config.ema)
     classifies = isinstance(config.task, Classification)
     if isinstance(config.model, constraints.Target) and classifies and not config.compile:  # the copy needs no check
         _check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
@@ -133,6 +138,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         overwrites=bool(config.compile) or config.model.name == "_target_",
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
+        **sharding.of_learner(config, data, ema.module if ema else module, outline, worker),
     )
 
 
@@ -165,9 +171,10 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
     name = type(task).__name__
     if not task.phases:
         raise ConfigError(f"{name}.phases: names none; use expt.Task for a step of one update")
-    if config.on_nan == "skip" or config.strategy == "dp" or config.ddp.static_graph:
+    if config.on_nan == "skip" or config.strategy != "ddp" or config.ddp.static_graph:
         raise ConfigError(
-            f"{name}.phases: go with none of on_nan=skip, strategy=dp and ddp.static_graph=true; leave them out"
+            f"{name}.phases: go with strategy=ddp alone, and with neither on_nan=skip nor ddp.static_graph=true; leave "
+            "them out"
         )
     return parameters_of(task.phases, module)
 

@@ -43,6 +43,14 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
         return _explained(
             error, RunFailed(f"/dev/shm: {_reason(error)}; the processes that read images need it; {mend}")
         )
+    if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in text:
+        return _explained(
+            error,
+            ConfigError(
+                f"strategy={config.strategy}: a parameter is used outside of the module that it is sharded with; "
+                "call modules, and not functions of their weights, or name a larger module in sharding.wrap"
+            ),
+        )
     if isinstance(error, ValueError) and "more than 1 value per channel" in text:
         return _explained(error, ConfigError(_of_lone_images(config)))
     if isinstance(error, RuntimeError) and "Address already in use" in text:
@@ -106,6 +114,8 @@ def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
         ways = [f"gradient_accumulation={equal}", f"batch_size={few * parts * size}"]
     if config.amp is False:
         ways += ["amp=true"]
+    if config.strategy == "ddp" and config.world_size > 1:
+        ways += ["strategy=fsdp (each worker keeps a part of weights, gradients and optimiser states, not all)"]
     return f"{now}; try {', or '.join(ways) or 'a smaller model'}"
 
 

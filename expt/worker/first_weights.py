@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from expt.errors import ConfigError, warn
-from expt.models.partial_load import Fit, load_what_fits, plain_weights
+from expt.models.partial_load import Fit, load_some, plain_weights, what_fits
 from expt.runs import checkpoint
 from expt.runs.weights_file import weights_file
 from expt.training import collectives
 from expt.training.collectives import Worker
+from expt.training.sharding import is_sharded
+from expt.training.whole_state import scattered
 
 _MEND = "save it by torch.save(model.state_dict(), FILE)"
 
@@ -31,19 +33,28 @@ class Loaded(NamedTuple):
 def load(module: nn.Module, given: str, worker: Worker) -> Loaded:
     """Load into `module` what fits of `given`, on every worker what rank 0 reads; it tells what did not fit.
 
-    Raises ConfigError where no parameter fits, or the file holds no weights.
+    Of a module that is sharded each worker gets its part. Raises ConfigError where no parameter fits, or the file
+    holds no weights.
     """
     loaded = Loaded()
+    fitting: dict[str, Tensor] | None = None
     if worker.rank == 0:
         file = weights_file(given)
         content = _read(file, given)
-        fit = load_what_fits(module, _weights_in(content, file, given, module.state_dict().keys()))
+        state = _weights_in(content, file, given, module.state_dict().keys())
+        fit = what_fits(module, state)
+        fitting = {name: state[name] for name in fit.loaded}
         misfits = fit.misfits()
         if not {name for name, _ in module.named_parameters()} & {*fit.loaded}:
             raise ConfigError(f"weights={given}: {file} fits this model nowhere ({misfits}); give weights of its like")
         if misfits:
             warn(f"weights={given}: {len(fit.loaded)} tensors are loaded; {misfits}")
         loaded = _about(content, fit)
+    own = module.state_dict()
+    if any(map(is_sharded, own.values())):
+        load_some(module, scattered(fitting, lambda path: own[path[0]], worker.device))
+        return loaded
+    load_some(module, fitting or {})
     collectives.broadcast_parameters(module)
     return loaded
 

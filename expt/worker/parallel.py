@@ -73,7 +73,11 @@ def parallelise(
         if worker.world_size > 1:  # torchrun has started it, and says so
             raise ConfigError("strategy=dp: has one process for all GPUs; start it with python -m expt")
         return AutocastDataParallel(module, worker.gpus, precision.autocast), lambda _: 0.0
-    if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+    if (
+        config.is_sharded
+        or worker.world_size == 1
+        or not any(parameter.requires_grad for parameter in module.parameters())
+    ):
         return module, lambda _: 0.0
     data_parallel = unguarded.data_parallel if config.patches.unguarded else DistributedDataParallel
     parallel = data_parallel(
@@ -122,7 +126,7 @@ def build_shared_memory(config: RunConfig, module: nn.Module, worker: Worker) ->
     """What the workers exchange gradients and statistics by, where they can and are to; a collective."""
     one_machine = worker.local_world_size == worker.world_size > 1
     plain = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters() if p.requires_grad)
-    wanted = config.ddp.shared_memory and not config.ddp.comm_hook
+    wanted = config.ddp.shared_memory and not config.ddp.comm_hook and not config.is_sharded
     if not (wanted and one_machine and plain and shared_memory.is_supported()):
         return None
     return SharedMemory(rank=worker.rank, world_size=worker.world_size, timeout_s=config.timeout_s)

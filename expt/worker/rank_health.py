@@ -17,6 +17,7 @@ from expt.runs import tags
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
+from expt.training.sharding import local
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BITS = 48  # of a checksum: what float64 holds exactly
@@ -88,7 +89,7 @@ class RankHealth:
 
         To be called when rank 0 has shown the readings, which a collective in between makes sure of.
         """
-        refuse_unequal(self.readings, self._position.epoch)
+        refuse_unequal(self.readings, self._position.epoch, self._learner.shards)
 
 
 def reading(*, steps: int, seconds: float, all_reduce_s: float, device: torch.device, wish: bool) -> Reading:
@@ -118,7 +119,8 @@ def checksum(parameters: Iterable[nn.Parameter]) -> Tensor:
     """A number from 0 to 2**48 - 1 of the parameters' bits, float64 []; 0 without any. Waits for no device."""
     total: Tensor | None = None
     for parameter in parameters:
-        values = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+        own = local(parameter)
+        values = torch.view_as_real(own) if own.is_complex() else own
         part = values.view(_INTEGERS[values.element_size()]).sum(dtype=torch.int64)
         # Each weighs differently, so that two that change places are noticed; the multiplication wraps around.
         total = part if total is None else total * 1_000_003 + part
@@ -140,7 +142,7 @@ def readings(table: Tensor) -> list[Reading]:
     return [Reading(**dict(zip(names, numbers, strict=True))) for numbers in table.view(-1, NUMBERS).tolist()]
 
 
-def scalars(found: list[Reading]) -> dict[str, float]:
+def scalars(found: list[Reading], shards: int = 1) -> dict[str, float]:
     """What TensorBoard shows of them."""
     values = {tags.WORKER_MIB: max(one.memory_mib for one in found)}
     if not math.isnan(found[0].gpu_memory_mib):
@@ -154,23 +156,24 @@ def scalars(found: list[Reading]) -> dict[str, float]:
             "ranks/step_ms_median": statistics.median(steps_ms),
             "ranks/step_ms_max": max(steps_ms),
             "ranks/all_reduce_share": statistics.fmean(one.all_reduce_share for one in found),
-            "ranks/unequal_weights": float(len(unequal(found))),
+            "ranks/unequal_weights": float(len(unequal(found, shards))),
         }
     return values
 
 
-def unequal(found: list[Reading]) -> list[int]:
-    """The ranks whose weights are not those of rank 0."""
-    return [rank for rank, one in enumerate(found) if one.weights != found[0].weights]
+def unequal(found: list[Reading], shards: int = 1) -> list[int]:
+    """The ranks whose weights are not those of rank 0, or of the rank with the same part of the first replica."""
+    return [rank for rank, one in enumerate(found) if one.weights != found[rank % shards].weights]
 
 
-def refuse_unequal(found: list[Reading], epoch: int) -> None:
+def refuse_unequal(found: list[Reading], epoch: int, shards: int = 1) -> None:
     """Raise RunFailed if the ranks hold different weights: from there on each trains a model of its own."""
-    ranks = unequal(found)
+    ranks = unequal(found, shards)
     if ranks:
         which = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        first = "rank 0" if shards == 1 else "the first replica"
         raise RunFailed(
-            f"after epoch {epoch} the weights of {which} differ from those of rank 0: something other than the "
+            f"after epoch {epoch} the weights of {which} differ from those of {first}: something other than the "
             "optimiser changes parameters, and not alike on every rank; mend the model, or go on unchecked with "
             "tensorboard.health=false"
         )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from expt.config.identity import shown
 from expt.config.schema import RunConfig
 from expt.config.tasks import metrics_of
 from expt.data.loading import TimedBatches
 from expt.errors import DataError
-from expt.runs import checkpoint, tags
+from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.tasks.sums import Averages, Sums, loss_is_finite
@@ -24,6 +27,7 @@ from expt.training.observer import Observer
 from expt.worker import build, divergence, fault, first_weights, forked, other_scale, random_state, rank_health
 from expt.worker.agreement import Agreement
 from expt.worker.callbacks import Callbacks
+from expt.worker.checkpoints import Checkpoints
 from expt.worker.early_stop import EarlyStop
 from expt.worker.history import History
 from expt.worker.rank_health import RankHealth
@@ -72,7 +76,7 @@ class Run:
         self.agreement = Agreement(worker)
         self.save_times = build.build_save_times(config, worker)
         self.callbacks = Callbacks(config.callbacks, worker, self.position, self.directions)
-        self.checkpoints = checkpoint.Writer(paths.last, paths.best, keep=config.checkpoint.keep)
+        self.checkpoints = Checkpoints(config, paths, self.learner, worker)
         self.steps = build.build_steps(config, paths, self.learner, worker, typed_at=typed_at, beat=beat)
         fault.arm(self.learner.module, worker.rank, lambda: self.position.step)
 
@@ -93,7 +97,7 @@ class Run:
                 self.health.refuse_unequal()
                 self.early_stop.look(self.history.last, self.position.epoch)
                 is_best = self._note_best()
-                self.callbacks.end_epoch(self.learner.evaluated, self.record, self.config.eval_split)
+                self.callbacks.end_epoch(self._told_model(), self.record, self.config.eval_split)
                 self._save_after_epoch(is_best=is_best)
         self.steps.close()
         self.checkpoints.wait()
@@ -115,8 +119,7 @@ class Run:
 
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
-        read = checkpoint.load(source) if self.worker.rank == 0 else None
-        saved: dict[str, Any] = collectives.from_rank_0(read, self.worker.device)
+        saved = self.snapshot.read(source)
         rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         if source.name == self.paths.forked.name:
             forked.load(self.snapshot, self.config, saved)
@@ -177,7 +180,7 @@ class Run:
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
         self._log_epoch(self.sums.averages(total), self.history.end_epoch(), batches.waited_s)
         if self.config.tensorboard.health:
-            self.record.log(rank_health.scalars(self.health.readings))
+            self.record.log(rank_health.scalars(self.health.readings, self.learner.shards))
         self.observer.end_epoch(review=bool(self.health.readings[0].wish))
         return True
 
@@ -212,8 +215,13 @@ class Run:
         self.history.eval_s += time.perf_counter() - began
         self.record.log({tags.metric(name, split): value for name, value in values.values.items()})
         self.observer.end_evaluation(split)
-        self.callbacks.end_evaluation(self.learner.evaluated, self.record, split)
+        self.callbacks.end_evaluation(self._told_model(), self.record, split)
         return values
+
+    def _told_model(self) -> nn.Module:
+        """What callbacks may copy; of a sharded model a collective."""
+        copy = self.learner.copy_evaluated
+        return copy() if copy else self.learner.evaluated
 
     def _note_best(self) -> bool:
         improved = self.history.note_best(self.position.epoch)
@@ -238,16 +246,16 @@ class Run:
 
     def _save(self, *, is_best: bool = False) -> None:
         """Begin to write a checkpoint; a collective."""
-        if state := self._state(is_best=is_best):
-            self.checkpoints.save(state, is_best=is_best, keeps_best=self.position.is_within_epoch)
+        about = functools.partial(self._about, is_best=is_best)
+        self.checkpoints.save(self._state(), about, is_best=is_best, keeps_best=self.position.is_within_epoch)
 
     def _save_within_epoch(self) -> None:
         """Write what a longer run would be here, where this one ends the epoch with its last step; a collective."""
-        if state := self._state(is_best=False):
-            checkpoint.save(self.paths.within_epoch, state)
+        about = functools.partial(self._about, is_best=False)
+        self.checkpoints.save(self._state(), about, target=self.paths.within_epoch)
 
-    def _state(self, *, is_best: bool) -> dict[str, Any] | None:
-        """What a checkpoint is to hold, on rank 0; a collective."""
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint is to hold of training; a collective."""
         state = self.snapshot.state_dict()
         if not all(loss_is_finite(part["sums"]) for part in state["workers"]):
             self._stop_at_loss()
@@ -255,8 +263,10 @@ class Run:
         forked.release(self.paths, self.worker)
         divergence.refuse_weights(self.learner.module, self.position, divergence.mend_of(self.config))
         self.save_times.saved()
-        if self.worker.rank != 0:
-            return None
+        return state
+
+    def _about(self, *, is_best: bool) -> dict[str, Any]:
+        """What it is to hold besides, on rank 0."""
         history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
         more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config), "plan": self.plan}
         more["steps_per_epoch"] = self.position.steps_per_epoch
@@ -264,7 +274,7 @@ class Run:
             more["early_stop"] = self.early_stop.state_dict()
         if self.config.callbacks:
             more["callbacks"] = self.callbacks.state_dict()
-        return {**state, **history, **more}
+        return {**history, **more}
 
     def _refuse_loss(self, values: Averages) -> None:
         if values.has_weight and not math.isfinite(values.loss):
@@ -278,9 +288,7 @@ class Run:
         """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""
         if self.config.eval_split == "test" or self.data.test is None:
             return
-        if self.worker.rank == 0 and self.paths.best.exists():
-            self.snapshot.load_weights(checkpoint.load(self.paths.best))
-        collectives.broadcast_parameters(self.learner.evaluated)
+        self.snapshot.load_best(self.paths.best)
         self._evaluate("test")
 
     def _outcome(self) -> dict[str, Any]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from expt.runs import checkpoint, parts
 from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
+from expt.training.whole_state import Place, scattered
 from expt.worker import random_state
 
 State = Mapping[str, Any]
@@ -62,11 +67,56 @@ class Snapshot:
         if random and rank < len(workers):
             random_state.load_state_dict(workers[rank]["rng"], self.worker.device)
 
+    def read(self, path: Path, *, only: Collection[str] = ()) -> State:
+        """The checkpoint at `path`, which rank 0 reads, on every worker; of sharded tensors each gets its part.
+
+        A collective. With `only` there is nothing but these of its keys.
+        """
+        sharded = self.learner.shards > 1
+        read = checkpoint.load(path, lazily=sharded) if self.worker.rank == 0 else None
+        if not sharded:
+            return collectives.from_rank_0(read, self.worker.device)
+        if read is not None and only:
+            read = {key: value for key, value in read.items() if key in {*only, parts.PARTS}}
+        patterns = self._patterns()
+        found: State = parts.filled(path, scattered(read, patterns.get, self.worker.device), patterns.get)
+        return found
+
+    def _patterns(self) -> _Slots:
+        """The tensors that are sharded, by where a state has them, or others of their shape."""
+        learner = self.learner
+        modules: dict[str, nn.Module] = {"model": learner.module}
+        if learner.ema is not None:
+            modules["ema"] = learner.ema
+        found = {(key, name): one for key, module in modules.items() for name, one in module.state_dict().items()}
+        parameters = itertools.chain.from_iterable(group["params"] for group in learner.optimizer.param_groups)
+        slots = _Slots({("optimizer", "state", index): one for index, one in enumerate(parameters)})
+        slots.update(found)
+        return slots
+
+    def load_best(self, path: Path) -> None:
+        """The weights of the checkpoint at `path`; those of now stay if rank 0 has none there. A collective."""
+        mine = self.worker.rank == 0 and path.exists()
+        if self.learner.shards > 1:
+            if collectives.max_across_workers([float(mine)], self.worker.device)[0]:
+                self.load_weights(self.read(path, only=("model", "ema")))
+            return
+        if mine:
+            self.load_weights(checkpoint.load(path))
+        collectives.broadcast_parameters(self.learner.evaluated)
+
     def load_weights(self, state: State) -> None:
         """The model of `state`, and its moving average where there is one."""
         self.learner.module.load_state_dict(state["model"])
         if self.learner.ema is not None:
             self.learner.ema.load_state_dict(state["ema"])
+
+
+class _Slots(dict[Place, torch.Tensor]):
+    """By the place of a parameter that of each of its optimiser's values, too."""
+
+    def get(self, place: Place, default: Any = None) -> Any:
+        return super().get(place, super().get(place[:-1], default))
 
 
 def _total(workers: Sequence[State]) -> dict[str, list[float]]:

@@ -75,7 +75,8 @@ NOT_IN_EXPERIMENT = {
     "checkpoint.every_steps", "checkpoint.every_epochs", "checkpoint.every_minutes", "checkpoint.keep",
     "tensorboard.images", "tensorboard.graph", "tensorboard.norms", "tensorboard.histograms", "tensorboard.health",
     "dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache", "patches.unguarded", "patches.malloc",
-    "patches.backward", "dataset.path",
+    "patches.backward", "dataset.path", "checkpoint.sharded",
+    "sharding.wrap", "sharding.shards", "sharding.reshard_after_forward", "sharding.reduce_each_part",
 }  # fmt: skip
 
 

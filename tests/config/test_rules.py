@@ -57,6 +57,55 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         {"gpus": 1, "gradient_accumulation": 2, "compile": "reduce-overhead"},
         "gradient_accumulation=2: with compile=reduce-overhead (CUDA graphs) each part of a batch would overwrite",
     ),
+    "shards for one worker": (
+        machine(0), {"strategy": "fsdp", "world_size": 2}, {"strategy": "fsdp", "world_size": 1},
+        "strategy=fsdp: shares the model out among at least 2 workers, and this run has one; use strategy=ddp, ",
+    ),
+    "shards of dp": (
+        machine(2), {"strategy": "dp"}, {"strategy": "dp", "sharding": {"wrap": ["a", "b"]}},
+        "sharding.wrap=[a,b]: strategy=dp gives each worker the whole model; use strategy=fsdp, or leave it out",
+    ),
+    "parts of a checkpoint of ddp": (
+        machine(0), {"checkpoint": {"sharded": "auto"}}, {"checkpoint": {"sharded": True}},
+        "checkpoint.sharded=true: strategy=ddp gives each worker the whole model, which one writes; ",
+    ),
+    "replicas of fsdp": (
+        machine(0), {"strategy": "fsdp", "world_size": 4},
+        {"strategy": "fsdp", "world_size": 4, "sharding": {"shards": 2}},
+        "sharding.shards=2: strategy=fsdp cuts the model into a part for each of 4 workers; use strategy=hsdp ",
+    ),
+    "one replica": (
+        machine(0, workers=4, local_workers=2), {"strategy": "hsdp", "world_size": 4},
+        {"strategy": "hsdp", "world_size": 4, "sharding": {"shards": 4}},
+        "strategy=hsdp: replicas of 4 workers each, and the run has no more; use strategy=fsdp, or a smaller ",
+    ),
+    "replicas that do not come out even": (
+        machine(0), {"strategy": "hsdp", "world_size": 4, "sharding": {"shards": 2}},
+        {"strategy": "hsdp", "world_size": 4, "sharding": {"shards": 3}},
+        "sharding.shards=3: 4 workers must make whole groups of at least 2 that share a replica; use sharding.shards=2",
+    ),
+    "a wrong expression for units": (
+        machine(0), {"strategy": "fsdp", "world_size": 2, "sharding": {"wrap": ["a"]}},
+        {"strategy": "fsdp", "world_size": 2, "sharding": {"wrap": ["("]}},
+        "sharding.wrap=[(]: is no regular expression: ",
+    ),
+    "CUDA graphs of shards": (
+        machine(2), {"strategy": "fsdp", "compile": True}, {"strategy": "fsdp", "compile": "reduce-overhead"},
+        "compile=reduce-overhead: CUDA graphs need weights that stay where they are, and strategy=fsdp gathers ",
+    ),
+    "a hook of ddp": (
+        machine(2), {"strategy": "fsdp"}, {"strategy": "fsdp", "ddp": {"comm_hook": "bf16"}},
+        "ddp.comm_hook=bf16: is of strategy=ddp; with strategy=fsdp use sharding.reduce_dtype=bf16",
+    ),
+    "a graph of shards": (
+        machine(2), {"strategy": "fsdp"}, {"strategy": "fsdp", "tensorboard": {"graph": True}},
+        "tensorboard.graph=true: one worker would trace a model that strategy=fsdp gives it a part of; ",
+    ),
+    "mixed precision of weights alone": (
+        machine(2), {"strategy": "fsdp", "amp": "bf16", "sharding": {"param_dtype": "bf16"}},
+        {"strategy": "fsdp", "sharding": {"param_dtype": "bf16"}},
+        "sharding.param_dtype=bf16: is of mixed precision; use it with amp=bf16",
+    ),
     "GPUs beside the workers of one machine": (
         machine(4, workers=4, local_workers=2), {"gpus": 2}, {"gpus": 4, "backend": "gloo"},
         "world_size=2: 4 GPUs need as many workers; use gpus=2",

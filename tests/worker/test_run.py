@@ -195,9 +195,9 @@ def test_what_is_not_the_best_is_saved_where_that_is_due(train_alone: TrainAlone
     def watch(run: Run) -> None:
         write = run.checkpoints.save
 
-        def save(state: Any, *, is_best: bool, keeps_best: bool) -> None:
+        def save(state: Any, about: Any, *, is_best: bool, keeps_best: bool) -> None:
             saved.append((state["position"]["step"], is_best))
-            write(state, is_best=is_best, keeps_best=keeps_best)
+            write(state, about, is_best=is_best, keeps_best=keeps_best)
 
         run.checkpoints.save = save  # type: ignore[method-assign, assignment]
 

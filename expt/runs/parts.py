@@ -1,0 +1,191 @@
+"""The parts of a sharded checkpoint: a folder of torch.distributed.checkpoint beside the file that names it.
+
+That file is a checkpoint as any other, but for tensors that workers held parts of: in their places it has their keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expt.errors import CheckpointError
+from expt.machine import available_memory
+
+PARTS = "parts"
+"""Key of a checkpoint: of the folder its name, and the checksum of each file in it."""
+_AT = "in_parts"
+"""The one key of what stands in a tensor's place: of the tensor's own key."""
+_SAFE = {
+    "torch.distributed.checkpoint.metadata": None,
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch": {"Size", "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+    | {"complex64", "complex128"},
+    "torch.serialization": {"_get_layout"},
+    "builtins": {"set"},
+    "pathlib": {"PosixPath", "Path"},
+    "pathlib._local": {"PosixPath", "Path"},
+}
+"""What the description of the parts may be made of, which torch reads with pickle; None is all of a module."""
+
+
+def parted(state: Any, is_part: Callable[[Any], bool], path: tuple[Any, ...] = ()) -> tuple[Any, dict[str, Tensor]]:
+    """`state` with a key in the place of each tensor that is a part, and the tensors by their keys, in copies."""
+    if isinstance(state, Tensor) and is_part(state):
+        key = "/".join(map(str, path))
+        return {_AT: key}, {key: state.detach().clone() if state.device.type == "cpu" else state.detach().cpu()}
+    if isinstance(state, Mapping):
+        found = {key: parted(value, is_part, (*path, key)) for key, value in state.items()}
+        return {key: rest for key, (rest, _) in found.items()}, _joined(found.values())
+    if isinstance(state, list | tuple):
+        several = [parted(value, is_part, (*path, index)) for index, value in enumerate(state)]
+        return type(state)(rest for rest, _ in several), _joined(several)
+    return state.clone() if isinstance(state, Tensor) else state, {}
+
+
+def _joined(several: Any) -> dict[str, Tensor]:
+    return {key: tensor for _, parts in several for key, tensor in parts.items()}
+
+
+def write(folder: Path, parts: Mapping[str, Tensor], group: Any) -> None:
+    """Write this worker's `parts` of each tensor; a collective of the process group `group`."""
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save(dict(parts), storage_writer=dcp.FileSystemWriter(folder), process_group=group)
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of the parts in `folder`."""
+    return {"folder": folder.name, "files": {path.name: sha256_of(path) for path in sorted(folder.iterdir())}}
+
+
+def check(path: Path, state: Mapping[str, Any]) -> None:
+    """Raise CheckpointError where parts of the checkpoint at `path` are missing, or not what was written."""
+    if PARTS not in state:
+        return
+    folder = path.parent / state[PARTS]["folder"]
+    for name, digest in state[PARTS]["files"].items():
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{path}: {folder / name} is missing, which holds a part of it")
+        if sha256_of(folder / name) != digest:
+            raise CheckpointError(f"{path}: {folder / name}, a part of it, is truncated or damaged")
+
+
+def filled(path: Path, state: Mapping[str, Any], like: Callable[[tuple[Any, ...]], Any] | None = None) -> Any:
+    """`state`, which the file at `path` holds, with its tensors again, on the CPU.
+
+    Of what is `like` a sharded one it is this worker's part, where that is. No collective. Raises CheckpointError where
+    there is no room for whole ones.
+    """
+    if PARTS not in state:
+        return state
+    import torch.distributed.checkpoint as dcp
+
+    reader = _reader(path.parent / state[PARTS]["folder"])
+    known = reader.read_metadata().state_dict_metadata
+    targets: dict[str, Tensor] = {}
+    needed = 0
+
+    def target(place: tuple[Any, ...], key: str) -> Tensor:
+        nonlocal needed
+        about, pattern = known[key], like(place) if like else None
+        dtype: torch.dtype = about.properties.dtype
+        if pattern is not None and hasattr(pattern, "to_local") and pattern.shape == about.size:
+            targets[key] = torch.empty_like(pattern, dtype=dtype, requires_grad=False)
+        else:
+            needed += about.size.numel() * dtype.itemsize
+            _refuse_too_large(path, needed)
+            targets[key] = torch.empty(about.size, dtype=dtype)
+        return targets[key]
+
+    whole = _replaced({key: value for key, value in state.items() if key != PARTS}, target)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
+        dcp.load(targets, storage_reader=reader, no_dist=True)
+    return whole
+
+
+def _replaced(state: Any, target: Callable[[tuple[Any, ...], str], Tensor], place: tuple[Any, ...] = ()) -> Any:
+    if isinstance(state, Mapping):
+        if state.keys() == {_AT}:
+            return target(place, state[_AT])
+        return {key: _replaced(value, target, (*place, key)) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_replaced(value, target, (*place, index)) for index, value in enumerate(state))
+    return state
+
+
+def _refuse_too_large(path: Path, num_bytes: int) -> None:
+    if num_bytes > (room := available_memory()):
+        raise CheckpointError(
+            f"{path}: is sharded, and its whole tensors need more than the {room / 1e9:.1f} GB that this process may "
+            "still take; go on from it with strategy=fsdp on more workers, or use it where there is more memory"
+        )
+
+
+def _reader(folder: Path) -> Any:
+    """torch's, which runs no code that the description of the parts may hold."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import StorageMeta
+
+    class Reader(dcp.FileSystemReader):
+        def read_metadata(self, *_: Any, **__: Any) -> Any:
+            metadata: Any = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
+            metadata.storage_meta = metadata.storage_meta or StorageMeta()
+            return metadata
+
+    return Reader(folder)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        names = _SAFE.get(module, set())
+        if names is not None and name not in names:
+            raise CheckpointError(f"the description of a sharded checkpoint holds {module}.{name}, and is not trusted")
+        return super().find_class(module, name)
+
+
+def bring(parts: Mapping[str, Any], source: Path, target: Path) -> None:
+    """Let the folder `target` have the parts that a checkpoint in `source` names, too, at no cost where links do."""
+    if not (target / parts["folder"]).exists():
+        shutil.copytree(source / parts["folder"], target / parts["folder"], copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without links
+        shutil.copy2(source, target)
+
+
+def free_folder(checkpoints: Path, step: int) -> str:
+    """A name for parts that no folder has yet."""
+    number = 0
+    while (checkpoints / (name := f"step-{step}{f'-{number}' if number else ''}.parts")).exists():
+        number += 1
+    return name
+
+
+def remove_all_but(checkpoints: Path, names: set[str]) -> None:
+    """Remove the parts that no checkpoint has any more."""
+    for folder in checkpoints.glob("step-*.parts"):
+        if folder.name not in names:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sha256_of(path: Path) -> str:
+    """The checksum of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

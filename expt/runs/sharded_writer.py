@@ -1,0 +1,91 @@
+"""Writes checkpoints of which each worker has a part."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from expt.errors import CheckpointError
+from expt.runs import checkpoint, parts
+
+
+class ShardedWriter:
+    """One worker's side of it: writes in a thread, from a copy, one at a time; a failure is raised by the next call.
+
+    The file that names the parts is written last, by rank 0: until then the checkpoint before it stands.
+    """
+
+    def __init__(self, last: Path, best: Path, *, keep: int, group: Any) -> None:
+        """`group` is a process group of gloo's that nothing else uses."""
+        self._last, self._best, self._keep, self._group = last, best, keep, group
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(
+        self,
+        state: Mapping[str, Any] | None,
+        tensors: Mapping[str, Tensor],
+        folder: str,
+        *,
+        is_best: bool = False,
+        keeps_best: bool = False,
+        target: Path | None = None,
+    ) -> None:
+        """Return while `tensors`, of all workers, are written into `folder`; then rank 0's `state`, as `target`.
+
+        None for that is the last checkpoint. The others give no `state`. See checkpoint.Writer for the best.
+        """
+        self.wait()
+        arguments = (state, tensors, folder, is_best, keeps_best, target)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when this worker writes nothing any more. Raises what went wrong."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        if self._error:
+            raise self._error
+
+    def _write(
+        self,
+        state: Mapping[str, Any] | None,
+        tensors: Mapping[str, Tensor],
+        name: str,
+        is_best: bool,
+        keeps_best: bool,
+        target: Path | None,
+    ) -> None:
+        folder = self._last.parent / name
+        try:
+            with checkpoint.full_disk_in_words(folder):
+                parts.write(folder, tensors, self._group)
+            if state is None:
+                return
+            known = {**state, parts.PARTS: parts.described(folder)}
+            if target is not None:
+                checkpoint.save(target, known)
+            else:
+                checkpoint.publish(
+                    known, self._last, self._best, keep=self._keep, is_best=is_best, keeps_best=keeps_best
+                )
+            parts.remove_all_but(self._last.parent, _named(self._last.parent))
+        except Exception as error:
+            self._error = error
+        except BaseException as error:  # torch's CheckpointException, which says what happened to each worker, is none
+            told = str(error).strip().splitlines() or [type(error).__name__]
+            self._error = CheckpointError(
+                f"{folder}: the checkpoint could not be written; is the disk full? The checkpoint before it is kept. "
+                f"({told[-1][:200]})"
+            )
+
+
+def _named(checkpoints: Path) -> set[str]:
+    """The folders of parts that some checkpoint has."""
+    found = (checkpoint.load(path, lazily=True).get(parts.PARTS) for path in checkpoints.glob("*.pt"))
+    return {one["folder"] for one in found if one}

@@ -1,0 +1,108 @@
+"""From a run's configuration to a model of which each worker has a part."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from expt.config.schema import RunConfig
+from expt.data.build import Data
+from expt.errors import ConfigError
+from expt.training import batch_norm, sharding
+from expt.training.collectives import Worker
+from expt.training.ema import ema_of
+from expt.training.precision import Precision
+from expt.training.whole_state import gathered
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
+
+
+def shards_of(config: RunConfig, worker: Worker) -> int:
+    """How many workers share one replica of the weights; 1: each has them all."""
+    if not config.is_sharded:
+        return 1
+    if config.strategy == "fsdp" or worker.world_size == 1:
+        return worker.world_size
+    shards = worker.local_world_size if config.sharding.shards == "auto" else config.sharding.shards
+    if shards < 2 or shards == worker.world_size or worker.world_size % shards:  # hosts may have unequal numbers
+        raise ConfigError(
+            f"sharding.shards={shards}: {worker.world_size} workers must make several whole groups that share a "
+            "replica; give a number that divides them"
+        )
+    return shards
+
+
+def shard(config: RunConfig, module: nn.Module, worker: Worker, precision: Precision) -> AveragedModel | None:
+    """Cut `module` into parts, and its moving average, which is returned where there is one.
+
+    Raises ConfigError where the model can't be cut as is wanted.
+    """
+    wanted = config.sharding
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigError(f"strategy={config.strategy}: the model has no parameter to train; use strategy=ddp")
+    param_dtype = _param_dtype(config, module, precision)
+    sharding.broadcast_each(module)
+    ema = ema_of(module, config.ema) if config.ema else None
+    for model in (module, *([ema.module] if ema else [])):
+        sharding.shard(
+            model,
+            worker,
+            shards=shards_of(config, worker),
+            units=sharding.choose_units(model, wanted.wrap),
+            reshard_after_forward=wanted.reshard_after_forward,
+            param_dtype=param_dtype,
+            reduce_dtype=_DTYPES[wanted.reduce_dtype] or torch.float32,
+        )
+    return ema
+
+
+def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> torch.dtype | None:
+    """None is that of the parameters, with autocast for the products where there is mixed precision."""
+    wanted = config.sharding.param_dtype
+    if wanted == "auto":
+        return None if batch_norm.is_in(module) else precision.dtype
+    dtype = _DTYPES[wanted]
+    if dtype and batch_norm.is_in(module):  # its statistics are float32, and it takes no others beside them
+        raise ConfigError(f"sharding.param_dtype={wanted}: the model has batch norms, which need float32; use auto")
+    if dtype and dtype != precision.dtype:
+        of_amp = str(precision.dtype).removeprefix("torch.")
+        raise ConfigError(f"sharding.param_dtype={wanted}: amp={config.amp} computes in {of_amp} here; use auto")
+    return dtype
+
+
+def outline(config: RunConfig, module: nn.Module) -> nn.Module | None:
+    """What `copies` needs of `module`, before it is sharded, where somebody asks for copies."""
+    return sharding.outline(module) if config.is_sharded and config.callbacks else None
+
+
+def of_learner(
+    config: RunConfig, data: Data, evaluated: nn.Module, outline: nn.Module | None, worker: Worker
+) -> dict[str, Any]:
+    """What a Learner needs besides, for the workers to evaluate together what each has a part of."""
+    if not config.is_sharded:
+        return {}
+    return {
+        **({"copy_evaluated": copies(outline, evaluated, worker)} if outline else {}),
+        "in_step": functools.partial(sharding.in_step, module=evaluated, blank=data.blank, device=worker.device),
+        "shards": shards_of(config, worker),
+        "reduces_each_part": config.sharding.reduce_each_part,
+    }
+
+
+def copies(outline: nn.Module, evaluated: nn.Module, worker: Worker) -> Callable[[], nn.Module]:
+    """What gives rank 0 the whole model that is evaluated, on its device, by the `outline` of it; a collective."""
+
+    def copy() -> nn.Module:
+        state = gathered(evaluated.state_dict(), keep=worker.rank == 0)
+        if worker.rank:
+            return outline
+        whole = sharding.outline(outline)
+        whole.load_state_dict(state, assign=True)
+        return whole.to(worker.device)
+
+    return copy

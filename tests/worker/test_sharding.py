@@ -1,0 +1,237 @@
+"""fsdp and hsdp: the numbers of ddp on any number of workers, and checkpoints that either goes on from."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expt.config.schema import RunConfig
+from expt.errors import CheckpointError
+from expt.inference.load import load
+from expt.runs import checkpoint, parts, resume, tags
+from expt.runs.paths import RunPaths
+from expt.tensorboard.event_files import read_events
+from expt.training.callback import Callback, View
+from expt.training.collectives import Worker
+from expt.training.observer import Observer
+from expt.worker import fault
+from expt.worker.run import Run
+from tests import ranks
+from tests.conftest import Configured, RunFolder
+
+SMALL = ("epochs=1", "dataset.train_limit=136", "drop_last=false", "log_every=1", "batch_size=64")
+"""Three steps, of which the last has eight samples; 144 are evaluated, the last worker's share being smaller."""
+TEXT = ("dataset=text", "task=language_model", "dataset.root=text.txt", "dataset.context=8", "batch_size=64")
+RESNET = ("model=resnet18", "optimizer.lr=0.001", "batch_size=128", "max_steps=2", "epochs=1", "log_every=1")
+CASES: dict[str, tuple[str, ...]] = {
+    "mlp": ("model=mlp", "optimizer=adamw", "ema=0.9", "gradient_clip=0.5", "tensorboard.histograms=true"),
+    "parts": ("model=mlp", "gradient_accumulation=2", "gradient_clip_value=0.01", "on_nan=skip"),
+    "each part": ("model=mlp", "gradient_accumulation=2", "sharding.reduce_each_part=true", "sharding.wrap=300"),
+    "convnet": ("model=convnet", "model.dropout=0", "batch_norm=sync", "optimizer.lr=0.01"),
+    "transformer": (
+        *("model=transformer", "model.width=16", "model.heads=2", "model.layers=2", "max_steps=3", "epochs=1"),
+        *("optimizer=adamw", "log_every=1", "batch_size=64", *TEXT, "sharding.wrap=['blocks\\..','norm']"),
+    ),
+}
+
+
+def trained(folder: Path, config: RunConfig, worker: Worker, source: Path | None = None) -> str:
+    folder.mkdir(exist_ok=True)
+    paths = RunPaths(folder)
+    if worker.rank == 0 and not paths.result.exists():
+        paths.result.write_text('{"status": "running"}')
+    run = Run(config, paths, worker, typed_at=0.0, beat=lambda: None)
+    return run.train(source) if config.tensorboard.histograms else run.train(source, lambda *_: Observer())
+
+
+@pytest.fixture
+def configs(configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunConfig]:
+    """`configs("fsdp", 2, "model=mlp")`: in a folder with a text."""
+    for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"):
+        importlib.import_module(name)  # once, and not in each rank
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+
+    def configure(strategy: str, size: int, *words: str) -> RunConfig:
+        if strategy == "ddp":
+            words = tuple(word for word in words if not word.startswith(("sharding.", "checkpoint.sharded")))
+        given = configured("world_size=4", "threads=1", f"strategy={strategy}", *words)
+        return dataclasses.replace(given, world_size=size)
+
+    return configure
+
+
+def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:
+    (meeting := folder / f"meeting of {size}, {len(list(folder.iterdir()))}").mkdir()
+    return ranks.together(meeting, size, each)
+
+
+def losses(folder: Path) -> dict[tuple[str, int], float]:
+    points = map(json.loads, RunFolder(folder).points)
+    return {(point["tag"], point["step"]): point["value"] for point in points if "loss" in point["tag"]}
+
+
+def apart(one: Path, other: Path) -> float:
+    """The largest difference of two runs' losses."""
+    found, expected = losses(one), losses(other)
+    assert found.keys() == expected.keys()
+    return max(abs(value - expected[key]) for key, value in found.items())
+
+
+def test_curves_are_those_of_ddp(configs: Callable[..., RunConfig], tmp_path: Path) -> None:
+    kinds: dict[str, tuple[tuple[str, int], ...]] = {
+        name: (("ddp", 1), ("fsdp", size)) for name, size in zip(CASES, (4, 2, 4, 2, 4), strict=True)
+    }
+    kinds["mlp"] = (*kinds["mlp"], ("fsdp", 2), ("hsdp", 4))
+
+    def words_of(name: str, strategy: str) -> tuple[str, ...]:
+        settings = CASES[name] if "epochs=1" in CASES[name] else (*SMALL, *CASES[name])
+        settings = (*settings, "drop_last=true") if name == "convnet" else settings
+        return (*settings, "sharding.shards=2") if strategy == "hsdp" else settings
+
+    for size in (1, 2, 4):
+        wanted = {
+            f"{name}, {strategy} {size}": configs(strategy, size, *words_of(name, strategy))
+            for name in CASES
+            for strategy, number in kinds[name]
+            if number == size
+        }
+
+        def each(worker: Worker, wanted: dict[str, RunConfig] = wanted) -> list[str]:
+            return [trained(tmp_path / name, config, worker) for name, config in wanted.items()]
+
+        together(tmp_path, size, each)
+    for name in CASES:
+        for strategy, size in kinds[name][1:]:
+            assert apart(tmp_path / f"{name}, {strategy} {size}", tmp_path / f"{name}, ddp 1") < 1e-4, (name, strategy)
+    whole, in_parts = (norms(tmp_path / f"mlp, {kind}") for kind in ("ddp 1", "hsdp 4"))
+    assert len(whole) == 4
+    assert in_parts == pytest.approx(whole, rel=1e-4)
+
+
+def norms(folder: Path) -> dict[str, float]:
+    """Of each layer's weights and gradients, in all epochs."""
+    return {
+        f"{value.tag} {event.step}": value.simple_value
+        for event in read_events(RunPaths(folder).event_files())
+        for value in event.summary.value
+        if value.tag.startswith((tags.GRADIENT_NORM, tags.WEIGHT_NORM))
+    }
+
+
+@pytest.mark.slow
+def test_batch_norms_of_each_worker_are_those_of_ddp(configs: Callable[..., RunConfig], tmp_path: Path) -> None:
+    wanted = {strategy: configs(strategy, 2, *RESNET) for strategy in ("ddp", "fsdp")}
+    together(tmp_path, 2, lambda worker: [trained(tmp_path / name, config, worker) for name, config in wanted.items()])
+    assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-4
+
+
+LONG = ("model=mlp", "model.dropout=0.3", "optimizer=adamw", "ema=0.9", "log_every=1", "dataset.train_limit=320")
+OFTEN = ("epochs=3", "checkpoint.every_steps=2")
+
+
+@pytest.mark.parametrize("sharded", ["true", pytest.param("false", marks=pytest.mark.slow)])
+def test_killed_runs_go_on_to_the_same_bits(sharded: str, configs: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = configs("fsdp", 2, *LONG, *OFTEN, f"checkpoint.sharded={sharded}")
+
+    def killed(worker: Worker) -> None:
+        patch = pytest.MonkeyPatch()  # of this process alone, which is to die
+        patch.setenv(fault.VARIABLE, f"{worker.rank}:9:kill")
+        trained(tmp_path / "killed", config, worker)
+
+    (meeting := tmp_path / "meeting").mkdir()
+    assert ranks.ends_of(meeting, 2, killed) == [-signal.SIGKILL] * 2
+    last = RunPaths(tmp_path / "killed").last
+    checkpoint.check(last)
+
+    def whole_and_resumed(worker: Worker) -> list[str]:
+        return [trained(tmp_path / "whole", config, worker), trained(tmp_path / "killed", config, worker, last)]
+
+    together(tmp_path, 2, whole_and_resumed)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    states = [checkpoint.load(RunPaths(tmp_path / name).last) for name in ("killed", "whole")]
+    for key in ("model", "ema"):
+        assert all(torch.equal(states[0][key][name], values) for name, values in states[1][key].items())
+    assert all(
+        torch.equal(states[0]["optimizer"]["state"][index]["exp_avg_sq"], slots["exp_avg_sq"])
+        for index, slots in states[1]["optimizer"]["state"].items()
+    )
+
+
+def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
+    configs: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    settings = tuple(word for word in LONG if "dropout" not in word)
+    stretches = (
+        ("ddp", 2, "false"),
+        ("fsdp", 4, "true"),
+        ("hsdp", 4, "false"),
+        ("fsdp", 2, "true"),
+        ("ddp", 2, "false"),
+    )
+    source = None
+    for number, (strategy, size, sharded) in enumerate(stretches, 1):
+        groups = ("sharding.shards=2",) if strategy == "hsdp" else ()
+        config = configs(strategy, size, *settings, f"epochs={number}", f"checkpoint.sharded={sharded}", *groups)
+        folder, begun = tmp_path / str(number), source
+        folder.mkdir()
+        if begun is not None:
+            resume.cut_back(begun, RunPaths(folder))
+        together(tmp_path, size, lambda worker, c=config, f=folder, b=begun: trained(f, c, worker, b))  # type: ignore[misc]
+        source = RunPaths(folder).last
+    config = configs("ddp", 1, *settings, "epochs=5")
+    together(tmp_path, 1, lambda worker: trained(tmp_path / "ddp", config, worker))
+    assert apart(tmp_path / "5", tmp_path / "ddp") < 1e-5
+    assert [bool(checkpoint.load(RunPaths(tmp_path / str(n)).last, lazily=True).get("parts")) for n in range(1, 6)] == [
+        *(False, True, False, True, False)
+    ]
+
+
+class Weighs(Callback):
+    """Notes what the model weighs, and that it gives something."""
+
+    def on_evaluation_end(self, view: View) -> None:
+        with torch.no_grad():
+            outputs = view.model(torch.ones(2, 1, 8, 8)).sum().item()
+        view.scalar(f"mine/outputs_{view.split}", outputs)
+
+
+def test_what_looks_at_the_whole_model_gets_it(
+    configs: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = "callbacks=[{_target_: tests.worker.test_sharding.Weighs}]"
+    settings = (*SMALL, "model=mlp", "ema=0.5", own, "tensorboard.histograms=true")
+    first = configs("fsdp", 2, *settings, "checkpoint.sharded=true")
+    further = configs("fsdp", 2, *settings, f"weights={tmp_path / 'first'}")
+    alone = configs("ddp", 2, *settings, f"weights={tmp_path / 'first'}")
+
+    def each(worker: Worker) -> None:
+        trained(tmp_path / "first", first, worker)
+        trained(tmp_path / "further", further, worker)
+        trained(tmp_path / "alone", alone, worker)
+
+    together(tmp_path, 2, each)
+    for tag in ("mine/outputs_val", "mine/outputs_test", "loss/val"):
+        (_, found), (_, expected) = (RunFolder(tmp_path / name).curve(tag)[-1] for name in ("further", "alone"))
+        assert found == pytest.approx(expected, abs=1e-5), tag
+    paths = RunPaths(tmp_path / "first")
+    (_, outputs), model = RunFolder(paths.folder).curve("mine/outputs_test")[-1], load(paths.folder)
+    assert model(torch.ones(2, 1, 8, 8)).sum().item() == pytest.approx(outputs, abs=1e-5)
+    state = checkpoint.load(paths.best)
+    assert all(isinstance(values, torch.Tensor) for values in state["model"].values())
+    monkeypatch.setattr(parts, "available_memory", lambda: 1000)
+    with pytest.raises(
+        CheckpointError, match=r"is sharded, and its whole tensors need more than the 0\.0 GB that this"
+    ):
+        load(paths.folder)
+    (lost := sorted((paths.checkpoints).glob("*.parts/*.distcp"))[0]).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=rf"{lost.name}, a part of it, is truncated or damaged"):
+        checkpoint.check(paths.best)
