@@ -23,6 +23,7 @@ PACKAGES = (
     "tracking",
     "launch",
     "worker",
+    "planning",
     "inference",
     "tensorboard",
     "training",

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from scripts.benchmarks.scaling_model import Cluster, Link, step_s
+from expt.planning.scaling import Cluster, Link, step_s
 from scripts.benchmarks.systems import free_port
 
 IMAGE = (3, 32, 32)
