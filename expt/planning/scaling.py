@@ -22,6 +22,9 @@ class Link:
 
     latency_s: float
     bytes_per_s: float
+    cpu_s: float = 0.0
+    """Of a core's time that each message takes from computation on either side, and, below, each byte."""
+    cpu_s_per_byte: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Cluster:
     """As one device sees it."""
     overlap: float = 1.0
     """Share of backward during which gradients can travel; 0 where computing and sending take the same cores."""
+    cores: int | None = None
+    """Those that all workers share, where sending takes their time; None where it takes none, as on GPUs."""
 
 
 def all_reduce_s(num_bytes: float, workers: int, link: Link) -> float:
@@ -43,6 +48,11 @@ def all_reduce_s(num_bytes: float, workers: int, link: Link) -> float:
     ring = 2 * (workers - 1) * link.latency_s + 2 * (workers - 1) / workers * num_bytes / link.bytes_per_s
     tree = 2 * math.ceil(math.log2(workers)) * link.latency_s + 2 * num_bytes / link.bytes_per_s
     return min(ring, tree)
+
+
+def all_reduce_cpu_s(num_bytes: float, workers: int, link: Link) -> float:
+    """Seconds of a core that the ring takes from each worker."""
+    return 2 * (workers - 1) * link.cpu_s + 2 * (workers - 1) / workers * num_bytes * link.cpu_s_per_byte
 
 
 def gather_s(num_bytes: float, workers: int, link: Link) -> float:
@@ -73,6 +83,9 @@ def bucket_s(num_bytes: float, workers: int, cluster: Cluster) -> float:
     """Seconds for one bucket: summed within the nodes, a share of it by each device between them, and spread again."""
     inside = min(workers, cluster.per_node)
     nodes = math.ceil(workers / cluster.per_node)
+    if cluster.cores is not None:
+        on_the_way = all_reduce_s(num_bytes, workers, cluster.inside)
+        return max(on_the_way, workers * all_reduce_cpu_s(num_bytes, workers, cluster.inside) / cluster.cores)
     return all_reduce_s(num_bytes, inside, cluster.inside) + all_reduce_s(num_bytes / inside, nodes, cluster.network)
 
 

@@ -129,8 +129,9 @@ def _step_s(strategy: Strategy, model: Model, asked: Pass, setting: Setting, clu
     if strategy == "ddp":
         total = model.gradient_bytes * setting.gradient_size
         buckets = max(1, math.ceil(total / setting.bucket_bytes))
-        one = bucket_s(total / buckets, workers, cluster)
-        return compute_s + buckets * one - min((buckets - 1) * one, cluster.overlap * BACKWARD * part_s)
+        exchange = buckets * bucket_s(total / buckets, workers, cluster)
+        exposed = exchange * max(_last(model), 1 / buckets)
+        return compute_s + exchange - min(exchange - exposed, cluster.overlap * BACKWARD * part_s)
     size = 0.5 if setting.mixed else 1.0
     inside = workers if strategy == "fsdp" else share
     gather = sharded_s(model.parameter_bytes * size, inside, cluster)
@@ -138,9 +139,13 @@ def _step_s(strategy: Strategy, model: Model, asked: Pass, setting: Setting, clu
     if strategy == "hsdp":
         scatter += all_reduce_s(model.gradient_bytes / share, math.ceil(workers / share), cluster.network)
     exchange = setting.parts * 2 * gather + scatter
-    count = len(model.block_bytes) + 1  # the first gather and the last sum have nothing to hide behind
-    exposed = (2 * gather + scatter) / (2 * count)
+    exposed = (gather + scatter) * max(_last(model), 1 / (len(model.block_bytes) + 1))
     return compute_s + exposed + max(0.0, exchange - exposed - setting.parts * part_s)
+
+
+def _last(model: Model) -> float:
+    """Share of the parameters, those in no block, that nothing hides: gathered before all else, and summed after it."""
+    return 1 - sum(model.block_bytes) / model.parameter_bytes if model.block_bytes else 0.0
 
 
 def best(plans: Sequence[Plan], part: int) -> tuple[Plan | None, str]:
