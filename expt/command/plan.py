@@ -102,10 +102,9 @@ def _asked(options: argparse.Namespace) -> Asked:
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             composed = compose("config", [*searched, *with_own_keys(readable(options.words))])
-        dataset = composed.get("dataset") or {}
         with open_dict(composed):
-            if OmegaConf.is_missing(dataset, "root"):
-                dataset.root = "."  # where it lies is no matter
+            if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
+                composed.dataset.root = "."  # where it lies is no matter
         settings = plain(composed)
     except COMPOSING as error:
         raise as_config_error(error, options.words, may_sweep=False) from error

@@ -23,11 +23,11 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._parameters = {_id(parameter) for parameter in parameters}
         self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self.live = self.live_casts = 0
-        self.peak = 0
+        self.peak: int = 0
         self.casts_at_peak = 0
         """Of the peak: copies of parameters in another type, as autocast makes them."""
         self.flop = 0
@@ -60,7 +60,8 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _id(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    number: int = tensor.untyped_storage()._cdata
+    return number
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:

@@ -167,6 +167,7 @@ def _update_bytes(optimizer: Optimizer, trained: Sequence[nn.Parameter]) -> int:
     for parameter in trained:
         parameter.grad = torch.empty_like(parameter)
     optimizer.step()
-    with LiveBytes(trained) as live:
+    live = LiveBytes(trained)
+    with live:
         optimizer.step()
     return live.peak

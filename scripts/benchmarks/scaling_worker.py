@@ -44,11 +44,12 @@ def main() -> None:
     labels = torch.randint(10, (args.batch,), device=device)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, fused=True)
 
-    exchanges = True
+    exchanges, everyone = True, dist.group.WORLD
+    assert everyone is not None
 
     def hook(_, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations as they stand
         if exchanges:
-            return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
+            return default_hooks.allreduce_hook(everyone, bucket)
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer().div_(dist.get_world_size()))
         return done
