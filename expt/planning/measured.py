@@ -14,12 +14,6 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (  # as in torch's docs on fake tensors
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-)
 from torch.optim import Optimizer
 
 from expt.config import groups
@@ -29,16 +23,16 @@ from expt.errors import ConfigError
 from expt.models import build as model_build
 from expt.models.blocks import blocks
 from expt.models.freeze import freeze
-from expt.planning.live import LiveBytes, bytes_of
 from expt.planning.samples import Sample
 from expt.tasks import build as task_build
 from expt.tasks.phases import PhasedTask
 from expt.tasks.task import Task
 from expt.training import optim
 from expt.training.activation_checkpointing import checkpoint_activations
+from expt.training.patches.fake_tensors import NUMBERS_WANTED, FakeTensorMode
+from expt.training.patches.live_bytes import LiveBytes, bytes_of
 
 Wanted = Sequence[str] | Literal["auto"]
-_NUMBERS_WANTED = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +147,7 @@ class Measuring:
                 module = model_build.build(self._config.model, default, self._sample.shapes, example)
                 freeze(module, self._config.freeze)
                 yield module.train()
-            except _NUMBERS_WANTED as error:
+            except NUMBERS_WANTED as error:
                 told = str(error).partition("\n")[0]
                 raise ConfigError(f"plan: model={name} decides by numbers, and there are none here ({told})") from error
 

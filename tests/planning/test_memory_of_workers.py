@@ -39,9 +39,11 @@ def kib(field: str) -> int:
 
 def taken(config: RunConfig, worker: Worker) -> float:
     """Bytes beyond those of a process that has done the same with one sample, at most, in two steps."""
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallopt(-3, 65536)  # M_MMAP_THRESHOLD: pages of their own, or what lies between tensors would count
     _steps(config, worker, 1)  # which brings the libraries' code into memory, no part of a plan
     gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    libc.malloc_trim(0)
     before = kib("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     _steps(config, worker, config.batch_size // WORKERS)

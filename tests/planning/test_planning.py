@@ -15,12 +15,12 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
 from expt.planning.cards import CARDS, GIB, card
-from expt.planning.live import LiveBytes
 from expt.planning.measured import Measuring, Model, Pass
 from expt.planning.plan import planned
 from expt.planning.samples import sample
 from expt.planning.scaling import Cluster, Link, all_reduce_cpu_s, bucket_s, gather_s, sharded_s, slowest_s
 from expt.planning.strategies import Plan, Setting, best, plan
+from expt.training.patches.live_bytes import LiveBytes
 from tests.composing import composed
 
 LM = ("model=transformer", "task=language_model", "dataset=text", "dataset.root=nowhere", "dataset.context=32")

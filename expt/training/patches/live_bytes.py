@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 _CASTS = (torch.ops.aten._to_copy.default,)
+_FLOP = {str(operation).replace(".", "::"): count for operation, count in flop_registry.items()}
+"""From the name of an operation to what counts its work."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -24,7 +26,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._parameters = {_id(parameter) for parameter in parameters}
+        self._parameters = weakref.WeakSet(parameter.untyped_storage() for parameter in parameters)
         self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self.live = self.live_casts = 0
         self.peak: int = 0
@@ -35,16 +37,16 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, and count what is new in its outputs."""
         found = func(*args, **(kwargs or {}))
-        if count := flop_registry.get(func._overloadpacket):
+        if count := _FLOP.get(func.name().partition(".")[0]):
             self.flop += count(*args, **(kwargs or {}), out_val=found)
-        is_cast = func in _CASTS and isinstance(args[0], Tensor) and _id(args[0]) in self._parameters
+        is_cast = func in _CASTS and isinstance(args[0], Tensor) and args[0].untyped_storage() in self._parameters
         for tensor in tree_leaves(found):
             if isinstance(tensor, Tensor):
                 self._count(tensor.untyped_storage(), is_cast=is_cast)
         return found
 
     def _count(self, storage: torch.UntypedStorage, *, is_cast: bool) -> None:
-        if storage in self._seen or storage._cdata in self._parameters:
+        if storage in self._seen or storage in self._parameters:
             return
         self._seen.add(storage)
         size = storage.nbytes()
@@ -59,11 +61,6 @@ class LiveBytes(TorchDispatchMode):
             self.live_casts += size
 
 
-def _id(tensor: Tensor) -> int:
-    number: int = tensor.untyped_storage()._cdata
-    return number
-
-
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     """Of their storages, each once."""
-    return sum({_id(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+    return sum(storage.nbytes() for storage in {tensor.untyped_storage() for tensor in tensors})
