@@ -24,6 +24,7 @@ PACKAGES = (
     "search",
     "launch",
     "worker",
+    "planning",
     "inference",
     "tensorboard",
     "training",

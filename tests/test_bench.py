@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.scaling_model import Cluster, Link, all_reduce_s, step_s
+from expt.planning.scaling import Cluster, Link, all_reduce_s, step_s
 from tests.conftest import FASHION_MNIST, environment
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"

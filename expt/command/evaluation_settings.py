@@ -50,6 +50,8 @@ OF_TRAINING = {
     "cutmix": None,
     "init": {"name": "default"},
     "gradient_accumulation": 1,
+    "activation_checkpointing": [],
+    "offload": None,
     "label_smoothing": 0.0,
     "early_stop": None,
 }

@@ -25,6 +25,7 @@ WORDS = {
     "predict": Word(
         "expt.command.predict", "what a run's model says of files, of folders, or of a part of its dataset"
     ),
+    "plan": Word("expt.command.plan", "what a run takes of each GPU, and by which strategy, before it runs"),
     "cache": Word("expt.command.cache", "what decoded datasets take on the disk, and how to remove them"),
     "warm": Word("expt.command.warm", "keep torch imported, so that what is typed next starts without that wait"),
     "doctor": Word("expt.command.doctor", "whether this machine can train: torch, GPUs, memory, datasets, two workers"),

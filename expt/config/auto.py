@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from expt.config.constraints import kind
-from expt.config.groups import GROUPS
+from expt.config.groups import GROUPS, TRANSFORMER_SIZES
 from expt.config.tasks import objective_of
 from expt.machine import Machine, is_slice
 
@@ -23,7 +23,7 @@ def fill_auto(node: Node, machine: Machine) -> dict[str, Any]:
         if filled.get(key) == "auto":
             filled[key] = value_of(filled, machine)
     filled["batch_size"] = batch_size(filled)
-    return _with_metric(_with_images(filled, "end"))
+    return _with_metric(_with_images(_with_size(filled), "end"))
 
 
 def fill_auto_of_a_sweep(node: Node) -> dict[str, Any]:
@@ -96,6 +96,16 @@ _VALUES: dict[str, Callable[[Node, Machine], object]] = {
 def _num_gpus(node: Node) -> int:
     chosen = node.get("gpus")
     return len(chosen) if isinstance(chosen, list) else max(0, chosen) if isinstance(chosen, int) else 0
+
+
+def _with_size(node: dict[str, Any]) -> dict[str, Any]:
+    """How deep and how wide a transformer of a named size is; what is given wins."""
+    model = node.get("model")
+    if not isinstance(model, Mapping) or kind(model) != "transformer":
+        return node
+    size = model.get("size")
+    of_size = TRANSFORMER_SIZES.get(size if isinstance(size, str) else None) or TRANSFORMER_SIZES[None]
+    return {**node, "model": {**model, **{key: n for key, n in of_size.items() if model.get(key) == "auto"}}}
 
 
 def _with_metric(node: dict[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,19 @@ class NamedModel:
     pretrained: bool
 
 
+TransformerSize = Literal["400k", "1m", "10m", "124m", "350m", "1b"]
+TRANSFORMER_SIZES: dict[str | None, dict[str, int]] = {
+    None: {"layers": 4, "heads": 4, "width": 128},
+    "400k": {"layers": 2, "heads": 4, "width": 128},
+    "1m": {"layers": 5, "heads": 4, "width": 128},
+    "10m": {"layers": 6, "heads": 6, "width": 384},
+    "124m": {"layers": 12, "heads": 12, "width": 768},
+    "350m": {"layers": 24, "heads": 16, "width": 1024},
+    "1b": {"layers": 18, "heads": 16, "width": 2048},
+}
+"""What `auto` stands for. 124m and 350m are GPT-2's small and medium; those below count a vocabulary of bytes."""
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Transformer:
     name: Literal["transformer"]
@@ -68,6 +81,11 @@ class Transformer:
     width: Count
     dropout: Fraction
     tied: bool
+    size: TransformerSize | None = None  # of this and those below a record of before has none
+    norm: Literal["layer", "rms"] = "layer"
+    positions: Literal["learned", "rotary"] = "learned"
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -20,6 +20,8 @@ NOT_IN_RESULT |= {f"tensorboard.{key}" for key in ("images", "graph", "norms", "
 NOT_IN_RESULT |= {"dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache"}
 NOT_IN_RESULT |= {"dataset.path"}  # of a table, whose content counts
 NOT_IN_RESULT |= {"patches.unguarded", "patches.backward", "patches.malloc"}
+NOT_IN_RESULT |= {"model.size"}  # a name for its layers, heads and width, which count
+NOT_IN_RESULT |= {"activation_checkpointing", "offload"}  # where numbers wait, and which are computed again
 # How the same sums are computed. They may be added up in another order, as on another processor: a loss can then differ
 # in its last digits (the tests allow 1e-5), which is not another experiment.
 NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory"}
@@ -40,6 +42,7 @@ AT_FIRST |= {"scheduler.epochs": None, "gradient_clip_value": None, "ema": None,
 AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True, "optimizer.layer_decay": None}
 AT_FIRST |= {"weights": None, "fork": None, "freeze": (), "mixup": None, "cutmix": None, "callbacks": ()}
 AT_FIRST |= {"sharding.param_dtype": "auto", "sharding.reduce_dtype": "float32"}
+AT_FIRST |= {"model.norm": "layer", "model.positions": "learned", "model.mlp": "gelu", "model.bias": True}
 _BEFORE: dict[str, dict[str, object]] = {
     "huggingface": {"dataset.standardise": True, "dataset.standardise_targets": False, "dataset.channels": None},
     "torchvision": {"dataset.channels": None},

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_OF_TRANSFORMER = {"norm": "layer", "positions": "learned", "mlp": "gelu", "bias": True}
+
 
 def brought_up_to_date(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """A run's recorded settings, with each key that has come since at what was done before there was a choice."""
@@ -18,4 +20,6 @@ def brought_up_to_date(recorded: Mapping[str, Any]) -> dict[str, Any]:
         settings["scheduler"] = {"interval": "step", **scheduler}
     of_optimizer: dict[str, Any] = {"decay_biases_and_norms": True, "layer_decay": None, "groups": []}
     settings["optimizer"] = {**of_optimizer, **settings["optimizer"]}
+    if settings["model"].get("name") == "transformer":
+        settings["model"] = {**_OF_TRANSFORMER, **settings["model"]}
     return settings

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from expt.config.datasets import has_rows
-from expt.config.groups import SGD, ConvNet, DefaultInit, NamedModel, ResNet18, Transformer
+from expt.config.groups import SGD, ConvNet, DefaultInit, NamedModel, ResNet18, TargetOptimizer, Transformer
 from expt.config.sharding_rules import of_sharding
 from expt.config.task_rules import of_samples, of_task, of_tokens
 from expt.config.trackers import of_trackers
@@ -28,6 +28,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *_compile(config),
         *_model(config),
         *_freeze(config),
+        *_memory(config),
         *_optimizer(config),
         *_batch(config),
         *of_task(config),
@@ -129,6 +130,11 @@ def _model(config: RunConfig) -> list[str]:
 
 def _heads(model: Transformer) -> list[str]:
     heads, below = model.heads, model.width // model.heads * model.heads
+    if below == model.width and model.positions == "rotary" and model.width // heads % 2:
+        return [
+            f"model.positions=rotary: turns pairs of channels, and each of model.heads={heads} has "
+            f"{model.width // heads} of model.width={model.width}; use an even number, or model.positions=learned"
+        ]
     if below == model.width:
         return []
     near = f"{below} or {below + heads}" if below else f"{heads}"
@@ -153,6 +159,23 @@ def _freeze(config: RunConfig) -> list[str]:
             re.compile(pattern)
         except re.error as error:
             problems.append(f"freeze={pattern}: is no regular expression ({error}); a name as it is will do")
+    return problems
+
+
+def _memory(config: RunConfig) -> list[str]:
+    problems, wanted = [], config.activation_checkpointing
+    if wanted and config.strategy == "dp":
+        shown = wanted if isinstance(wanted, str) else f"[{','.join(wanted)}]"
+        problems.append(
+            f"activation_checkpointing={shown}: the copies that strategy=dp makes can't be checkpointed; {DDP}"
+        )
+    for pattern in () if isinstance(wanted, str) else wanted:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            problems.append(f"activation_checkpointing={pattern}: is no regular expression ({error})")
+    if config.offload and isinstance(config.optimizer, TargetOptimizer):
+        problems.append("offload=cpu: updates part by part, which an optimiser of your own may not take; use null")
     return problems
 
 

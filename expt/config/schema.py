@@ -102,6 +102,8 @@ class RunConfig:
     gradient_clip_value: Positive | None = None
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     gradient_accumulation: Count
+    activation_checkpointing: Literal["auto"] | tuple[str, ...] = ()
+    offload: Literal["cpu"] | None = None
     callbacks: tuple[Target, ...] = ()
     eval_split: Literal["val", "test"]
     objective: str
@@ -112,7 +114,7 @@ class RunConfig:
     wandb: Wandb = Wandb()
     print_every: Count | None
     amp: bool | Literal["bf16", "fp16"]
-    compile: bool | Literal["default", "reduce-overhead", "max-autotune"]
+    compile: bool | Literal["default", "reduce-overhead", "max-autotune", "blocks"]
     matmul_precision: Literal["highest", "high", "medium"]
     channels_last: bool
     onednn: bool

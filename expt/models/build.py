@@ -29,6 +29,9 @@ _CLASSES: dict[type, type[nn.Module]] = {
     groups.UNet: UNet,
 }
 
+NAMES = ("name", "size")
+"""Fields that stand for others."""
+
 
 def build(
     config: groups.Model,
@@ -50,7 +53,7 @@ def build(
     elif isinstance(config, groups.NamedModel):
         module = named.build(config, **_wanted(named.build, config.name, shapes, example))
     else:
-        names = (field.name for field in dataclasses.fields(config) if field.name != "name")
+        names = (field.name for field in dataclasses.fields(config) if field.name not in NAMES)
         cls = _CLASSES[type(config)]
         module = cls(**_wanted(cls, config.name, shapes, example), **{name: getattr(config, name) for name in names})
     _give_shapes(module, example)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,20 @@ from expt.errors import DataError
 
 INIT_STD = 0.02
 """GPT-2's, of all weight matrices; those that end in the residual stream are smaller by the root of their number."""
+ROTARY_BASE = 10_000.0
+"""Of the wavelengths of rotary positions (Su et al., 2021): the longest is 2 pi times it."""
+NORM_EPS = 1e-5
+
+Norm = Literal["layer", "rms"]
+MLP = Literal["gelu", "swiglu"]
 
 
 class Transformer(nn.Module):
     """Tokens [B, T], T at most `context`, to the logits of the tokens that follow [B, T, vocab_size].
 
-    As GPT-2 (Radford et al., 2019): learned positions, layer norms before attention and MLP and at the end. A `tied`
-    head has the weights of the token embedding.
+    As it is, GPT-2 (Radford et al., 2019): learned positions, layer norms before attention and MLP and at the end.
+    With norm="rms", positions="rotary", mlp="swiglu" and bias=False what Llama (Touvron et al., 2023) has made of it;
+    rotary positions have no end, so that T may be larger there. A `tied` head has the weights of the token embedding.
     """
 
     def __init__(
@@ -32,16 +39,21 @@ class Transformer(nn.Module):
         width: int = 128,
         dropout: float = 0.0,
         tied: bool = True,
+        norm: Norm = "layer",
+        positions: Literal["learned", "rotary"] = "learned",
+        mlp: MLP = "gelu",
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, width)
-        self.positions = nn.Embedding(context, width)
+        self.positions = nn.Embedding(context, width) if positions == "learned" else None
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(_Block(width, heads, dropout) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout, norm=norm, mlp=mlp, bias=bias) for _ in range(layers))
+        self.norm = _norm(norm, width, bias)
         self.head = nn.Linear(width, vocab_size, bias=False)
         if tied:
             self.head.weight = self.tokens.weight
+        self._head_width = width // heads
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 is_last = name.endswith(("project.weight", "shrink.weight"))
@@ -50,52 +62,96 @@ class Transformer(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """See the class. Raises DataError for more tokens than there are positions."""
-        length, context = tokens.shape[1], self.positions.num_embeddings
-        if length > context:
-            raise DataError(
-                f"a sample has {length} tokens, and the model takes {context}; cut it, or let the dataset's context be "
-                f"{length}"
-            )
-        positions = self.positions(torch.arange(length, device=tokens.device))
-        features = self.blocks(self.dropout(self.tokens(tokens) + positions))
+        """See the class. Raises DataError for more tokens than there are learned positions."""
+        length, features, rotation = tokens.shape[1], self.tokens(tokens), None
+        if self.positions is None:
+            rotation = rotations(length, self._head_width, tokens.device)
+        else:
+            _refuse_longer(length, self.positions.num_embeddings)
+            features = features + self.positions(torch.arange(length, device=tokens.device))
+        features = self.dropout(features)
+        for block in self.blocks:
+            features = block(features, rotation)
         return cast(Tensor, self.head(self.norm(features)))
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """Causal attention, then an MLP, each added to what it gets."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float, *, norm: Norm, mlp: MLP, bias: bool) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(width)
-        self.attention = _Attention(width, heads, dropout)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.grow = nn.Linear(width, 4 * width)
-        self.shrink = nn.Linear(4 * width, width)
+        hidden = 4 * width if mlp == "gelu" else swiglu_width(width)
+        self.attention_norm = _norm(norm, width, bias)
+        self.attention = _Attention(width, heads, dropout, bias)
+        self.mlp_norm = _norm(norm, width, bias)
+        self.grow = nn.Linear(width, hidden, bias=bias)
+        self.gate = nn.Linear(width, hidden, bias=bias) if mlp == "swiglu" else None
+        self.shrink = nn.Linear(hidden, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, features: Tensor) -> Tensor:
-        """[B, T, width] to the same."""
-        attended = features + self.dropout(self.attention(self.attention_norm(features)))
-        hidden = functional.gelu(self.grow(self.mlp_norm(attended)))
+    def forward(self, features: Tensor, rotation: Tensor | None = None) -> Tensor:
+        """[B, T, width] to the same; `rotation` as `rotations` gives it."""
+        attended = features + self.dropout(self.attention(self.attention_norm(features), rotation))
+        normed = self.mlp_norm(attended)
+        if self.gate is None:
+            hidden = functional.gelu(self.grow(normed))
+        else:
+            hidden = functional.silu(self.gate(normed)) * self.grow(normed)
         return cast(Tensor, attended + self.dropout(self.shrink(hidden)))
 
 
 class _Attention(nn.Module):
     """Each token attends to itself and those before it."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float, bias: bool) -> None:
         super().__init__()
-        self.queries_keys_values = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
+        self.queries_keys_values = nn.Linear(width, 3 * width, bias=bias)
+        self.project = nn.Linear(width, width, bias=bias)
         self._heads, self._dropout = heads, dropout
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor, rotation: Tensor | None) -> Tensor:
         """[B, T, width] to the same."""
         several = self.queries_keys_values(features).unflatten(
             -1, (3, self._heads, -1)
         )  # [B, T, 3, heads, width/heads]
         queries, keys, values = several.permute(2, 0, 3, 1, 4)
+        if rotation is not None:
+            queries, keys = rotated(queries, rotation), rotated(keys, rotation)
         dropout = self._dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout, is_causal=True)
         return cast(Tensor, self.project(mixed.transpose(1, 2).flatten(2)))
+
+
+def swiglu_width(width: int) -> int:
+    """Of the hidden layer, so that its three matrices have the weights of the two of GELU, up to a multiple of 64."""
+    return -(-8 * width // 3 // 64) * 64
+
+
+def rotations(length: int, width: int, device: torch.device) -> Tensor:
+    """Cosines and sines [2, T, width/2] of the angles by which each position turns a head's pairs of channels.
+
+    Computed anew in each forward pass: a buffer would be sent to all workers in every step.
+    """
+    wavelengths = ROTARY_BASE ** (torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+    angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] / wavelengths
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+def rotated(channels: Tensor, rotation: Tensor) -> Tensor:
+    """[..., T, width], channel i turned with channel i + width/2, in float32, as its type was."""
+    first, second = channels.float().chunk(2, -1)
+    cosines, sines = rotation
+    turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
+    return turned.to(channels.dtype)
+
+
+def _norm(kind: Norm, width: int, bias: bool) -> nn.Module:
+    return nn.RMSNorm(width, eps=NORM_EPS) if kind == "rms" else nn.LayerNorm(width, eps=NORM_EPS, bias=bias)
+
+
+def _refuse_longer(length: int, context: int) -> None:
+    if length > context:
+        raise DataError(
+            f"a sample has {length} tokens, and the model takes {context}; cut it, or let the dataset's context be "
+            f"{length}"
+        )

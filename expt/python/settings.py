@@ -22,7 +22,7 @@ Group: TypeAlias = str | Mapping[str, Any]
 GroupOfClasses: TypeAlias = Group | Own
 """Also a class of one's own; with arguments as {"_target_": Class, "width": 16}."""
 Auto: TypeAlias = Literal["auto"]
-CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune"]
+CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune", "blocks"]
 
 
 class DDP(TypedDict, total=False):
@@ -127,6 +127,8 @@ class Settings(TypedDict, total=False):
     gradient_clip_value: float | None
     ema: float | None
     gradient_accumulation: int
+    activation_checkpointing: Sequence[str] | Auto
+    offload: Literal["cpu"] | None
     callbacks: Sequence[Own | Mapping[str, Any]]
     eval_split: Literal["val", "test"]
     objective: str
@@ -190,6 +192,8 @@ class SweepSettings(TypedDict, total=False):
     gradient_clip_value: float | Sequence[float | None] | Interval | None
     ema: float | Sequence[float | None] | Interval | None
     gradient_accumulation: int | Sequence[int] | Interval
+    activation_checkpointing: Sequence[str] | Auto | Sequence[Sequence[str] | Auto]
+    offload: Literal["cpu"] | Sequence[Literal["cpu"] | None] | None
     callbacks: Sequence[Own | Mapping[str, Any]] | Sequence[Sequence[Own | Mapping[str, Any]]]
     eval_split: Literal["val", "test"] | Sequence[Literal["val", "test"]]
     objective: str | Sequence[str]

@@ -32,10 +32,13 @@ from expt.tensorboard.dashboard import Dashboard
 from expt.tensorboard.events import Writer, writer
 from expt.tensorboard.run_pictures import RunPictures
 from expt.training import optim
+from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.collectives import Worker
+from expt.training.compiling import compile_module
 from expt.training.ema import ema_of
 from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
+from expt.training.offload import offload_states
 from expt.training.patches import onednn_linear
 from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
@@ -98,12 +101,16 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     module, average_statistics = parallel_build.with_batch_norm(config, module, worker, memory)
     if config.onednn and worker.device.type == "cpu":
         onednn_linear.use_for_linear(module)
+    if config.activation_checkpointing:
+        checkpoint_activations(module, config.activation_checkpointing, compiled=bool(config.compile))
     if config.compile:
-        module.compile(mode="default" if config.compile is True else config.compile)
+        compile_module(module, config.compile)
     precision = _precision(config, worker)
     outline = sharding.outline(config, module)
     ema = sharding.shard(config, module, worker, precision) if config.is_sharded else None
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
+    if config.offload and worker.device.type == "cuda":  # on the CPU they are there
+        offload_states(optimizer)
     task = _build_task(config, info)
     phases = _phases(task, module, config)
     parallel, all_reduce_s = parallel_build.parallelise(

@@ -95,6 +95,9 @@ def _first_sentences(error: Exception) -> str:
     return ". ".join(str(error).strip().splitlines()[0].split(". ")[:3])[:400].rstrip(".")
 
 
+HAVE_BLOCKS = ("transformer", "resnet18", "unet")
+
+
 def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
     """What to set, for a run that needed too much memory; `fits` samples at a time were seen to do."""
     dp = config.strategy == "dp"  # one worker shares its part out among GPUs
@@ -116,6 +119,8 @@ def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
         ways += ["amp=true"]
     if config.strategy == "ddp" and config.world_size > 1:
         ways += ["strategy=fsdp (each worker keeps a part of weights, gradients and optimiser states, not all)"]
+    if config.model.name in HAVE_BLOCKS and not config.activation_checkpointing and not dp:
+        ways += ["activation_checkpointing=auto"]
     return f"{now}; try {', or '.join(ways) or 'a smaller model'}"
 
 

@@ -27,6 +27,7 @@ from expt.tensorboard.mistakes import Review
 from expt.tensorboard.run_pictures import RunPictures
 from expt.training import collectives
 from expt.training.collectives import Worker
+from expt.training.compiling import compile_module
 from expt.training.learner import Evaluator
 from expt.training.loop import evaluate
 from expt.training.precision import Precision
@@ -45,7 +46,7 @@ def carry_out(
     data = _data(evaluation, config, record["data"], worker)
     beat()
     if config.compile:
-        model.model.compile(mode="default" if config.compile is True else config.compile)
+        compile_module(model.model, config.compile)
     evaluator = Evaluator(
         module=model.model,
         precision=Precision(config.amp, worker.device),

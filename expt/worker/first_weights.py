@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
 from expt.models.partial_load import Fit, load_some, plain_weights, what_fits
 from expt.runs import checkpoint
@@ -17,6 +18,7 @@ from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.sharding import is_sharded
 from expt.training.whole_state import scattered
+from expt.worker import other_scale
 
 _MEND = "save it by torch.save(model.state_dict(), FILE)"
 
@@ -28,6 +30,20 @@ class Loaded(NamedTuple):
     """For result.json, see expt.runs.result.Begun."""
     config: Mapping[str, Any] = MappingProxyType({})
     """All settings of the run that wrote them; empty for none."""
+
+
+def begin_with(
+    config: RunConfig, module: nn.Module, worker: Worker, standardised: Mapping[str, Sequence[float]]
+) -> Mapping[str, Any]:
+    """Load those that the run names, if it does; returns what result.json is to say of them."""
+    if config.weights is None:
+        if worker.rank == 0:
+            other_scale.warn_of_published(config, module)
+        return {}
+    loaded = load(module, config.weights, worker)
+    if worker.rank == 0:
+        other_scale.warn_of_runs(config, loaded.config, standardised)
+    return loaded.about
 
 
 def load(module: nn.Module, given: str, worker: Worker) -> Loaded:

@@ -24,7 +24,7 @@ from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.observer import Observer
-from expt.worker import build, divergence, fault, first_weights, forked, other_scale, random_state, rank_health
+from expt.worker import build, divergence, fault, first_weights, forked, random_state, rank_health
 from expt.worker.agreement import Agreement
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import Checkpoints
@@ -84,7 +84,9 @@ class Run:
         """All of it, from the checkpoint `source` if there is one; returns its status."""
         if source is not None:
             self._resume(source)
-        begun = self._first_weights() if source is None else {}
+        begun: Mapping[str, Any] = {}
+        if source is None:
+            begun = first_weights.begin_with(self.config, self.learner.module, self.worker, self.data.info.standardised)
         self._begin(observe, resumed_at=None if source is None else self.position.step)
         if begun:
             file = {"file": str(self.config.weights), "identity": None}
@@ -130,18 +132,6 @@ class Run:
             self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         self.learner.precision.skipped.fill_(self.history.last.get(tags.SKIPPED_STEPS, 0.0))
-
-    def _first_weights(self) -> Mapping[str, Any]:
-        """Load them where some are named; returns what result.json is to say of them."""
-        given, module = self.config.weights, self.learner.module
-        if given is None:
-            if self.worker.rank == 0:
-                other_scale.warn_of_published(self.config, module)
-            return {}
-        loaded = first_weights.load(module, given, self.worker)
-        if self.worker.rank == 0:
-            other_scale.warn_of_runs(self.config, loaded.config, self.data.info.standardised)
-        return loaded.about
 
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
         """Let people see it, and say what is trained."""

@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
-from scripts.benchmarks.scaling_model import Cluster, Link, step_s
+from expt.machine import usable_cpus
+from expt.planning.scaling import Cluster, Link, slowest_s, step_s
 from scripts.benchmarks.systems import free_port
 
 IMAGE = (3, 32, 32)
@@ -77,8 +79,9 @@ def _check(model: str, batch: int) -> None:
         found = _measure(model, workers, batch)
         link = link or _link(found)
         # Computing and sending take the same cores; workers that share cores compute as long as measured.
-        here = Cluster(workers, link, link, overlap=0.0)
-        predicted = step_s(found["alone_s"], found["gradient_bytes"], workers, here, bucket_bytes=BUCKET_MIB * 2**20)
+        here = Cluster(workers, link, link, overlap=0.0, cores=None if found["on_gpu"] else usable_cpus())
+        compute_s = slowest_s(found["alone_times_s"], workers)
+        predicted = step_s(compute_s, found["gradient_bytes"], workers, here, bucket_bytes=BUCKET_MIB * 2**20)
         print(
             f"{model}, {workers} workers here: predicted {1e3 * predicted:.2f} ms, measured "
             f"{1e3 * found['together_s']:.2f} ms ({predicted / found['together_s'] - 1:+.0%})",
@@ -86,11 +89,14 @@ def _check(model: str, batch: int) -> None:
         )
 
 
-def _link(found: Mapping[str, float]) -> Link:
-    """The link whose sums of two sizes between two workers take as long as measured."""
+def _link(found: Mapping[str, Any]) -> Link:
+    """The link whose sums of two sizes between two workers take as long as measured, and as much of the cores."""
     (small, few_s), (large, many_s) = ((size, found[f"sum_{size}_s"]) for size in SIZES)
     bytes_per_s = (large - small) / max(many_s - few_s, 1e-9)
-    return Link(max(few_s - small / bytes_per_s, 0.0) / 2, bytes_per_s)
+    few_cpu_s, many_cpu_s = (found[f"sum_{size}_cpu_s"] for size in SIZES)
+    cpu_s_per_byte = max(many_cpu_s - few_cpu_s, 0.0) / (large - small)
+    cpu_s = max(few_cpu_s - small * cpu_s_per_byte, 0.0) / 2
+    return Link(max(few_s - small / bytes_per_s, 0.0) / 2, bytes_per_s, cpu_s, cpu_s_per_byte)
 
 
 def _expect(model: str, compute_s: float, num_bytes: float, cluster: Cluster, origin: str) -> None:
@@ -100,7 +106,7 @@ def _expect(model: str, compute_s: float, num_bytes: float, cluster: Cluster, or
         print(f"  {workers:5} GPUs  {1e3 * seconds:8.2f} ms a step  {compute_s / seconds:4.0%} of linear")
 
 
-def _measure(model: str, workers: int, batch: int) -> dict[str, float]:
+def _measure(model: str, workers: int, batch: int) -> dict[str, Any]:
     words = ["--model", model, "--batch", str(batch), "--steps", str(STEPS[model])]
     port, processes = free_port(), []
     for rank in range(workers):
@@ -111,5 +117,5 @@ def _measure(model: str, workers: int, batch: int) -> dict[str, float]:
     outputs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
         raise SystemExit(f"a worker that measures {model} failed")
-    found: dict[str, float] = json.loads(outputs[0].splitlines()[-1])
+    found: dict[str, Any] = json.loads(outputs[0].splitlines()[-1])
     return found

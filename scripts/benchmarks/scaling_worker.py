@@ -6,7 +6,6 @@ Started by scripts/scaling with RANK and its companions in the environment.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
@@ -44,22 +44,38 @@ def main() -> None:
     labels = torch.randint(10, (args.batch,), device=device)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, fused=True)
 
+    exchanges, everyone = True, dist.group.WORLD
+    assert everyone is not None
+
+    def hook(_, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations as they stand
+        if exchanges:
+            return default_hooks.allreduce_hook(everyone, bucket)
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer().div_(dist.get_world_size()))
+        return done
+
+    parallel.register_comm_hook(None, hook)
+
     def step(*, together: bool) -> None:
-        with contextlib.nullcontext() if together else parallel.no_sync():
-            functional.cross_entropy(parallel(images), labels).backward()
+        """Alone it fills the buckets too: that is DistributedDataParallel's own work, not the links'."""
+        nonlocal exchanges
+        exchanges = together
+        functional.cross_entropy(parallel(images), labels).backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    found = {
-        "together_s": _seconds(lambda: step(together=True), args.steps, device),
-        "alone_s": _seconds(lambda: step(together=False), args.steps, device),
+    found: dict[str, Any] = {
+        "together_s": _seconds(lambda: step(together=True), args.steps, device)[0],
+        "alone_s": _seconds(lambda: step(together=False), args.steps, device)[0],
+        "alone_times_s": _everyones(_each(lambda: step(together=False), 4 * args.steps, device)),
         "flop": _flop(parallel, images, labels),
         "on_gpu": cuda,
         "gradient_bytes": sum(4 * p.numel() for p in module.parameters()),
     }
     for size in SIZES:
         values = torch.zeros(size // 4, device=device)
-        found[f"sum_{size}_s"] = _seconds(lambda values=values: dist.all_reduce(values), 10, device)  # type: ignore[misc]
+        seconds, of_cores = _seconds(lambda values=values: dist.all_reduce(values), 10, device)  # type: ignore[misc]
+        found[f"sum_{size}_s"], found[f"sum_{size}_cpu_s"] = seconds, of_cores
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.destroy_process_group()
@@ -88,18 +104,38 @@ def _model(name: str) -> nn.Module:
     return ResNet18(stem="small", **shape)
 
 
-def _seconds(work: Callable[[], object], times: int, device: torch.device) -> float:
-    """The median of 5 blocks, after one that warms up."""
+def _seconds(work: Callable[[], object], times: int, device: torch.device) -> tuple[float, float]:
+    """The median of 5 blocks, after one that warms up; and of the time of cores that this process has taken."""
     blocks = []
     for _ in range(6):
         dist.barrier()
-        began = time.perf_counter()
+        began, before = time.perf_counter(), time.process_time()
         for _ in range(times):
             work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        blocks.append((time.perf_counter() - began) / times)
-    return statistics.median(blocks[1:])
+        blocks.append(((time.perf_counter() - began) / times, (time.process_time() - before) / times))
+    seconds, of_cores = zip(*blocks[1:], strict=True)
+    return statistics.median(seconds), statistics.median(of_cores)
+
+
+def _each(work: Callable[[], object], times: int, device: torch.device) -> list[float]:
+    """The seconds of each, all workers beginning together."""
+    found = []
+    for _ in range(times):
+        dist.barrier()
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def _everyones(times: list[float]) -> list[float]:
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, times)
+    return [each for one in gathered for each in one]
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ EVERY_KEY = (
     ("dataset=synthetic", "model=resnet18", "scheduler=one_cycle", "init=orthogonal"),
     ("init=normal", "scheduler=plateau"),
     ("dataset=table", "dataset.path=t.csv", "dataset.targets=y"),
+    ("model=transformer", "dataset=text", "dataset.root=t.txt", "task=language_model"),
 )
 NOT_IN_EXPERIMENT = {
     "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every", "threads", "onednn",
@@ -75,7 +76,7 @@ NOT_IN_EXPERIMENT = {
     "checkpoint.every_steps", "checkpoint.every_epochs", "checkpoint.every_minutes", "checkpoint.keep",
     "tensorboard.images", "tensorboard.graph", "tensorboard.norms", "tensorboard.histograms", "tensorboard.health",
     "dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache", "patches.unguarded", "patches.malloc",
-    "patches.backward", "dataset.path", "checkpoint.sharded",
+    "patches.backward", "dataset.path", "checkpoint.sharded", "activation_checkpointing", "offload", "model.size",
     "sharding.wrap", "sharding.shards", "sharding.reshard_after_forward", "sharding.reduce_each_part",
 }  # fmt: skip
 

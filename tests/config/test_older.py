@@ -53,3 +53,15 @@ def test_first_weights_and_frozen_parameters_have_not_been_a_choice_always() -> 
     del settings["weights"], settings["freeze"]
     assert identity(parse_again(settings, Machine(cpus=8))) == identity(config())
     assert brought_up_to_date(settings) == recorded(), "so that such a run can be resumed"
+
+
+def test_a_transformer_had_no_choice_of_its_parts() -> None:
+    words = ("model=transformer", "dataset=text", "dataset.root=a.txt", "task=language_model")
+    settings: dict[str, Any] = json.loads(json.dumps(shown(config(*words))))
+    before = {**settings, "model": {key: settings["model"][key] for key in OF_A_TRANSFORMER}}
+    resumed, now = brought_up_to_date(before)["model"], settings["model"]
+    assert {**resumed, "size": None} == now, "or it could not be resumed"
+    assert identity(parse_again(before, Machine(cpus=8))) == identity(config(*words)) == "fb6eb45e94c4"
+
+
+OF_A_TRANSFORMER = ("name", "layers", "heads", "width", "dropout", "tied")

@@ -26,7 +26,7 @@ FREE_OF_TORCH = (
 GROUPS = ("model", "init", "dataset", "optimizer", "scheduler")
 OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
 
-CALLED = {"plain_sgd": "sgd"}  # further settings of one kind
+CALLED = {"plain_sgd": "sgd", "warm_cosine": "cosine"}  # further settings of one kind
 
 Parse = Callable[..., RunConfig]
 

@@ -57,7 +57,7 @@ def test_attention_that_computes_with_its_layers_weights_is_whole() -> None:
 )
 def test_what_can_be_no_unit_is_refused(wrap: list[str] | int, told: str) -> None:
     module = transformer()
-    module.blocks = nn.ModuleList(module.blocks)  # type: ignore[assignment]
+    module.blocks = nn.ModuleList(module.blocks)
     with pytest.raises(ConfigError, match=told):
         names(module, wrap)
 

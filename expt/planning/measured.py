@@ -1,0 +1,167 @@
+"""A model's memory and work, measured on tensors without numbers: a step is carried out, and nothing is computed.
+
+torch's FakeTensorMode knows of each tensor its size and type alone, so that a model of any size is measured in seconds,
+on any machine. What it takes as CPU tensors has the sizes that it has on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from expt.config import groups
+from expt.config.schema import RunConfig
+from expt.data.tree import leaves
+from expt.errors import ConfigError
+from expt.models import build as model_build
+from expt.models.blocks import blocks
+from expt.models.freeze import freeze
+from expt.planning.samples import Sample
+from expt.tasks import build as task_build
+from expt.tasks.phases import PhasedTask
+from expt.tasks.task import Task
+from expt.training import optim
+from expt.training.activation_checkpointing import checkpoint_activations
+from expt.training.patches.fake_tensors import NUMBERS_WANTED, FakeTensorMode
+from expt.training.patches.live_bytes import LiveBytes, bytes_of
+
+Wanted = Sequence[str] | Literal["auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What a model takes whatever the batch, in bytes."""
+
+    parameters: int
+    """Their number."""
+    parameter_bytes: int
+    gradient_bytes: int
+    state_bytes: int
+    """Of the optimiser."""
+    buffer_bytes: int
+    average_bytes: int
+    """Of the moving average of weights, where there is one."""
+    update_bytes: int
+    """What the optimiser takes for a moment in its step."""
+    block_bytes: tuple[int, ...]
+    """Of the parameters of each block; the rest is in none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A forward and a backward pass on `samples` of one worker."""
+
+    samples: int
+    activation_bytes: int
+    """At the moment at which they are most, without parameters and their gradients."""
+    cast_bytes: int
+    """Of these: copies of the parameters in the type of mixed precision."""
+    flop: int
+
+
+class Measuring:
+    """Of one configuration; makes its model anew for each question."""
+
+    def __init__(self, config: RunConfig, sample: Sample) -> None:
+        """`sample` is of the dataset."""
+        model = config.model
+        if isinstance(model, groups.NamedModel):
+            model = dataclasses.replace(model, pretrained=False)  # the same model, without its file
+        self._config = dataclasses.replace(config, model=model)
+        self._sample = sample
+
+    def model(self) -> Model:
+        """What it takes whatever the batch. Raises as `measure`."""
+        with self._fake() as module:
+            every, trained = list(module.parameters()), [p for p in module.parameters() if p.requires_grad]
+            optimizer = optim.build_optimizer(self._config.optimizer, module, unguarded=False)
+            update_bytes = _update_bytes(optimizer, trained)
+            states = [each for state in optimizer.state.values() for each in leaves(list(state.values()))]
+            parameter_bytes, buffer_bytes = bytes_of(every), bytes_of(module.buffers())
+            return Model(
+                parameters=sum(parameter.numel() for parameter in every),
+                parameter_bytes=parameter_bytes,
+                gradient_bytes=bytes_of(trained),
+                state_bytes=bytes_of(each for each in states if isinstance(each, torch.Tensor)),
+                buffer_bytes=buffer_bytes,
+                average_bytes=parameter_bytes + buffer_bytes if self._config.ema else 0,
+                update_bytes=update_bytes,
+                block_bytes=tuple(bytes_of(block.parameters()) for block in blocks(module).values()),
+            )
+
+    def has_blocks(self) -> bool:
+        """Whether activation_checkpointing=auto finds any."""
+        with self._fake() as module:
+            return bool(blocks(module))
+
+    def measure(self, samples: int, checkpointing: Wanted) -> Pass:
+        """A forward and a backward pass on so many samples of one worker.
+
+        Raises ConfigError for a model that decides by the numbers it computes.
+        """
+        with self._fake() as module:
+            if checkpointing:
+                checkpoint_activations(module, checkpointing, compiled=False)
+            for parameter in module.parameters():
+                if parameter.requires_grad:  # the gradient is handed on, as to a bucket, and counted elsewhere
+                    parameter.register_post_accumulate_grad_hook(_drop_gradient)
+            batch, task = self._sample.batch(samples), self._task()
+            inside = bytes_of(leaves((batch.inputs, batch.targets)))
+            live = LiveBytes(module.parameters())
+            with live:
+                with self._autocast():
+                    outputs = task.forward(module, batch)
+                    loss, _ = task.training_loss(outputs, batch)
+                (loss * 1.0).backward()  # the outputs are held until then, as in a step
+            return Pass(
+                samples=samples,
+                activation_bytes=live.peak + inside,
+                cast_bytes=live.casts_at_peak,
+                flop=live.flop,
+            )
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        return torch.autocast("cpu", torch.bfloat16) if self._config.amp else contextlib.nullcontext()
+
+    def _task(self) -> Task:
+        smoothing = self._config.label_smoothing
+        task = task_build.build(self._config.task, self._sample.shapes, label_smoothing=smoothing, **self._sample.about)
+        if isinstance(task, PhasedTask):
+            raise ConfigError(f"plan: {type(task).__name__} has steps of several updates, of which it knows nothing")
+        return task
+
+    @contextlib.contextmanager
+    def _fake(self) -> Iterator[nn.Module]:
+        default = groups.DefaultInit(name="default")  # no number is drawn
+        name = self._config.model.name
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            try:
+                example = self._sample.batch(1).inputs
+                module = model_build.build(self._config.model, default, self._sample.shapes, example)
+                freeze(module, self._config.freeze)
+                yield module.train()
+            except NUMBERS_WANTED as error:
+                told = str(error).partition("\n")[0]
+                raise ConfigError(f"plan: model={name} decides by numbers, and there are none here ({told})") from error
+
+
+def _drop_gradient(parameter: torch.Tensor) -> None:
+    parameter.grad = None
+
+
+def _update_bytes(optimizer: Optimizer, trained: Sequence[nn.Parameter]) -> int:
+    """What the second step takes beside gradients and states, which the first has made."""
+    for parameter in trained:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    live = LiveBytes(trained)
+    with live:
+        optimizer.step()
+    return live.peak

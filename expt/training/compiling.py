@@ -1,0 +1,24 @@
+"""What of a model torch.compile gets to see."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from expt.errors import ConfigError
+from expt.models.blocks import blocks
+
+
+def compile_module(module: nn.Module, mode: bool | str) -> None:
+    """Compile `module` in its place, by torch's `mode` (True is its default), or its blocks one by one.
+
+    Blocks that are alike share what the first of them was compiled to: the time that it takes does not grow with
+    their number. Raises ConfigError for a model without blocks.
+    """
+    if mode != "blocks":
+        module.compile(mode="default" if mode is True else mode)
+        return
+    found = blocks(module)
+    if not found:
+        raise ConfigError(f"compile=blocks: {type(module).__name__} has no blocks that are alike; use compile=true")
+    for block in found.values():
+        block.compile()

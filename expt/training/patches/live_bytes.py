@@ -1,0 +1,66 @@
+"""How much memory tensors take at a time, and what is computed, told by the operations; of fake tensors too."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode  # as torch's docs on extending it have it
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+_CASTS = (torch.ops.aten._to_copy.default,)
+_FLOP = {str(operation).replace(".", "::"): count for operation, count in flop_registry.items()}
+"""From the name of an operation to what counts its work."""
+
+
+class LiveBytes(TorchDispatchMode):
+    """While it is entered, the bytes of all storages that operations have made and that are still held; and their FLOP.
+
+    torch's FlopCounterMode would keep tensors alive by its hooks. A storage counts once, however many views of it there
+    are; those of before do not count.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._parameters = weakref.WeakSet(parameter.untyped_storage() for parameter in parameters)
+        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self.live = self.live_casts = 0
+        self.peak: int = 0
+        self.casts_at_peak = 0
+        """Of the peak: copies of parameters in another type, as autocast makes them."""
+        self.flop = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, and count what is new in its outputs."""
+        found = func(*args, **(kwargs or {}))
+        if count := _FLOP.get(func.name().partition(".")[0]):
+            self.flop += count(*args, **(kwargs or {}), out_val=found)
+        is_cast = func in _CASTS and isinstance(args[0], Tensor) and args[0].untyped_storage() in self._parameters
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage(), is_cast=is_cast)
+        return found
+
+    def _count(self, storage: torch.UntypedStorage, *, is_cast: bool) -> None:
+        if storage in self._seen or storage in self._parameters:
+            return
+        self._seen.add(storage)
+        size = storage.nbytes()
+        self._add(size, is_cast)
+        weakref.finalize(storage, self._add, -size, is_cast)
+        if self.live > self.peak:
+            self.peak, self.casts_at_peak = self.live, self.live_casts
+
+    def _add(self, size: int, is_cast: bool) -> None:
+        self.live += size
+        if is_cast:
+            self.live_casts += size
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Of their storages, each once."""
+    return sum(storage.nbytes() for storage in {tensor.untyped_storage() for tensor in tensors})

@@ -1,0 +1,205 @@
+"""What is said of a run before it runs: memory, work, strategies, cards."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from expt.command import plan as command
+from expt.config.parse import parse
+from expt.config.schema import RunConfig
+from expt.errors import ConfigError
+from expt.machine import Machine
+from expt.planning.cards import CARDS, GIB, card
+from expt.planning.measured import Measuring, Model, Pass
+from expt.planning.plan import planned
+from expt.planning.samples import sample
+from expt.planning.scaling import Cluster, Link, all_reduce_cpu_s, bucket_s, gather_s, sharded_s, slowest_s
+from expt.planning.strategies import Plan, Setting, best, plan
+from expt.training.patches.live_bytes import LiveBytes
+from tests.composing import composed
+
+LM = ("model=transformer", "task=language_model", "dataset=text", "dataset.root=nowhere", "dataset.context=32")
+SMALL = ("model.layers=3", "model.width=64", "model.heads=2", "optimizer=adamw", "batch_size=8")
+
+
+def config(*words: str, gpus: int = 8) -> RunConfig:
+    return parse(composed(*words), Machine(gpus=tuple(map(str, range(gpus))), cpus=8))
+
+
+def test_live_bytes_are_those_of_storages_that_are_held() -> None:
+    given = torch.zeros(1000)
+    with LiveBytes() as live:
+        kept = given + 1
+        view = kept[:10]
+        assert live.live == 4000
+        other = kept * 2
+        assert live.live == 8000
+        del other, kept
+        assert live.live == 4000, "the view holds it"
+        del view
+    assert (live.live, live.peak) == (0, 8000)
+    weight = nn.Parameter(torch.zeros(50, 20))
+    with LiveBytes([weight]) as live, torch.autocast("cpu", torch.bfloat16):
+        held = given.view(20, 50) @ weight
+        assert (live.casts_at_peak, live.flop) == (2000, 2 * 20 * 50 * 20)
+        assert held.dtype == torch.bfloat16
+
+
+def test_a_model_of_adamw_has_two_states_for_each_parameter() -> None:
+    made = config(*LM, *SMALL, "ema=0.9")
+    found = Measuring(made, sample(made)).model()
+    assert found.gradient_bytes == found.parameter_bytes == 4 * found.parameters
+    assert found.state_bytes == pytest.approx(2 * found.parameter_bytes, rel=1e-3)
+    assert found.average_bytes == found.parameter_bytes
+    frozen = config(*LM, *SMALL, "freeze=[blocks]")
+    assert len(found.block_bytes) == 3
+    less = Measuring(frozen, sample(frozen)).model()
+    assert less.gradient_bytes == found.gradient_bytes - sum(found.block_bytes)
+
+
+def test_activations_are_those_of_a_step_that_is_computed() -> None:
+    """The same step with numbers, and its gradients handed on."""
+    made = config(*LM, *SMALL)
+    measuring = Measuring(made, sample(made))
+    found, checkpointed = measuring.measure(4, ()), measuring.measure(4, "auto")
+    module, task, batch = _real(made, 4)
+    with LiveBytes(module.parameters()) as live:
+        outputs = task.forward(module, batch)
+        task.training_loss(outputs, batch)[0].backward()
+    inputs = 2 * 4 * 32 * 8
+    assert found.activation_bytes == pytest.approx(live.peak + inputs, rel=0.01)
+    assert checkpointed.activation_bytes < 0.7 * found.activation_bytes
+    assert found.flop < checkpointed.flop < 1.4 * found.flop
+    assert measuring.measure(8, ()).flop == 2 * found.flop
+
+
+def _real(made: RunConfig, size: int) -> Any:
+    from expt.models.build import build
+    from expt.tasks.build import build as build_task
+
+    one = sample(made)
+    module = build(made.model, made.init, one.shapes, one.batch(1).inputs)
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+    return module, build_task(made.task, one.shapes), one.batch(size)
+
+
+MODEL = Model(
+    parameters=100, parameter_bytes=400, gradient_bytes=400, state_bytes=800, buffer_bytes=8, average_bytes=0,
+    update_bytes=0, block_bytes=(100, 100, 100),
+)  # fmt: skip
+PASSES = [
+    Pass(samples=2, activation_bytes=120, cast_bytes=20, flop=1000),
+    Pass(samples=4, activation_bytes=220, cast_bytes=20, flop=2000),
+]
+SETTING = Setting(workers=8, per_node=4, parts=1, mixed=False, flops=0.0, bucket_bytes=2.0**20)
+CLUSTER = Cluster(4, Link(1e-6, 1e9), Link(1e-5, 1e8))
+
+
+@pytest.mark.parametrize(("strategy", "share", "gathered"), [("ddp", 1, 0), ("fsdp", 8, 500), ("hsdp", 4, 500)])
+def test_what_is_sharded(strategy: Any, share: int, gathered: int) -> None:
+    found = plan(strategy, MODEL, PASSES, SETTING, CLUSTER, None, checkpointing=False)
+    assert (found.parameter_bytes, found.gradient_bytes, found.state_bytes) == (400 / share, 400 / share, 800 / share)
+    assert found.other_bytes == 8 + gathered, "200 of what is in no block, and 300 of blocks"
+    assert found.activation_bytes == (120 if share == 1 else 100), "autocast's copies are FSDP's own"
+    assert found.largest_part is None
+
+
+def test_the_largest_part_just_fits() -> None:
+    small = dataclasses.replace(card("24GiB"), memory_bytes=(GIB + 1608 + 1020) / 0.95)
+    found = plan("ddp", MODEL, PASSES, SETTING, CLUSTER, small, checkpointing=False)
+    assert found.largest_part == 20, "20 + 50 for each sample"
+    tiny = dataclasses.replace(small, memory_bytes=GIB)
+    assert plan("ddp", MODEL, PASSES, SETTING, CLUSTER, tiny, checkpointing=False).largest_part == 0
+
+
+def of(strategy: Any, largest: int, step_s: float, *, checkpointing: bool = False) -> Plan:
+    return Plan(
+        strategy=strategy, checkpointing=checkpointing, parameter_bytes=1, gradient_bytes=1, state_bytes=1,
+        activation_bytes=1, other_bytes=0, largest_part=largest, step_s=step_s,
+    )  # fmt: skip
+
+
+def test_the_fastest_that_fits_is_taken_and_of_equals_the_simplest() -> None:
+    ddp, fsdp = of("ddp", 4, 1.0), of("fsdp", 16, 0.98)
+    slow = of("ddp", 8, 1.3, checkpointing=True)
+    assert best([fsdp, slow, ddp], 4)[0] is ddp
+    chosen, why = best([ddp, slow, fsdp], 8)
+    assert chosen is fsdp
+    assert why.startswith("it fits, which ddp does not")
+    assert best([ddp, slow], 8)[0] is slow
+    assert best([of("ddp", 4, 1.0), of("fsdp", 4, 0.7)], 4)[0] != of("ddp", 4, 1.0), "that much is no error"
+    none, why = best([ddp, slow, fsdp], 32)
+    assert none is None
+    assert why == "32 samples at a time fit with none; 16 do with fsdp: raise gradient_accumulation"
+    assert best([of("ddp", 0, 1.0)], 1)[1].startswith("not one sample fits; ddp takes least: ")
+
+
+def test_gathering_over_nodes_and_the_slowest() -> None:
+    link = CLUSTER.inside
+    assert gather_s(1e9, 4, link) == pytest.approx(3e-6 + 0.75)
+    assert sharded_s(1e9, 4, CLUSTER) == gather_s(1e9, 4, link)
+    assert sharded_s(1e9, 8, CLUSTER) == pytest.approx(gather_s(1e9, 4, link) + gather_s(2.5e8, 2, CLUSTER.network))
+    assert slowest_s([1.0, 2.0], 1) == pytest.approx(1.5)
+    assert slowest_s([2.0, 1.0], 2) == pytest.approx(1.75), "both fast in a quarter of the steps"
+    assert slowest_s([3.0] * 5, 100) == pytest.approx(3.0)
+
+
+def test_a_whole_plan() -> None:
+    made = config(*LM, *SMALL, "batch_size=32", "gpus=8")
+    found = planned(made, CARDS["h200"], tokens=None, per_node=4, network=1e10)
+    assert [each.strategy for each in found.plans] == ["ddp", "ddp", "fsdp", "fsdp", "hsdp", "hsdp"]
+    assert found.part == 4
+    assert found.best is not None
+    assert (found.best.strategy, found.best.checkpointing) == ("ddp", False)
+    assert all(each.step_s and each.largest_part and each.largest_part > 1000 for each in found.plans)
+    alone = planned(config(*LM, *SMALL, "gpus=1"), None, tokens=None, per_node=8, network=1e10)
+    assert [(each.strategy, each.step_s) for each in alone.plans] == [("ddp", None)] * 2
+
+
+@pytest.mark.parametrize(("text", "gib"), [("h200", 139.8), ("A100-80", 79.2), ("24GiB", 24), ("12.5 gib", 12.5)])
+def test_a_card(text: str, gib: float) -> None:
+    assert card(text).memory_bytes == gib * GIB
+
+
+@pytest.mark.parametrize("text", ["h300", "24", "0GiB", "GiB"])
+def test_an_unknown_card_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^--card {text}: neither a known card \(b200, h200, "):
+        card(text)
+
+
+def test_the_word(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=transformer", "task=language_model", "dataset=text", "dataset.context=16", *SMALL[:3], "gpus=2"]
+    words += ["--card", "l4", "amp=true", "dataset.tokens=gone.json", "batch_size=64"]
+    assert command.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "model       transformer: 3.4 million parameters in 3 blocks"
+    assert lines[1].startswith("step        64 samples on 2 GPUs: 32 on each; ")
+    assert [line.split("  ")[0] for line in lines[5:9]] == ["ddp", "ddp, checkpointed", "fsdp", "fsdp, checkpointed"]
+    assert "assumed     a vocabulary of 50,257 tokens, as GPT-2 has: there is no gone.json" in lines
+    assert any(line.startswith("take        strategy=") for line in lines)
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["model=rsnet"], "model=rsnet: not one of"), (["gpus=3"], "batch_size=64: is the global batch and must divide"),
+    (["--per-node", "0"], "--per-node 0: give a number above 0"), (["--card", "x"], "--card x: neither a known card"),
+])  # fmt: skip
+def test_what_cannot_be_planned_is_told(words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        command.main(words)
+    assert str(refused.value).startswith(says)
+
+
+def test_sums_take_their_share_of_the_cores_that_workers_have() -> None:
+    link = Link(0.0, 1e9, cpu_s=1e-3, cpu_s_per_byte=2e-9)
+    assert all_reduce_cpu_s(1e6, 4, link) == pytest.approx(6e-3 + 1.5 * 2e-3)
+    apart = Cluster(4, link, link, overlap=0.0)
+    shared = dataclasses.replace(apart, cores=2)
+    assert bucket_s(1e6, 4, apart) == pytest.approx(1.5e-3), "the links alone"
+    assert bucket_s(1e6, 4, shared) == pytest.approx(4 * 9e-3 / 2)
+    assert bucket_s(1e6, 4, dataclasses.replace(shared, cores=100)) == pytest.approx(1.5e-3)

@@ -1,0 +1,100 @@
+"""Activations computed anew: the same numbers, and less memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from expt.errors import ConfigError
+from expt.models.mlp import MLP
+from expt.models.resnet import ResNet18
+from expt.models.transformer import Transformer
+from expt.training.activation_checkpointing import checkpoint_activations
+
+Wanted = Sequence[str] | Literal["auto"]
+KEY = "activation_checkpointing"
+
+
+def decoder() -> nn.Module:
+    return Transformer(vocab_size=50, context=16, layers=3, heads=2, width=32, dropout=0.2, positions="rotary")
+
+
+def resnet() -> nn.Module:
+    return ResNet18(channels=1, image_size=(8, 8), num_classes=3)
+
+
+TOKENS, IMAGES = torch.arange(64).view(4, 16) % 50, torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def trained(
+    build: Callable[[], nn.Module], inputs: Tensor, wanted: Wanted
+) -> tuple[list[float], dict[str, Tensor], int]:
+    """Losses and the state of three steps, and how many numbers were kept for the last backward pass."""
+    torch.manual_seed(0)
+    model = build()
+    if wanted:
+        checkpoint_activations(model, wanted, compiled=False)
+    optimizer, losses, kept = torch.optim.SGD(model.parameters(), lr=0.1), [], 0
+
+    def note(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.numel()
+        return tensor
+
+    for _ in range(3):
+        kept = 0
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, model.state_dict(), kept
+
+
+@pytest.mark.parametrize(("build", "inputs"), [(decoder, TOKENS), (resnet, IMAGES)])
+def test_numbers_stay_and_less_is_kept(build: Callable[[], nn.Module], inputs: Tensor) -> None:
+    """Dropout in the one, batch norms' statistics in the other."""
+    losses, state, much = trained(build, inputs, [])
+    again, state_again, little = trained(build, inputs, "auto")
+    assert again == losses
+    assert list(state_again) == list(state)
+    assert all(torch.equal(state_again[name], value) for name, value in state.items())
+    assert little < much / 3
+
+
+def test_what_is_named_is_checkpointed_once() -> None:
+    model = decoder()
+    assert checkpoint_activations(model, [r"blocks\.[02]", r"blocks\.0\.attention", "norm"], compiled=False) == [
+        "blocks.0", "blocks.2", "norm",
+    ]  # fmt: skip
+    changed = [name for name, part in model.named_modules() if "forward" in vars(part)]
+    assert changed == ["blocks.0", "blocks.2", "norm"]
+
+
+def test_a_copy_is_its_own() -> None:
+    model = decoder()
+    checkpoint_activations(model, "auto", compiled=False)
+    copied = copy.deepcopy(model)
+    copied(TOKENS).mean().backward()
+    assert all(parameter.grad is not None for parameter in copied.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("build", "wanted", "compiled", "says"), [
+    (decoder, ["blocks"], False, f"=blocks: is a list of modules; name these, as in {KEY}=['blocks\\.\\d+']"),
+    (decoder, ["norn"], False, "=norn: is no module's whole name. Did you mean 'norm'?"),
+    (decoder, ["x+"], False, "=x+: is no module's whole name. There are 31, such as tokens, "),
+    (resnet, "auto", True, ": 'layer1.0' has buffers, such as a batch norm's statistics, which compiled"),
+    (lambda: MLP(hidden=(4,), dropout=0.0, channels=1, image_size=(8, 8), num_classes=3), "auto", False,
+     f"=auto: MLP has no blocks that are alike; name modules, as in {KEY}=["),
+])  # fmt: skip
+def test_what_cannot_be_is_told(build: Callable[[], nn.Module], wanted: Wanted, compiled: bool, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        checkpoint_activations(build(), wanted, compiled=compiled)
+    assert str(refused.value).startswith(KEY + says)
