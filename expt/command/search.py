@@ -90,7 +90,7 @@ class SearchCommand:
         own = [each for key, each in last.items() if key != "search" and not key.startswith("search.")]
         several = [each for each in own if each.is_sweep_override()]
         if any(each.key_or_group == "objective" for each in several):
-            raise ConfigError("objective: several are given in brackets, as in objective=[accuracy/val,loss/val]")
+            raise ConfigError("objective: several are given in brackets, as in 'objective=[accuracy/val,loss/val]'")
         fixed = [str(each.input_line) for each in own if each not in several]
         if OmegaConf.is_list(self._config.objective):
             fixed = [word for word in fixed if not word.startswith("objective=")]

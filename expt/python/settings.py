@@ -145,6 +145,7 @@ class Settings(TypedDict, total=False):
     onednn: bool | Auto
     patches: Patches
     ddp: DDP
+    sharding: Mapping[str, Any]
     resume: Path | None
     checkpoint: Checkpoint
     on_nan: Literal["stop", "skip"]
@@ -210,6 +211,7 @@ class SweepSettings(TypedDict, total=False):
     onednn: bool | Auto | Sequence[bool | Auto]
     patches: Mapping[str, Any]
     ddp: Mapping[str, Any]
+    sharding: Mapping[str, Any]
     resume: Path | Sequence[Path | None] | None
     checkpoint: Mapping[str, Any]
     on_nan: Literal["stop", "skip"] | Sequence[Literal["stop", "skip"]]

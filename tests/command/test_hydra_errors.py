@@ -63,8 +63,8 @@ MISTAKES = {
 COMPOSING = {
     "sweep=sedes": "sweep=sedes: not one of amp_grid, models_by_lr, seeds. Did you mean 'seeds'?",
     "experiment=ddp_mpl": (
-        "experiment=ddp_mpl: not one of amp_sweep, char_lm, d2l_resnet18, ddp_mlp, diabetes, gan, gpt2_124m, keras_convnet, "
-        "paddle_mnist. "
+        "experiment=ddp_mpl: not one of amp_sweep, char_lm, d2l_resnet18, ddp_mlp, diabetes, gan, gpt2_124m, "
+        "keras_convnet, paddle_mnist. "
         "Did you mean 'ddp_mlp'?"
     ),
     "model.hidden=[": "model.hidden=[: not of the form key=value; quote values with spaces or brackets",

@@ -9,10 +9,12 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 
 from expt.command import report
 from expt.command.arguments import options_first, readable, refuse_unnamed
@@ -72,13 +74,18 @@ def can_be_composed(settings: tuple[str, ...]) -> None:
     compose("config", overrides=[*settings])
 
 
+def _values(axis: Override) -> list[str]:
+    """Those of a grid; of an interval its ends."""
+    if axis.is_discrete_sweep():
+        return [*axis.sweep_string_iterator()]
+    interval: Any = axis.value()
+    return [str(interval.start), str(interval.end)]
+
+
 def compositions(settings: Iterable[str]) -> list[list[str]]:
     """The settings with the first value of each sweep, and with the last."""
     parsed = OverridesParser.create().parse_overrides([word for word in settings if not word.startswith("hydra")])
-    texts = [
-        [*one.sweep_string_iterator()] if one.is_sweep_override() else [one.get_value_element_as_str()]
-        for one in parsed
-    ]
+    texts = [_values(one) if one.is_sweep_override() else [one.get_value_element_as_str()] for one in parsed]
     names = [one.get_key_element() for one in parsed]
     first, last = ([f"{name}={values[end]}" for name, values in zip(names, texts, strict=True)] for end in (0, -1))
     return [first] if first == last else [first, last]

@@ -88,7 +88,11 @@ def test_the_same_on_any_number_of_workers(train_alone: TrainAlone, train_togeth
             r"^phases: no phase trains generator\.0\.weight, generator\.0\.bias, generator\.2\.weight; let",
         ),
         ("Empty", [], r"^Empty\.phases: names none; use expt\.Task"),
-        ("Adversarial", ["on_nan=skip"], r"^Adversarial\.phases: go with strategy=ddp alone, and with neither on_nan=skip nor "),
+        (
+            "Adversarial",
+            ["on_nan=skip"],
+            r"^Adversarial\.phases: go with strategy=ddp alone, and with neither on_nan=skip nor ",
+        ),
     ],
 )
 def test_phases_that_cannot_be_meant(train_alone: TrainAlone, name: str, more: list[str], told: str) -> None:
