@@ -54,6 +54,17 @@ class Patches(TypedDict, total=False):
     malloc: bool
 
 
+class Sharding(TypedDict, total=False):
+    """How strategy=fsdp and hsdp cut a model into parts."""
+
+    wrap: Auto | int | Sequence[str]
+    shards: Auto | int
+    reshard_after_forward: bool
+    param_dtype: Literal["auto", "float32", "bf16", "fp16"]
+    reduce_dtype: Literal["float32", "bf16"]
+    reduce_each_part: bool
+
+
 class Checkpoint(TypedDict, total=False):
     """When checkpoints are written, and how many are kept."""
 
@@ -61,6 +72,7 @@ class Checkpoint(TypedDict, total=False):
     every_epochs: int | None
     every_minutes: float | None
     keep: int
+    sharded: bool | Auto
 
 
 class EarlyStop(TypedDict, total=False):
@@ -103,7 +115,7 @@ class Settings(TypedDict, total=False):
     experiment: str
     gpus: int | Sequence[int] | Auto
     world_size: int | Auto
-    strategy: Literal["ddp", "dp"]
+    strategy: Literal["ddp", "dp", "fsdp", "hsdp"]
     backend: Literal["nccl", "gloo", "auto"]
     threads: int | Auto
     batch_size: int | str
@@ -145,7 +157,7 @@ class Settings(TypedDict, total=False):
     onednn: bool | Auto
     patches: Patches
     ddp: DDP
-    sharding: Mapping[str, Any]
+    sharding: Sharding
     resume: Path | None
     checkpoint: Checkpoint
     on_nan: Literal["stop", "skip"]
@@ -169,7 +181,7 @@ class SweepSettings(TypedDict, total=False):
     experiment: str | Sequence[str]
     gpus: int | Sequence[int] | Auto | Sequence[int | Sequence[int] | Auto]
     world_size: int | Auto | Sequence[int | Auto]
-    strategy: Literal["ddp", "dp"] | Sequence[Literal["ddp", "dp"]]
+    strategy: Literal["ddp", "dp", "fsdp", "hsdp"] | Sequence[Literal["ddp", "dp", "fsdp", "hsdp"]]
     backend: Literal["nccl", "gloo", "auto"] | Sequence[Literal["nccl", "gloo", "auto"]]
     threads: int | Auto | Sequence[int | Auto]
     batch_size: int | str | Sequence[int | str] | Interval

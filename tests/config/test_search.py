@@ -24,7 +24,7 @@ def test_every_sampler_has_all_keys_at_their_defaults() -> None:
         content = {key: value for key, value in found[name].items() if key != "defaults"}
         if name != "pbt":
             assert {*content} == {field.name for field in dataclasses.fields(Search)} - OF_POPULATIONS
-        assert parse_search(content) == parse_search({"name": name})
+        assert parse_search(content) == parse_search({"name": name, "runs": content["runs"]})
 
 
 def test_one_text_is_a_list_of_one_and_a_mapping_names_conditions() -> None:

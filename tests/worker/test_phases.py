@@ -91,7 +91,7 @@ def test_the_same_on_any_number_of_workers(train_alone: TrainAlone, train_togeth
         (
             "Adversarial",
             ["on_nan=skip"],
-            r"^Adversarial\.phases: go with strategy=ddp alone, and with neither on_nan=skip nor ",
+            r"^Adversarial\.phases: go with strategy=ddp alone, and with neither on_nan=skip",
         ),
     ],
 )
