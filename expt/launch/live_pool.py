@@ -112,7 +112,7 @@ class LivePool(Pool):
             super()._queue(number, job)
 
     def _is_busy(self) -> bool:
-        return super()._is_busy() or (bool(self._held) and self._asked_at is None)
+        return super()._is_busy() or (bool(self._held) and self._asked_at is None and not self._closed)
 
     def _set_aside(self, number: int, error: ExptError) -> bool:
         """Whether the job has ended because it was asked to pause: a worker that has only just begun dies of that."""

@@ -55,8 +55,8 @@ class Spares:
 
     def close(self) -> None:
         """End those that wait, and return when those that have finished are gone, too."""
-        for spare in self._waiting:
-            spare.close()
+        while self._waiting:
+            self._waiting.pop().close()
         processes.wait_for_all(self._leaving, END_S)
         processes.end(self._leaving, signal.SIGKILL, 0)
         self._forget_the_gone()

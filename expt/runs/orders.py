@@ -19,6 +19,9 @@ POLL_S = 0.05
 PATIENCE_S = 60.0
 """How long the command gets to answer: it may be starting a run, or reading a dataset."""
 
+READ_S = 1.0
+"""How long an answer is left to who asked, at the end of the command that gave it."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -70,5 +73,8 @@ def given(sweep: Path) -> list[Order]:
 
 
 def clear(sweep: Path) -> None:
-    """Remove the orders that nobody has heard, and nobody will."""
+    """Remove the orders that nobody has heard, and nobody will; who waits for an answer gets a moment to read it."""
+    deadline = time.monotonic() + READ_S
+    while any((sweep / FOLDER).glob("*.answer")) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
     shutil.rmtree(sweep / FOLDER, ignore_errors=True)

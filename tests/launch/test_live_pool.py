@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from expt.errors import RunFailed
 from expt.launch.job import Job, Options
 from expt.launch.live_pool import DROPPED, LivePool
 from expt.machine import Machine
-from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, read_result
 from tests.launch.test_pool import Told, World, world
 
 __all__ = ["world"]
@@ -31,9 +32,9 @@ class Orders(Told):
             self._orders.pop(0)(self.pool)
 
 
-def run(world: World, orders: Orders, *jobs: Job, gpus: int = 0, cpus: int = 4) -> None:
+def run(world: World, orders: Orders, *jobs: Job, gpus: int = 0, cpus: int = 4, fail_fast: bool = False) -> None:
     machine = Machine(gpus=tuple(map(str, range(gpus))), cpus=cpus)
-    orders.pool = LivePool(machine, Options(), orders, start=world.start, clock=world.clock)
+    orders.pool = LivePool(machine, Options(fail_fast=fail_fast), orders, start=world.start, clock=world.clock)
     orders.pool.run(iter(jobs))
 
 
@@ -121,6 +122,13 @@ def test_runs_leave_the_gpus_that_are_lent_and_go_on_on_others(world: World) -> 
         gpus=2,
     )
     assert two.status == COMPLETED
+
+
+def test_a_failure_that_stops_all_leaves_nobody_waiting_for_a_paused_run(world: World) -> None:
+    a, b = world.job("a"), world.job("b")
+    world.plans = {"a": [LONG], "b": [{"looks": 9, "error": RunFailed("broken")}]}
+    run(world, Orders(wait, lambda pool: pool.pause([a])), a, b, fail_fast=True)
+    assert (world.names, b.status, read_result(a.paths)["status"]) == (["a", "b"], FAILED, PAUSED)
 
 
 def test_a_further_job_is_taken(world: World) -> None:
