@@ -75,6 +75,8 @@ class LivePool(Pool):
                 self._end(number, error)
             elif self._held.pop(number, None) or self._withdraw(number):
                 job.status, job.error = INTERRUPTED, error
+                if job.paths.result.exists():  # it has paused
+                    record_end(job.paths, error)
 
     def use_gpus(self, gpus: Collection[str]) -> list[Job]:
         """Use these alone from now on; returns the running jobs that pause for it, and wait for their turn again."""

@@ -98,6 +98,13 @@ def test_a_dropped_run_is_no_failure_and_one_that_waited_leaves_no_folder(world:
     assert c.status == COMPLETED
 
 
+def test_a_run_that_is_dropped_after_a_pause_has_paused_no_more(world: World) -> None:
+    a = world.job("a")
+    world.plans = {"a": [LONG]}
+    run(world, Orders(wait, lambda pool: pool.pause([a]), wait, wait, lambda pool: pool.drop([a])), a)
+    assert (a.status, read_result(a.paths)["status"]) == (INTERRUPTED, INTERRUPTED)
+
+
 def test_runs_leave_the_gpus_that_are_lent_and_go_on_on_others(world: World) -> None:
     jobs = [world.job(name, gpus=1) for name in "ab"]
     two = world.job("two", gpus=2)
