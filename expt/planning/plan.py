@@ -77,10 +77,11 @@ def _checkpointing(config: RunConfig, model: Model) -> list[Wanted]:
 
 
 def _strategies(config: RunConfig, per_node: int) -> list[Strategy]:
-    """Those that differ: one worker shards nothing, and one machine has no second one to replicate on."""
+    """Those that differ: one worker shards nothing, and replicas are machines of equal size, two or more."""
     if config.world_size == 1:
         return ["ddp"]
-    return ["ddp", "fsdp", "hsdp"] if config.world_size > per_node else ["ddp", "fsdp"]
+    machines, left = divmod(config.world_size, per_node)
+    return ["ddp", "fsdp", "hsdp"] if machines > 1 and not left else ["ddp", "fsdp"]
 
 
 def _setting(config: RunConfig, card: Card | None, per_node: int) -> Setting:

@@ -74,7 +74,7 @@ class ShardedWriter:
                 checkpoint.publish(
                     known, self._last, self._best, keep=self._keep, is_best=is_best, keeps_best=keeps_best
                 )
-            parts.remove_all_but(self._last.parent, _named(self._last.parent))
+            remove_unnamed(self._last.parent)
         except Exception as error:
             self._error = error
         except BaseException as error:  # torch's CheckpointException, which says what happened to each worker, is none
@@ -85,7 +85,7 @@ class ShardedWriter:
             )
 
 
-def _named(checkpoints: Path) -> set[str]:
-    """The folders of parts that some checkpoint has."""
+def remove_unnamed(checkpoints: Path) -> None:
+    """Remove the folders of parts that no checkpoint names any more."""
     found = (checkpoint.load(path, lazily=True).get(parts.PARTS) for path in checkpoints.glob("*.pt"))
-    return {one["folder"] for one in found if one}
+    parts.remove_all_but(checkpoints, {one["folder"] for one in found if one})

@@ -10,6 +10,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, warn
+from expt.runs import sharded_writer
 from expt.runs.paths import RunPaths
 from expt.training import optim
 from expt.training.carry_over import Earlier, carry_over
@@ -74,8 +75,8 @@ def _carry_over(
     )
     same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
     if warns and not same_optimizer:
-        kinds = (_kind(before.optimizer), _kind(config.optimizer))
-        warn(f"fork={config.fork}: was trained by {kinds[0]}; the state of {kinds[1]} (its momentum) begins anew")
+        was, now = _name(before.optimizer), _name(config.optimizer)
+        warn(f"fork={config.fork}: was trained by {was}; the state of {now} (its momentum) begins anew")
     carry_over(
         learner.optimizer,
         learner.scheduler,
@@ -88,8 +89,12 @@ def _carry_over(
 
 def _kind(chosen: Any) -> str:
     """Equal for optimisers of which one can go on from the other's state."""
-    name = str(getattr(chosen, "target", chosen.name))
+    name = _name(chosen)
     return "adam" if name == "adamw" else name
+
+
+def _name(chosen: Any) -> str:
+    return str(getattr(chosen, "target", chosen.name))
 
 
 def _goes_on(before: Any, now: Any) -> bool:
@@ -104,3 +109,5 @@ def release(paths: RunPaths, worker: Worker) -> None:
     if worker.rank == 0 and paths.forked.exists() and paths.last.exists():
         for path in paths.checkpoints.glob(f"{paths.forked.name}*"):
             path.unlink()
+        if next(paths.checkpoints.glob("step-*.parts"), None):
+            sharded_writer.remove_unnamed(paths.checkpoints)

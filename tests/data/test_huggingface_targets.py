@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,10 @@ ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=to
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("EXPT_CACHE", str(tmp_path / "cache"))
+    yield
+    gc.collect()  # here, where that is known, and not in whatever test comes next
 
 
 @pytest.fixture
