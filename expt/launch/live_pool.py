@@ -11,7 +11,7 @@ from expt.launch.job import Job, request_of, workers_of
 from expt.launch.packing import demand_of
 from expt.launch.pool import Pool
 from expt.runs.attempt import record_end, record_pause
-from expt.runs.result import INTERRUPTED, RUNNING, read_result
+from expt.runs.result import INTERRUPTED, PAUSED, RUNNING, read_result
 
 DROPPED = "dropped by a person"
 
@@ -73,7 +73,7 @@ class LivePool(Pool):
                 workers_of(job).stop()
                 record_end(job.paths, error)
                 self._end(number, error)
-            elif self._held.pop(number, None) or self._withdraw(number):
+            elif self._held.pop(number, None) or self._withdraw(number) or job.status == PAUSED:
                 job.status, job.error = INTERRUPTED, error
 
     def use_gpus(self, gpus: Collection[str]) -> list[Job]:

@@ -97,6 +97,18 @@ def test_a_dropped_run_is_no_failure_and_one_that_waited_leaves_no_folder(world:
     assert c.status == COMPLETED
 
 
+def test_a_run_that_waits_at_a_rung_can_be_dropped(world: World) -> None:
+    a, b = world.job("a"), world.job("b")
+    world.plans = {"b": [LONG]}
+
+    def drop(pool: LivePool) -> None:
+        a.status = PAUSED
+        pool.drop([a])
+
+    run(world, Orders(*[wait] * 20, drop), a, b)
+    assert (a.status, str(a.error), b.status) == (INTERRUPTED, DROPPED, COMPLETED)
+
+
 def test_runs_leave_the_gpus_that_are_lent_and_go_on_on_others(world: World) -> None:
     jobs = [world.job(name, gpus=1) for name in "ab"]
     two = world.job("two", gpus=2)
