@@ -22,7 +22,7 @@ from expt.machine import Machine
 from expt.runs import orders
 from expt.runs.orders import Order
 from expt.runs.paths import RunPaths
-from expt.runs.result import RUNNING
+from expt.runs.result import PAUSED, RUNNING
 from expt.runs.view.query import ListedRun, chosen
 
 LOOK_S = 0.2
@@ -86,6 +86,8 @@ class LiveSweep:
             open_ones = [job for job in open_ones if job not in pool.held]
             pool.pause(open_ones)
             return _told("paused", open_ones, "none of these runs or waits")
+        if order.word == "drop":
+            open_ones += [job for job in jobs if job.status == PAUSED]  # a search would have them go on
         pool.drop(open_ones)
         return _told("dropped", open_ones, "none of these runs or waits")
 
@@ -111,11 +113,13 @@ class LiveSweep:
 
     def _add(self, words: Sequence[str]) -> list[str]:
         """The grid that was typed, with these words in place of those for the same keys."""
+        if of_search := [word for word in words if word.partition("=")[0].partition(".")[0] == "search"]:
+            raise ConfigError(f"{of_search[0]}: is the search's; end it by Ctrl-C, and type its command again with it")
         last: dict[str, Override] = {each.get_key_element(): each for each in parsed([*self._typed, *words])}
         searched = [key for key, each in last.items() if each.is_sweep_override() and not each.is_discrete_sweep()]
         if searched:
             raise ConfigError(f"{searched[0]}: is searched in an interval; give the run a value, as in {searched[0]}=1")
-        points = product([each for key, each in last.items() if key.partition(".")[0] != "search"])
+        points = product([*last.values()])
         keys = [each.key_or_group for each in parsed(words)]
         numbers = [run.number for same in self._runs.values() for run in same]
         composed = self._compose(points, keys, 1 + max(numbers, default=-1))

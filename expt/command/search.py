@@ -114,6 +114,7 @@ class SearchCommand:
         elif settings.rungs:
             pausing = Pausing(settings, config, goals, space)
         multirun.open()
+        multirun.typed = [*self._fixed, *self._axes]
         reader = Reader(space=space, goals=goals, limits=limits, with_rungs=pausing is not None)
         searching = Searching(multirun.folder, space, settings, reader, pausing)
         OmegaConf.save(self._config, multirun.folder / SWEEP_RECORD)

@@ -64,6 +64,8 @@ class Multirun:
         runner: Callable[[Observer], Runner] | None = None,
     ) -> None:
         self._context, self._config = context, config
+        self.typed = [str(word) for word in config.hydra.overrides.task]
+        """The words that points added by `expt sweep` share with those of the command."""
         self.composer = PointComposer(context, config)
         self._task = cast("Task", task_function)  # Hydra hands on what expt.command.main gave it
         self.is_dry_run, self.is_preflight = bool(options.get("dry_run")), bool(config.get("preflight"))
@@ -156,8 +158,7 @@ class Multirun:
         def compose(points: Sequence[Sequence[str]], keys: Sequence[str], number: int) -> Sequence[ComposedRun]:
             return [*self.open().compose(self.composer, self._config, points, number, also_named_by=keys)]
 
-        typed = [str(word) for word in self._config.hydra.overrides.task]
-        return LiveSweep(paths.RunPaths(self.folder), self.machine, pool, runs, display, typed, compose)
+        return LiveSweep(paths.RunPaths(self.folder), self.machine, pool, runs, display, self.typed, compose)
 
     def send_along(self, run: ComposedRun) -> None:
         """Send the sweep to the dashboards of its first run. Raises ConfigError as expt.tracking.sending does."""

@@ -11,7 +11,7 @@ from expt.launch.job import Job, request_of, workers_of
 from expt.launch.packing import demand_of
 from expt.launch.pool import Pool
 from expt.runs.attempt import record_end, record_pause
-from expt.runs.result import INTERRUPTED, RUNNING, read_result
+from expt.runs.result import INTERRUPTED, PAUSED, RUNNING, read_result
 
 DROPPED = "dropped by a person"
 
@@ -75,8 +75,10 @@ class LivePool(Pool):
                 self._end(number, error)
             elif self._held.pop(number, None) or self._withdraw(number):
                 job.status, job.error = INTERRUPTED, error
-                if job.paths.result.exists():  # it has paused
+                if job.paths.result.exists():  # it has paused as it was told to
                     record_end(job.paths, error)
+            elif job.status == PAUSED:  # by itself, at a rung, where its record leaves it
+                job.status, job.error = INTERRUPTED, error
 
     def use_gpus(self, gpus: Collection[str]) -> list[Job]:
         """Use these alone from now on; returns the running jobs that pause for it, and wait for their turn again."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from expt.config.search import Search
 from expt.errors import ConfigError
 from expt.launch.job import QUEUED, Job, request_of
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, PAUSED, RUNNING, read_result
+from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, read_result
 from expt.search.budget import Budget
 from expt.search.history import Point, Reader, best, in_order
 from expt.search.pausing import Pausing
@@ -73,7 +73,8 @@ class Searching:
     @property
     def best(self) -> Point | None:
         """The best so far in this folder."""
-        return best(self.own, self.goals)
+        going_on = [replace(each, status=PAUSED) for each in self.own if each.status == RUNNING and each.objectives]
+        return best([*self.own, *going_on], self.goals)
 
     def next(self) -> tuple[int, Values] | None:
         """The next point and its number; None where there is none left."""
@@ -92,7 +93,7 @@ class Searching:
         """The paused run that goes on now, counted as under way, and the epoch after which it pauses again."""
         found = self.pausing.next(self.own) if self.pausing else None
         if found is not None:
-            self._points[found[0].folder] = dataclasses.replace(found[0], status=RUNNING)
+            self._points[found[0].folder] = replace(found[0], status=RUNNING)
         return found
 
     def stop_of(self, point: Point) -> int | None:
@@ -130,6 +131,12 @@ class Searching:
                 folder=paths.folder,
             )
 
+    def drop(self, folder: Path) -> None:
+        """Let a run that has paused not go on in this command."""
+        point = self._points.get(folder)
+        if point is not None and point.status == PAUSED:
+            self._points[folder] = replace(point, status=INTERRUPTED)
+
     def look(self, paths: RunPaths) -> Point | None:
         """Read again what has become of a run."""
         point = self._reader.point(paths)
@@ -151,7 +158,7 @@ def _others(reader: Reader, folder: Path) -> list[Point]:
 
 
 def _numbered(point: Point, number: int | None) -> Point:
-    return dataclasses.replace(point, number=number)
+    return replace(point, number=number)
 
 
 def _devices(job: Job) -> int:
@@ -263,5 +270,8 @@ class Source(Iterator[Job | None]):
         for job in ended:
             self._under_way.remove(job)
             self._searching.look(job.paths)
+        for folder, job in self._jobs.items():
+            if job.status == INTERRUPTED:
+                self._searching.drop(folder)
         if ended:
             self._searching.clear()

@@ -72,6 +72,20 @@ def test_runs_pause_and_go_on_to_the_same_numbers_others_are_dropped_and_added(t
     assert not (sweep / orders.FOLDER).exists()
 
 
+def test_a_search_of_several_goals_takes_further_points_and_no_other_settings_of_its_own(tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    search = ("search=random", "search.runs=1", "objective=[loss/val,accuracy/val]", "optimizer.lr=interval(0.01,0.02)")
+    process = start("-m", *search, *LONG, f"hydra.sweep.dir={sweep}", cwd=tmp_path)
+    until(lambda: any(sweep.glob("*/metrics.jsonl")))
+    with pytest.raises(ConfigError, match=r"^search\.runs=9: is the search's; end it by Ctrl-C, "):
+        orders.give(sweep, "add", ("search.runs=9",))
+    assert orders.give(sweep, "add", ("optimizer.lr=0.5", "epochs=1")) == ["added 1 run: epochs=1,lr=0.5"]
+    orders.give(sweep, "drop", ("epochs=60",))
+    told = ended(process)
+    assert told.returncode == 0, told.stderr
+    assert read_result(RunPaths(sweep / "epochs=1,lr=0.5"))["objective"]["name"] == "loss/val"
+
+
 def test_an_order_to_nobody_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     assert not is_held(RunPaths(tmp_path / "sweep"))

@@ -105,6 +105,18 @@ def test_a_run_that_is_dropped_after_a_pause_has_paused_no_more(world: World) ->
     assert (a.status, read_result(a.paths)["status"]) == (INTERRUPTED, INTERRUPTED)
 
 
+def test_a_run_that_waits_at_a_rung_can_be_dropped(world: World) -> None:
+    a, b = world.job("a"), world.job("b")
+    world.plans = {"b": [LONG]}
+
+    def drop(pool: LivePool) -> None:
+        a.status = PAUSED
+        pool.drop([a])
+
+    run(world, Orders(*[wait] * 20, drop), a, b)
+    assert (a.status, str(a.error), b.status) == (INTERRUPTED, DROPPED, COMPLETED)
+
+
 def test_runs_leave_the_gpus_that_are_lent_and_go_on_on_others(world: World) -> None:
     jobs = [world.job(name, gpus=1) for name in "ab"]
     two = world.job("two", gpus=2)

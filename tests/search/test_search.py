@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,10 +14,11 @@ from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.launch.job import Job
 from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, RUNNING, create_result, update_result
+from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, create_result, update_result
 from expt.search.budget import budget_of
 from expt.search.goals import Goal, Limit
-from expt.search.history import Reader
+from expt.search.history import Point, Reader
+from expt.search.pausing import Pausing
 from expt.search.search import Searching, Source
 from expt.search.space import Parameter, Space, Values
 from tests.requests import request
@@ -78,6 +79,33 @@ def test_a_point_is_chosen_when_there_is_room_and_the_end_waits_for_those_that_r
         next(source)
     assert source.is_over
     assert not source.is_spent
+
+
+class FirstGoesOn:
+    """Rungs at which the first of the paused runs goes on."""
+
+    def next(self, points: Sequence[Point]) -> tuple[Point, int | None] | None:
+        return next(((point, None) for point in points if point.status == PAUSED), None)
+
+    def first_stop(self, number: int) -> int:
+        return 1
+
+    def clear(self, points: Sequence[Point], planned: int) -> None:
+        pass
+
+
+def test_a_run_that_waits_at_a_rung_and_is_dropped_does_not_go_on(folder: Folder) -> None:
+    folder.searching.pausing = cast("Pausing", FirstGoesOn())
+    source = folder.source()
+    assert taken(source, 4) == ["0", "1", "2", "3"]
+    for job, value in zip(folder.jobs[:3], (0.5, 0.75, 0.7), strict=True):
+        update_result(job.paths, status=PAUSED, objective={"name": "accuracy/val", "value": value})
+        job.status = PAUSED
+    folder.jobs[0].status = INTERRUPTED  # by LivePool.drop, as it waited
+    assert taken(source, 1) == ["1"]
+    assert folder.searching.best is not None
+    assert folder.searching.best.objectives == (0.75,), "the best so far, though it goes on"
+    assert taken(source, 2) == ["2", "wait"]
 
 
 def test_a_batch_waits_for_all_of_the_one_before(tmp_path: Path) -> None:
