@@ -74,16 +74,16 @@ class LiveSweep:
         if order.word == "gpus":
             return self._use_gpus(order.about)
         pool = self._pool
-        jobs = self._chosen(order.about)
+        jobs, held = self._chosen(order.about), {*pool.held}
         if order.word in ("pause", "resume") and not order.about:
             pool.is_paused = order.word == "pause"
         if order.word == "resume":
-            held = [job for job in jobs if job in pool.held]
-            pool.let_go_on(held)
-            return _told("resumed", held, "none of these has paused")
+            paused = [job for job in jobs if job in held]
+            pool.let_go_on(paused)
+            return _told("resumed", paused, "none of these has paused")
         open_ones = [job for job in jobs if job.status in (QUEUED, RUNNING)]
         if order.word == "pause":
-            open_ones = [job for job in open_ones if job not in pool.held]
+            open_ones = [job for job in open_ones if job not in held]
             pool.pause(open_ones)
             return _told("paused", open_ones, "none of these runs or waits")
         if order.word == "drop":

@@ -49,8 +49,7 @@ class Packing:
     def add(self, demands: Iterable[Demand]) -> None:
         """Let runs wait. Raises ValueError for one that this machine could never start."""
         for demand in demands:
-            wanted = demand.devices or self._all[: demand.count]
-            if len(wanted) != demand.count or not set(wanted) <= set(self._all):
+            if not _is_possible(demand, self._all):
                 raise ValueError(f"run {demand.run} asks for {demand.devices or demand.count} of {self._all}")
             bisect.insort(self._waiting, demand, key=lambda waiting: (-waiting.count, waiting.run))
 
@@ -95,9 +94,11 @@ class Packing:
         if self._claim and (devices := _fit(self._claim[0], free)):
             return self._take(self._claim[0], devices)
         unclaimed = self._unclaimed(free)
-        for demand in filter(self._is_possible, self._waiting):
+        for demand in self._waiting:
             if not unclaimed:
                 break
+            if not _is_possible(demand, self._devices):
+                continue
             if devices := _fit(demand, unclaimed):
                 return self._take(demand, devices)
             if self._claim is None:
@@ -145,10 +146,6 @@ class Packing:
             self._claim = None
         return demand.run, devices
 
-    def _is_possible(self, demand: Demand) -> bool:
-        wanted = demand.devices or self._devices[: demand.count]
-        return len(wanted) == demand.count and {*wanted} <= {*self._devices}
-
     def _unclaimed(self, free: Sequence[str]) -> list[str]:
         return [device for device in free if not self._claim or device not in self._claim[1]]
 
@@ -167,6 +164,12 @@ class Packing:
         for device in itertools.chain(*self._running.values()):
             load[device] += 1
         return load | dict.fromkeys(self._unavailable, self._share)
+
+
+def _is_possible(demand: Demand, devices: Sequence[str]) -> bool:
+    """Whether the run could start if all of these were free."""
+    wanted = demand.devices or devices[: demand.count]
+    return len(wanted) == demand.count and {*wanted} <= {*devices}
 
 
 def _fit(demand: Demand, free: Sequence[str]) -> tuple[str, ...] | None:

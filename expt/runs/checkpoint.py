@@ -8,7 +8,7 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +127,31 @@ def set_aside(path: Path) -> Path:
     return new
 
 
-class Writer:
-    """Writes checkpoints in a thread, from a copy, one at a time; a failure is raised by the next call."""
+class InThread:
+    """Writes in a thread, from a copy, one at a time; a failure is raised by the next call."""
 
     def __init__(self, last: Path, best: Path, *, keep: int) -> None:
         self._last, self._best, self._keep = last, best, keep
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more. Raises what went wrong."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+        if self._error:
+            raise self._error
+
+    def _begin(self, write: Callable[..., None], *arguments: Any) -> None:
+        """Call `write`, which keeps what goes wrong as `_error`, once nothing is being written."""
+        self.wait()
+        self._thread = threading.Thread(target=write, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+
+class Writer(InThread):
+    """Writes whole checkpoints."""
 
     def save(self, state: Mapping[str, Any], *, is_best: bool, keeps_best: bool = False, owned: bool = False) -> None:
         """Copy `state` and return; training may change it at once. What is `owned` is nobody else's: not copied.
@@ -145,18 +163,7 @@ class Writer:
         copied = torch.cuda.Event() if torch.cuda.is_initialized() else None
         if copied:
             copied.record()
-        self._thread = threading.Thread(
-            target=self._write, args=(copy, copied, is_best, keeps_best, _gpu()), name="checkpoint", daemon=True
-        )
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Return when nothing is being written any more. Raises what went wrong."""
-        if self._thread:
-            self._thread.join()
-            self._thread = None
-        if self._error:
-            raise self._error
+        self._begin(self._write, copy, copied, is_best, keeps_best, _gpu())
 
     def _write(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,16 @@ from expt.errors import CheckpointError
 from expt.runs import checkpoint, parts
 
 
-class ShardedWriter:
-    """One worker's side of it: writes in a thread, from a copy, one at a time; a failure is raised by the next call.
+class ShardedWriter(checkpoint.InThread):
+    """One worker's side of it.
 
     The file that names the parts is written last, by rank 0: until then the checkpoint before it stands.
     """
 
     def __init__(self, last: Path, best: Path, *, keep: int, group: Any) -> None:
         """`group` is a process group of gloo's that nothing else uses."""
-        self._last, self._best, self._keep, self._group = last, best, keep, group
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        super().__init__(last, best, keep=keep)
+        self._group = group
 
     def save(
         self,
@@ -39,18 +37,7 @@ class ShardedWriter:
 
         None for that is the last checkpoint. The others give no `state`. See checkpoint.Writer for the best.
         """
-        self.wait()
-        arguments = (state, tensors, folder, is_best, keeps_best, target)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Return when this worker writes nothing any more. Raises what went wrong."""
-        if self._thread:
-            self._thread.join()
-            self._thread = None
-        if self._error:
-            raise self._error
+        self._begin(self._write, state, tensors, folder, is_best, keeps_best, target)
 
     def _write(
         self,
