@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from expt import machine
 from expt.command import overrides
-from expt.command.arguments import readable, with_conf_here, with_own_keys
-from expt.command.conf_files import conf_dir, keys
+from expt.command.arguments import readable, with_own_keys
+from expt.command.composing import composed_alone
+from expt.command.conf_files import keys
 from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.config import secrets, user_code
 from expt.config.datasets import OWN_DATASET_KEYS, Diabetes, Table, Text
@@ -24,7 +24,6 @@ from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.request import Evaluation, Split
 from expt.runs.result import Record
-from expt.runs.typed import quoted
 
 HOW = (
     *("world_size", "gpus", "backend", "threads", "batch_size", "amp", "compile", "matmul_precision"),
@@ -190,13 +189,8 @@ def _dataset(then: Mapping[str, Any], data: Mapping[str, Any], asked: Asked) -> 
 
 
 def _composed(asked: Asked) -> dict[str, Any]:
-    if asked.config_dir and not asked.config_dir.is_dir():
-        raise ConfigError(f"--config-dir {asked.config_dir}: there is no such folder")
-    own = [asked.config_dir] if asked.config_dir else [Path(word) for word in with_conf_here([])[1:]]
-    searched = [f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]" for folder in own]
     try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            found: dict[str, Any] = plain(compose("config", [*searched, *asked.words]))["dataset"]
+        found: dict[str, Any] = plain(composed_alone(asked.words, asked.config_dir))["dataset"]
     except COMPOSING as error:
         raise as_config_error(error, asked.words, may_sweep=False) from error
     return found

@@ -13,7 +13,6 @@ from rich.table import Table
 from expt import machine
 from expt.command.words import Parser
 from expt.errors import ConfigError, Interrupted
-from expt.runs.typed import quoted
 from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import wide_console
 
@@ -86,22 +85,18 @@ def _print(options: argparse.Namespace) -> None:
 
 def _asked(options: argparse.Namespace) -> Asked:
     """The settings, on a machine that has the GPUs they name. Raises ConfigError."""
-    from hydra import compose, initialize_config_dir  # late: Hydra
-    from omegaconf import OmegaConf, open_dict
+    from omegaconf import OmegaConf, open_dict  # late, as Hydra below
 
     from expt.command import overrides
-    from expt.command.arguments import readable, with_conf_here, with_own_keys
-    from expt.command.conf_files import conf_dir
+    from expt.command.arguments import readable, with_own_keys
+    from expt.command.composing import composed_alone
     from expt.command.hydra_errors import COMPOSING, as_config_error
     from expt.config.parse import parse, plain
 
-    own = [options.config_dir] if options.config_dir else [Path(word) for word in with_conf_here([])[1:]]
-    searched = [f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]" for folder in own]
     overrides.register_resolvers()
     notes, tokens = list[str](), options.vocabulary
     try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            composed = compose("config", [*searched, *with_own_keys(readable(options.words))])
+        composed = composed_alone(with_own_keys(readable(options.words)), options.config_dir)
         with open_dict(composed):
             if OmegaConf.is_missing(composed.get("dataset") or {}, "root"):
                 composed.dataset.root = "."  # where it lies is no matter

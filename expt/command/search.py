@@ -173,8 +173,9 @@ class SearchCommand:
             words = read_result(RunPaths(point.folder))["arguments"]
             return take(self._composed(words, point.number, point))
 
+        unfinished = searching.unfinished
         for point in searching.own:
-            if point.folder is not None and point.number is not None and point not in searching.unfinished:
+            if point.folder is not None and point.number is not None and point not in unfinished:
                 display.known(point.folder if point.status == PAUSED else None)
                 self._multirun.known(RunPaths(point.folder), point.status)
         budget = self._budget
