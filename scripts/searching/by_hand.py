@@ -13,7 +13,7 @@ def main() -> None:
     """Search for `--seconds`, with so many trials at a time as there are `--jobs`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True)
-    for name in ("seed", "seconds", "jobs", "epochs", "limit"):
+    for name in ("seed", "seconds", "jobs", "epochs", "limit", "held-out"):
         parser.add_argument(f"--{name}", type=int, required=True)
     args = parser.parse_args()
 
@@ -26,7 +26,7 @@ def main() -> None:
             "batch-size": trial.suggest_categorical("batch_size", [32, 64, 128, 256]),
             "width": trial.suggest_categorical("width", [64, 128, 256, 512]),
         }
-        fixed = {"data": args.data, "epochs": args.epochs, "limit": args.limit}
+        fixed = {"data": args.data, "epochs": args.epochs, "limit": args.limit, "held-out": args.held_out}
         words = [word for key, value in {**given, **fixed}.items() for word in (f"--{key}", str(value))]
         best, command = 0.0, [sys.executable, "-m", "scripts.searching.hand_written", *words]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -27,6 +27,8 @@ SPACE = (
     "search.when=['model=mlp: model.hidden=[64],[128],[256],[512]']",
 )
 LOOK_S = 0.5
+IMAGES = 60_000
+"""Of Fashion-MNIST, to train on and to hold out."""
 
 
 def main() -> None:
@@ -37,7 +39,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cores", type=int, default=2, help="runs at a time, each of one worker")
     parser.add_argument("--epochs", type=int, default=27)
-    parser.add_argument("--limit", type=int, default=12_000, help="images, of which a tenth is held out")
+    parser.add_argument("--limit", type=int, default=12_000, help="images to train on")
+    parser.add_argument("--held-out", type=int, default=2_000, help="images that every epoch is judged by")
     parser.add_argument("--out", type=Path, default=Path("build/search_compare"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -62,13 +65,15 @@ def _measured(system: str, seed: int, args: argparse.Namespace, folder: Path, da
             "jobs": args.cores,
             "epochs": args.epochs,
             "limit": args.limit,
+            "held-out": args.held_out,
         }
         words = [word for key, value in numbers.items() for word in (f"--{key}", str(value))]
         command = [sys.executable, "-m", "scripts.searching.by_hand", "--data", str(data), *words]
         return _followed(command, args, folder, _printed)
     sampler = ["search=random"] if system == RANDOM else ["search=tpe", "search.rungs=asha"]
     fixed = [f"search.seed={seed}", f"search.budget={args.seconds}s", "search.runs=10000", f"epochs={args.epochs}",
-             "dataset=fashion_mnist", f"dataset.root={args.root}", f"dataset.train_limit={args.limit}", "world_size=1",
+             "dataset=fashion_mnist", f"dataset.root={args.root}", f"dataset.train_limit={args.limit}",
+             f"dataset.val_fraction={args.held_out / IMAGES}", "world_size=1",
              "tensorboard.images=false", f"hydra.launcher.max_concurrent={args.cores}"]  # fmt: skip
     command = [sys.executable, "-m", "expt", "-m", *sampler, *SPACE, *fixed, f"hydra.sweep.dir={folder / 'sweep'}"]
     return _followed(command, args, folder, _logged)
@@ -117,17 +122,28 @@ def reached(curve: Curve, accuracy: float) -> float | None:
     return next((seconds for seconds, best in curve if best >= accuracy), None)
 
 
+def mean(curves: Sequence[Curve], points: int = 1000) -> Curve:
+    """The mean of the seeds' best at each time, until the first of them ends."""
+    end = min(curve[-1][0] for curve in curves)
+    at = [end * index / points for index in range(1, points + 1)]
+    return [(x, statistics.fmean(max(best for seconds, best in curve if seconds <= x) for curve in curves)) for x in at]
+
+
 def table(found: dict[str, list[Curve]]) -> list[str]:
-    """Markdown: the final best, and device-seconds to the final best of random search with the same seed."""
-    lines = ["| search | best accuracy | device-seconds to random's best | of random's |", "|---|---|---|---|"]
-    goals = [curve[-1][1] for curve in found[RANDOM]]
-    base = [reached(curve, goal) for curve, goal in zip(found[RANDOM], goals, strict=True)]
+    """Markdown: the final best, and how long it took to random search's; for each seed, and for their mean."""
+    means = {system: mean(curves) for system, curves in found.items()}
+    goal = means[RANDOM][-1][1]
+    base = reached(means[RANDOM], goal)
+    head = (
+        "| search | best accuracy | device-seconds to random's best, each seed | their mean curve to random's | ratio |"
+    )
+    lines = [head, "|---|---|---|---|---|"]
     for system, curves in found.items():
-        took = [reached(curve, goal) for curve, goal in zip(curves, goals, strict=True)]
+        took = [reached(curve, other[-1][1]) for curve, other in zip(curves, found[RANDOM], strict=True)]
         bests = ", ".join(f"{curve[-1][1]:.4f}" for curve in curves)
-        ratios = [one / all_ for one, all_ in zip(took, base, strict=True) if one is not None and all_]
-        share = f"{statistics.median(ratios):.2f} (median of {len(ratios)})" if ratios else "never"
-        lines.append(f"| {system} | {bests} | {', '.join('-' if t is None else f'{t:.0f}' for t in took)} | {share} |")
+        until = reached(means[system], goal)
+        ratio = f"{until:.0f} | {until / base:.2f}" if until and base else "never | -"
+        lines.append(f"| {system} | {bests} | {', '.join('-' if t is None else f'{t:.0f}' for t in took)} | {ratio} |")
     return lines
 
 
@@ -141,12 +157,9 @@ def draw(found: dict[str, list[Curve]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120)
     for system, curves in found.items():
         (line,) = axes.plot([], [], label=system)
-        end = min(curve[-1][0] for curve in curves)
-        grid = [end * index / 200 for index in range(1, 201)]
-        at = [[max(best for seconds, best in curve if seconds <= x) for x in grid] for curve in curves]
-        for values in at:
-            axes.plot(grid, values, color=line.get_color(), alpha=0.25, linewidth=1)
-        axes.plot(grid, [statistics.fmean(column) for column in zip(*at, strict=True)], color=line.get_color())
+        for curve in curves:
+            axes.plot(*zip(*curve, strict=True), color=line.get_color(), alpha=0.25, linewidth=1)
+        axes.plot(*zip(*mean(curves), strict=True), color=line.get_color())
     highest = max(curve[-1][1] for curves in found.values() for curve in curves)
     axes.set(xlabel="device-seconds", ylabel="best validation accuracy", ylim=(highest - 0.12, highest + 0.01))
     axes.legend(loc="lower right")

@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--model", choices=("mlp", "convnet"), required=True)
     for name in ("lr", "momentum", "weight-decay"):
         parser.add_argument(f"--{name}", type=float, required=True)
-    for name in ("batch-size", "width", "epochs", "limit"):
+    for name in ("batch-size", "width", "epochs", "limit", "held-out"):
         parser.add_argument(f"--{name}", type=int, required=True)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -27,10 +27,9 @@ def main() -> None:
     options = {"lr": args.lr, "momentum": args.momentum, "weight_decay": args.weight_decay}
     optimizer, loss_of = torch.optim.SGD(model.parameters(), **options), nn.CrossEntropyLoss()
     whole = task.datasets(args.data)[0]
-    held_out = args.limit // 10
-    order = torch.randperm(60_000, generator=torch.Generator().manual_seed(0))[: args.limit].tolist()
-    train = DataLoader(Subset(whole, order[held_out:]), args.batch_size, shuffle=True)
-    val = DataLoader(Subset(whole, order[:held_out]), 1000)
+    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0)).tolist()
+    train = DataLoader(Subset(whole, order[args.held_out :][: args.limit]), args.batch_size, shuffle=True)
+    val = DataLoader(Subset(whole, order[: args.held_out]), 1000)
     for _ in range(args.epochs):
         model.train()
         for images, labels in train:
@@ -40,7 +39,7 @@ def main() -> None:
         model.eval()
         with torch.no_grad():
             correct = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in val)
-        print(correct / held_out, flush=True)
+        print(correct / args.held_out, flush=True)
 
 
 def _mlp(width: int) -> nn.Module:
