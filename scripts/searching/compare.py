@@ -133,6 +133,8 @@ def table(found: dict[str, list[Curve]]) -> list[str]:
     """Markdown: the final best, and how long it took to random search's; for each seed, and for their mean."""
     means = {system: mean(curves) for system, curves in found.items()}
     goal = means[RANDOM][-1][1]
+    if not goal:
+        raise SystemExit("random search has measured nothing: give it more --seconds, or fewer --epochs")
     base = reached(means[RANDOM], goal)
     head = (
         "| search | best accuracy | device-seconds to random's best, each seed | their mean curve to random's | ratio |"
