@@ -28,7 +28,7 @@ IMPORT_S = 300
 """How long torch may take to be imported, from a slow disk."""
 PROGRAM = (
     "import sys; sys.path.append({root!r}); "
-    "from expt.launch.warm_server import main; main({name!r}, {idle_s!r}, {ready!r})"
+    "from expt.command.warm_drivers import main; main({name!r}, {idle_s!r}, {ready!r})"
 )
 ABOUT = """\
 Import once what the workers of every run need: torch, torchvision, TensorBoard. The runs and sweeps that are typed
@@ -111,8 +111,8 @@ def _start(name: str, idle_s: float) -> None:
             pass_fds=[tell],
         )
         os.close(tell)
-        with Console(stderr=True).status("importing torch"):
-            is_ready = bool(select.select([told], [], [], IMPORT_S)[0] and told.read(1))
+        with Console(stderr=True).status("importing torch"):  # that drivers are forked from is ready long before
+            is_ready = bool(select.select([told], [], [], IMPORT_S)[0] and told.read())
     lines = log.read_text(errors="replace").strip().splitlines()
     log.unlink()
     if not is_ready:
@@ -130,7 +130,8 @@ def _answering() -> Iterator[dict[str, Any]]:
             yield {**warm.ask(name, "status"), "name": name}
             continue
         if not warm.listens(name):
-            (warm.folder() / f"{name}.socket").unlink(missing_ok=True)
+            for kind in warm.SERVER, warm.DRIVERS:
+                warm.hide(name, kind)
 
 
 def _stop_all() -> None:
@@ -138,7 +139,7 @@ def _stop_all() -> None:
     for each in found:
         _stop(each["name"])
     if left := list(warm.sockets()):
-        raise RunFailed(f"{warm.folder()}: {len(left)} does not answer; `pkill -9 -f warm_server` ends it")
+        raise RunFailed(f"{warm.folder()}: {len(left)} does not answer; `pkill -9 -f warm_drivers` ends it")
     Console().print(f"ended {len(found)}" if found else "there was none")
 
 
