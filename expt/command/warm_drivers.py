@@ -167,8 +167,27 @@ def _interpreter_of(request: Mapping[str, Any], path: Sequence[str]) -> None:
     importlib.invalidate_caches()  # a folder that was not there may be
     sys.modules["__main__"] = importlib.import_module("expt.__main__")
     time.tzset()
-    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:  # not PYTHONUNBUFFERED
-        sys.stdout.reconfigure(line_buffering=os.isatty(1))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = _opened(number, f"<{name}>", getattr(sys, name))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _opened(number: int, name: str, as_before: io.TextIOWrapper) -> io.TextIOWrapper:
+    """A standard stream as Python opens it: what `as_before` knows of its file, as that it can seek, is of another."""
+    mode, at_once = "w" if number else "r", as_before.write_through  # PYTHONUNBUFFERED
+    file = open(number, f"{mode}b", buffering=0 if at_once and number else -1, closefd=False)
+    getattr(file, "raw", file).name = name
+    stream = io.TextIOWrapper(
+        file,
+        as_before.encoding,
+        as_before.errors,
+        newline="\n" if number else None,
+        line_buffering=not at_once and (number == 2 or file.isatty()),
+        write_through=at_once,
+    )
+    stream.mode = mode  # type: ignore[misc]
+    return stream
 
 
 def _die_with(ends: int) -> None:
