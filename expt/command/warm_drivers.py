@@ -29,6 +29,8 @@ from expt.launch import warm, warm_server
 from expt.launch.warm_server import Imported, close_all_but
 
 MODULES = ("expt.__main__", "expt.command.main", "expt.command.sweep", "expt.launch.one_run", "expt.runs.view.summary")
+WORDS = ("model=mlp", "epochs=2", "optimizer.lr=0.1", "batch_size=64", "world_size=1", "gpus=0")
+"""Such as are typed."""
 MAX_DESCRIPTORS = hand_over.MOST_DESCRIPTORS + 1
 UNPRINTED = 120
 """Python's exit code where what was printed last could not be written."""
@@ -55,11 +57,27 @@ def _serve(name: str, ends: int, ready: int) -> None:
     gc.disable()
     for module in MODULES:
         importlib.import_module(module)
+    read = _used_once()
     gc.freeze()  # a driver's collections pass these objects by: their pages stay shared
     gc.enable()
     with warm.listening(name, warm.DRIVERS) as listener:
         os.close(ready)
-        Drivers(listener.detach(), ends, name, Imported(began)).serve()
+        Drivers(listener.detach(), ends, name, Imported(began, read)).serve()
+
+
+def _used_once() -> list[Path]:
+    """Do what every driver does first, for much is made at its first use; returns the files that were read for it."""
+    from expt.command import composing, hydra_adapter, overrides
+    from expt.config.parse import parse, plain
+    from expt.machine import Machine
+    from expt.runs.result import as_written
+
+    overrides.register_resolvers()
+    read = hydra_adapter.keep_what_is_shipped()
+    composed = composing.composed_alone(WORDS, None)
+    parse(plain(composed), Machine(cpus=1))
+    as_written()
+    return read
 
 
 class Drivers:
@@ -99,7 +117,8 @@ class Drivers:
             connection.settimeout(warm_server.PATIENCE_S)
             asked = json.loads(connection.recv(warm.MAX_BYTES))
             path, there = asked["path"], Path(asked["folder"])
-            ready = not (self._imported.is_stale() or self._imported.is_shadowed(path, there))
+            stale = self._imported.is_stale() or self._imported.is_shadowed(path, there)
+            ready = not (stale or _brings_plugins(path, there))
             warm_server.tell(connection, ready=ready)
             if ready:
                 self._fork(connection, asked["folder"], path)
@@ -118,6 +137,11 @@ class Drivers:
         finally:
             for descriptor in received:
                 os.close(descriptor)
+
+
+def _brings_plugins(path: Sequence[str], folder: Path) -> bool:
+    """Whether Hydra would find plugins there that it has not found here."""
+    return any((folder / entry / "hydra_plugins").exists() for entry in path if entry not in sys.path)
 
 
 def _become(
@@ -176,7 +200,7 @@ def _interpreter_of(request: Mapping[str, Any], path: Sequence[str]) -> None:
 def _opened(number: int, name: str, as_before: io.TextIOWrapper) -> io.TextIOWrapper:
     """A standard stream as Python opens it: what `as_before` knows of its file, as that it can seek, is of another."""
     mode, at_once = "w" if number else "r", as_before.write_through  # PYTHONUNBUFFERED
-    file = open(number, f"{mode}b", buffering=0 if at_once and number else -1, closefd=False)
+    file = open(number, f"{mode}b", buffering=0 if at_once and number else -1, closefd=False)  # noqa: SIM115
     getattr(file, "raw", file).name = name
     stream = io.TextIOWrapper(
         file,

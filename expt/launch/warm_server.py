@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,11 +45,11 @@ def main(name: str, idle_s: float, ready: int, beside: int | None = None) -> Non
 
 
 class Imported:
-    """The files of all that this process has imported, as they were then."""
+    """The files of all that this process has imported, and of what it has `read`, as they were then."""
 
-    def __init__(self, began_ns: int) -> None:
+    def __init__(self, began_ns: int, read: Iterable[Path] = ()) -> None:
         found = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        self._states = {file: _state(file) for file in found if file}
+        self._states = {file: _state(file) for file in (*found, *map(str, read)) if file}
         self._newer = any(state and state[0] > began_ns for state in self._states.values())
 
     def is_stale(self) -> bool:
