@@ -57,6 +57,15 @@ class Typed(NamedTuple):
         return self.process.returncode, out, err
 
 
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    for folder in tmp_path.parent.glob(f"{tmp_path.name}-*"):  # of a test that has failed
+        for pid in working_in(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 def handed_over(server: Warm, tmp_path: Path, *words: str, before: Sequence[str] = (), **more: Any) -> Typed:
     """A command for which a driver was forked, in a copy of `tmp_path`; tried anew, for it waits but 0.2 s for that."""
     for attempt in range(5):
@@ -70,9 +79,9 @@ def handed_over(server: Warm, tmp_path: Path, *words: str, before: Sequence[str]
     raise AssertionError("it was never handed over")
 
 
-def training(server: Warm, tmp_path: Path, *, before: Sequence[str] = ()) -> Typed:
+def training(server: Warm, tmp_path: Path, **more: Any) -> Typed:
     """The same of a run that trains."""
-    typed = handed_over(server, tmp_path, *LONG, before=before)
+    typed = handed_over(server, tmp_path, *LONG, **more)
     metrics = typed.folder / "here" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size, typed.process)
     return typed
@@ -111,8 +120,7 @@ def test_what_drivers_are_forked_from_has_no_torch_and_one_thread(server: Warm) 
 def test_a_mistake_is_told_by_the_same_exit_code(server: Warm, tmp_path: Path) -> None:
     code, out, err = handed_over(server, tmp_path, "epochs=none", "hydra.run.dir=run").ended()
     assert (code, out) == (2, "")
-    assert err.startswith("error: epochs=none")
-    assert "Traceback" not in err
+    assert err == "error: epochs='none': input should be a valid integer\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -157,7 +165,7 @@ def test_a_killed_driver_ends_it_in_the_same_way(server: Warm, tmp_path: Path) -
 
 def test_ctrl_z_stops_both_and_fg_lets_both_go_on(server: Warm, tmp_path: Path) -> None:
     # Of this session, but in another group: as a shell's job, which alone can be stopped.
-    typed = handed_over(server, tmp_path, *LONG, start_new_session=False, preexec_fn=os.setpgrp)
+    typed = training(server, tmp_path, start_new_session=False, preexec_fn=os.setpgrp)
     os.killpg(typed.process.pid, signal.SIGTSTP)
     wait_until(lambda: state(typed.process.pid) == state(typed.driver) == "T")
     os.killpg(typed.process.pid, signal.SIGCONT)
