@@ -123,7 +123,7 @@ def test_a_mistake_is_told_by_the_same_exit_code(server: Warm, tmp_path: Path) -
     assert err == "error: epochs='none': input should be a valid integer\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_what_asks_it_to_stop_asks_the_driver(server: Warm, tmp_path: Path, number: signal.Signals) -> None:
     typed = training(server, tmp_path)
     os.killpg(typed.process.pid, number)  # in a group of its own, as from a shell
@@ -133,6 +133,7 @@ def test_what_asks_it_to_stop_asks_the_driver(server: Warm, tmp_path: Path, numb
     wait_until(lambda: not workers_of(typed))
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_reaches_it_too(server: Warm, tmp_path: Path) -> None:
     typed = training(server, tmp_path)
     for pid in (workers := ranks(workers_of(typed))).values():
@@ -174,6 +175,7 @@ def test_ctrl_z_stops_both_and_fg_lets_both_go_on(server: Warm, tmp_path: Path) 
     assert typed.ended()[0] == 130
 
 
+@pytest.mark.slow
 def test_what_nohup_ignores_the_driver_ignores(server: Warm, tmp_path: Path) -> None:
     typed = training(server, tmp_path, before=("sh", "-c", 'trap "" HUP; exec "$@"', "sh"))
     ignored = next(
@@ -197,7 +199,7 @@ def test_it_draws_on_the_terminal_and_hears_its_keys(server: Warm, tmp_path: Pat
     typed = handed_over(server, tmp_path, *LONG, start_new_session=False, preexec_fn=begin, **streams)
     os.close(its)
     seen = b""
-    while b"step" not in seen:
+    while b"img/s" not in seen:
         seen += os.read(terminal, 1000)
     os.write(terminal, b"\x03")
     with contextlib.suppress(OSError):  # EIO: nobody is left that has it open
@@ -219,6 +221,7 @@ def test_a_descriptor_that_it_was_given_is_the_drivers_too(server: Warm, tmp_pat
     assert "of-there" in err
 
 
+@pytest.mark.slow
 def test_runs_under_way_outlive_what_they_were_forked_from(tmp_path: Path) -> None:
     own = Warm(tmp_path.with_name(f"{tmp_path.name}-runtime"))
     own.command()
@@ -231,6 +234,7 @@ def test_runs_under_way_outlive_what_they_were_forked_from(tmp_path: Path) -> No
     wait_until(lambda: not alive({drivers}) and not workers_of(typed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_without_what_it_is_forked_from_it_goes_on_by_itself(tmp_path: Path, how: signal.Signals) -> None:
     own = Warm(tmp_path.with_name(f"{tmp_path.name}-runtime"))
