@@ -143,10 +143,7 @@ _kept: dict[tuple[str, str], bytes] = {}
 
 
 def keep_what_is_shipped() -> list[Path]:
-    """Read all YAML that expt ships, for the later commands of this process and its forks; returns the files.
-
-    No command may follow once one of them has changed. It takes a sixth off the time in which Hydra composes a run.
-    """
+    """Read all YAML that expt ships, for this process's later commands; returns the files, which may not change."""
     files = sorted(conf_dir().rglob("*.yaml"))
     with contextlib.suppress(ImportError, AttributeError), _read_once(_kept):
         from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -161,8 +158,7 @@ def keep_what_is_shipped() -> list[Path]:
 def _read_once(keep: dict[tuple[str, str], bytes] | None = None) -> Iterator[None]:
     """Let Hydra read each YAML file once in a command, so that one edited in mid-sweep does not change later points.
 
-    It also takes a quarter off the 0.1 s in which Hydra composes a point. What is read goes
-    to `keep`, if that is given.
+    It also takes a quarter off the 0.1 s in which Hydra composes a point. `keep` gets what is read.
     """
     Plugins.instance()  # imports the plugins anew: a class imported before is not the one that reads
     try:
