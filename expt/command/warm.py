@@ -26,6 +26,8 @@ from expt.launch.surroundings import fingerprint, parts
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 IMPORT_S = 300
 """How long torch may take to be imported, from a slow disk."""
+DRIVERS_S = 10
+"""How much longer the process may take that drivers are forked from; without it commands do what they did before."""
 PROGRAM = (
     "import sys; sys.path.append({root!r}); "
     "from expt.command.warm_drivers import main; main({name!r}, {idle_s!r}, {ready!r})"
@@ -100,7 +102,7 @@ def _start(name: str, idle_s: float) -> None:
     log = warm.folder() / f"{name}.log"
     program = PROGRAM.format(root=str(Path(expt.__file__).parents[1]), name=name, idle_s=idle_s, ready=tell)
     options = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    with os.fdopen(ready, "rb") as told, log.open("wb") as output:
+    with os.fdopen(ready, "rb", buffering=0) as told, log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, *options, "-c", program],
             cwd=warm.folder(),  # where nothing lies that could be imported by mistake
@@ -111,8 +113,9 @@ def _start(name: str, idle_s: float) -> None:
             pass_fds=[tell],
         )
         os.close(tell)
-        with Console(stderr=True).status("importing torch"):  # that drivers are forked from is ready long before
-            is_ready = bool(select.select([told], [], [], IMPORT_S)[0] and told.read())
+        with Console(stderr=True).status("importing torch"):
+            is_ready = bool(select.select([told], [], [], IMPORT_S)[0] and told.read(1))
+            select.select([told], [], [], DRIVERS_S)  # closed by both, of which the one without torch is mostly first
     lines = log.read_text(errors="replace").strip().splitlines()
     log.unlink()
     if not is_ready:

@@ -201,7 +201,8 @@ def _opened(number: int, name: str, as_before: io.TextIOWrapper) -> io.TextIOWra
     """A standard stream as Python opens it: what `as_before` knows of its file, as that it can seek, is of another."""
     mode, at_once = "w" if number else "r", as_before.write_through  # PYTHONUNBUFFERED
     file = open(number, f"{mode}b", buffering=0 if at_once and number else -1, closefd=False)  # noqa: SIM115
-    getattr(file, "raw", file).name = name
+    raw: Any = getattr(file, "raw", file)
+    raw.name = name
     stream = io.TextIOWrapper(
         file,
         as_before.encoding,

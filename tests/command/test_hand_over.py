@@ -195,7 +195,7 @@ def test_it_draws_on_the_terminal_and_hears_its_keys(server: Warm, tmp_path: Pat
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    streams = {"stdin": its, "stdout": its, "stderr": its}
+    streams: dict[str, Any] = {"stdin": its, "stdout": its, "stderr": its}
     typed = handed_over(server, tmp_path, *LONG, start_new_session=False, preexec_fn=begin, **streams)
     os.close(its)
     seen = b""
