@@ -27,7 +27,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 IMPORT_S = 300
 """How long torch may take to be imported, from a slow disk."""
 DRIVERS_S = 10
-"""How much longer the process may take that drivers are forked from; without it commands do what they did before."""
+"""How much longer the process may take that drivers are forked from; without it a command drives itself."""
 PROGRAM = (
     "import sys; sys.path.append({root!r}); "
     "from expt.command.warm_drivers import main; main({name!r}, {idle_s!r}, {ready!r})"
