@@ -7,18 +7,26 @@ import os
 import sys
 import time
 
-from expt.command import command_line
-
 TYPED_AT = time.monotonic()
 
 
 def main() -> None:
-    """Run the command in sys.argv, and exit; see expt.command.command_line."""
+    """Run the command in sys.argv, and exit; see expt.command.command_line. After `expt warm` a fork may run it."""
+    from expt.command import hand_over
+
+    hand_over.become_its_stand_in(TYPED_AT)
+    drive(TYPED_AT)
+
+
+def drive(typed_at: float) -> None:
+    """Run it in this process."""
+    from expt.command import command_line  # late: who hands it over has no need of it
+
     if not getattr(sys.flags, "safe_path", False):
         with contextlib.suppress(OSError):  # a folder that is gone
             if (here := os.getcwd()) not in sys.path:  # as `python -m expt` has it, for a person's own classes
                 sys.path.insert(0, here)
-    command_line.main(sys.argv[1:], typed_at=TYPED_AT)
+    command_line.main(sys.argv[1:], typed_at=typed_at)
 
 
 if __name__ == "__main__":

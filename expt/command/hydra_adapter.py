@@ -139,11 +139,26 @@ def _values_completed() -> Iterator[None]:
         yield
 
 
+_kept: dict[tuple[str, str], bytes] = {}
+
+
+def keep_what_is_shipped() -> list[Path]:
+    """Read all YAML that expt ships, for this process's later commands; returns the files, which may not change."""
+    files = sorted(conf_dir().rglob("*.yaml"))
+    with contextlib.suppress(ImportError, AttributeError), _read_once(_kept):
+        from hydra._internal.core_plugins.file_config_source import FileConfigSource
+
+        source = FileConfigSource("main", f"file://{conf_dir()}")
+        for path in files:
+            source.load_config(path.relative_to(conf_dir()).with_suffix("").as_posix())
+    return files
+
+
 @contextlib.contextmanager
-def _read_once() -> Iterator[None]:
+def _read_once(keep: dict[tuple[str, str], bytes] | None = None) -> Iterator[None]:
     """Let Hydra read each YAML file once in a command, so that one edited in mid-sweep does not change later points.
 
-    It also takes a quarter off the 0.1 s in which Hydra composes a point.
+    It also takes a quarter off the 0.1 s in which Hydra composes a point. `keep` gets what is read.
     """
     Plugins.instance()  # imports the plugins anew: a class imported before is not the one that reads
     try:
@@ -154,7 +169,7 @@ def _read_once() -> Iterator[None]:
         changed("this version of Hydra reads files in another way; edit none while a sweep is under way")
         yield
         return
-    read: dict[tuple[str, str], bytes] = {}
+    read = {**_kept} if keep is None else keep
 
     def load_config(self: FileConfigSource, config_path: str) -> ConfigResult:
         key = (self.path, config_path)

@@ -26,9 +26,11 @@ from expt.launch.surroundings import fingerprint, parts
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 IMPORT_S = 300
 """How long torch may take to be imported, from a slow disk."""
+DRIVERS_S = 10
+"""How much longer the process may take that drivers are forked from; without it a command drives itself."""
 PROGRAM = (
     "import sys; sys.path.append({root!r}); "
-    "from expt.launch.warm_server import main; main({name!r}, {idle_s!r}, {ready!r})"
+    "from expt.command.warm_drivers import main; main({name!r}, {idle_s!r}, {ready!r})"
 )
 ABOUT = """\
 Import once what the workers of every run need: torch, torchvision, TensorBoard. The runs and sweeps that are typed
@@ -100,7 +102,7 @@ def _start(name: str, idle_s: float) -> None:
     log = warm.folder() / f"{name}.log"
     program = PROGRAM.format(root=str(Path(expt.__file__).parents[1]), name=name, idle_s=idle_s, ready=tell)
     options = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    with os.fdopen(ready, "rb") as told, log.open("wb") as output:
+    with os.fdopen(ready, "rb", buffering=0) as told, log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, *options, "-c", program],
             cwd=warm.folder(),  # where nothing lies that could be imported by mistake
@@ -113,6 +115,7 @@ def _start(name: str, idle_s: float) -> None:
         os.close(tell)
         with Console(stderr=True).status("importing torch"):
             is_ready = bool(select.select([told], [], [], IMPORT_S)[0] and told.read(1))
+            select.select([told], [], [], DRIVERS_S)  # closed by both, of which the one without torch is mostly first
     lines = log.read_text(errors="replace").strip().splitlines()
     log.unlink()
     if not is_ready:
@@ -130,7 +133,8 @@ def _answering() -> Iterator[dict[str, Any]]:
             yield {**warm.ask(name, "status"), "name": name}
             continue
         if not warm.listens(name):
-            (warm.folder() / f"{name}.socket").unlink(missing_ok=True)
+            for kind in warm.SERVER, warm.DRIVERS:
+                warm.hide(name, kind)
 
 
 def _stop_all() -> None:
@@ -138,7 +142,7 @@ def _stop_all() -> None:
     for each in found:
         _stop(each["name"])
     if left := list(warm.sockets()):
-        raise RunFailed(f"{warm.folder()}: {len(left)} does not answer; `pkill -9 -f warm_server` ends it")
+        raise RunFailed(f"{warm.folder()}: {len(left)} does not answer; `pkill -9 -f warm_drivers` ends it")
     Console().print(f"ended {len(found)}" if found else "there was none")
 
 

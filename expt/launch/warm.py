@@ -1,7 +1,10 @@
 """The warm server of `expt warm`, as a command meets it: a process to fork the forkserver from, its imports made.
 
+Beside it waits another, with the imports of a driver and without torch, to fork the command itself from.
+
 Opt-in, and never a stale or foreign one: its socket bears the fingerprint of all that cannot be changed later, see
-expt.launch.surroundings, and lies in a folder that only this user can enter. Free of torch.
+expt.launch.surroundings, and lies in a folder that only this user can enter. Free of torch, and of all that a command
+which hands itself over has no need of.
 """
 
 from __future__ import annotations
@@ -13,15 +16,15 @@ import signal
 import socket
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from expt import machine, signals
 from expt.launch.surroundings import fingerprint
 
+SERVER, DRIVERS = "socket", "drivers"
+"""What the names of the two sockets end with: that of the process with torch, and that of the one without."""
 PATIENCE_S = 0.2
 """How long a command waits for a warm server before it starts a forkserver of its own."""
 FORK_PATIENCE_S = 5.0
@@ -40,22 +43,70 @@ def fork(program: str, descriptors: Sequence[int]) -> int:
     It has this process's folder, environment, umask, stdout and stderr, and `descriptors` by the same numbers. Raises
     Cold, within PATIENCE_S of one that does not answer.
     """
-    until = time.monotonic() + PATIENCE_S
-    if signals.in_slurm() or not is_private(folder()) or not any(sockets()):
-        raise Cold
-    name = fingerprint()
-    if name is None:
-        raise Cold
+    from expt import machine, signals  # late: who hands the command over imports neither
+
     sent = [1, 2, *descriptors]
     deaf = signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN  # as what a script starts with `&`
     request = {"program": program, "env": dict(os.environ), "umask": machine.umask(), "deaf": deaf, "descriptors": sent}
-    with _connected(name, until) as server:
-        if _asked(server, {"what": "fork", "folder": os.getcwd(), "path": sys.path}, until) != {"ready": True}:
-            raise Cold
-        # Only to one that is awake: the descriptors are not to be shared with a process that comes too late.
-        server.settimeout(_left(until))
-        socket.send_fds(server, [json.dumps(request).encode()], sent)
+    if signals.in_slurm():
+        raise Cold
+    with _asked_to_fork(SERVER, request, sent) as server:
         return int(_received(server, time.monotonic() + FORK_PATIENCE_S)["pid"])
+
+
+def fork_driver(request: Mapping[str, object], descriptors: Sequence[int]) -> tuple[socket.socket, int]:
+    """Have a driver forked; returns the line on which its exit code will come, and a descriptor of the process.
+
+    One that comes too late, when nobody waits for it, does nothing: see expt.command.warm_drivers. Raises Cold as
+    `fork` does.
+    """
+    with _asked_to_fork(DRIVERS, request, descriptors) as server:
+        server.settimeout(FORK_PATIENCE_S)
+        _, received, _, _ = socket.recv_fds(server, MAX_BYTES, 1)
+        if not received:  # it has ended before it began
+            raise Cold
+        return server.dup(), received[0]
+
+
+@contextlib.contextmanager
+def _asked_to_fork(kind: str, request: Mapping[str, object], descriptors: Sequence[int]) -> Iterator[socket.socket]:
+    """The line to a process that has been told to fork. Raises Cold, within PATIENCE_S of one that does not answer."""
+    until = time.monotonic() + PATIENCE_S
+    if not is_private(folder()) or not any(sockets()):
+        raise Cold
+    name = name_here()
+    if name is None or name in _hanging:
+        raise Cold
+    try:
+        with _connected(name, until, kind) as server:
+            question = {"what": "fork", "folder": os.getcwd(), "path": sys.path}
+            if _asked(server, question, until) != {"ready": True}:
+                raise Cold
+            # Only to one that is awake: the descriptors are not to be shared with a process that comes too late.
+            server.settimeout(_left(until))
+            socket.send_fds(server, [json.dumps(request).encode()], descriptors)
+            yield server
+    except Cold as error:
+        if isinstance(error.__cause__, TimeoutError):  # the other one is not waited for, too
+            _hanging.add(name)
+        raise
+
+
+_hanging: set[str] = set()
+_known: tuple[str, dict[str, str]] | None = None
+
+
+def know(name: str) -> None:
+    """Let this process, forked beside the server `name`, not look its surroundings up again."""
+    global _known
+    _known = name, dict(os.environ)
+
+
+def name_here() -> str | None:
+    """That of a server for this process; None where there can be none."""
+    if _known and _known[1] == os.environ:
+        return _known[0]
+    return fingerprint()
 
 
 def ask(name: str, what: str, timeout_s: float = 2.0, **more: object) -> dict[str, Any]:
@@ -77,6 +128,8 @@ def folder() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and is_private(Path(runtime)):
         return Path(runtime) / "expt"
+    import tempfile  # late: it takes 3 ms
+
     return Path(tempfile.gettempdir()) / f"expt-warm-{os.getuid()}"
 
 
@@ -91,7 +144,24 @@ def is_private(path: Path) -> bool:
 
 def sockets() -> Iterator[str]:
     """The names of the warm servers that have been ready, some of which may have ended."""
-    return (path.stem for path in folder().glob("*.socket"))
+    return (path.stem for path in folder().glob(f"*.{SERVER}"))
+
+
+@contextlib.contextmanager
+def listening(name: str, kind: str) -> Iterator[socket.socket]:
+    """A socket of the folder, which appears there when it can be connected to."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        hidden = f".{name}.{kind}.{os.getpid()}"
+        with address(hidden) as where:
+            listener.bind(where)
+        listener.listen()
+        (folder() / hidden).rename(folder() / f"{name}.{kind}")
+        yield listener
+
+
+def hide(name: str, kind: str) -> None:
+    """Let nobody find the socket."""
+    (folder() / f"{name}.{kind}").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -105,9 +175,9 @@ def address(name: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _connected(name: str, until: float) -> Iterator[socket.socket]:
+def _connected(name: str, until: float, kind: str = SERVER) -> Iterator[socket.socket]:
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, address(f"{name}.socket") as where:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, address(f"{name}.{kind}") as where:
             server.settimeout(_left(until))
             server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_BYTES)
             server.connect(where)

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,31 +27,29 @@ PATIENCE_S = 1.0
 MAX_DESCRIPTORS = 16
 
 
-def main(name: str, idle_s: float, ready: int) -> None:
-    """Import, let the socket `name` appear, write a byte to `ready`, and serve until nothing was asked for `idle_s`."""
+def main(name: str, idle_s: float, ready: int, beside: int | None = None) -> None:
+    """Import, let the socket `name` appear, write a byte to `ready`, and serve until nothing was asked for `idle_s`.
+
+    `beside` is the pid of the process that drivers are forked from.
+    """
     began = time.time_ns()
     for number in signal.SIGINT, signal.SIGHUP:
         signal.signal(number, signal.SIG_IGN)  # the forkservers are deaf to them too
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     for module in (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES):
         importlib.import_module(module)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        hidden = f".{name}.{os.getpid()}"
-        with warm.address(hidden) as where:
-            listener.bind(where)
-        listener.listen()
-        (warm.folder() / hidden).rename(warm.folder() / f"{name}.socket")
+    with warm.listening(name, warm.SERVER) as listener:
         os.write(ready, b"1")
         os.close(ready)
-        Server(listener, name, idle_s, Imported(began)).serve()
+        Server(listener, name, idle_s, Imported(began), beside).serve()
 
 
 class Imported:
-    """The files of all that this process has imported, as they were then."""
+    """The files of all that this process has imported, and of what it has `read`, as they were then."""
 
-    def __init__(self, began_ns: int) -> None:
+    def __init__(self, began_ns: int, read: Iterable[Path] = ()) -> None:
         found = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        self._states = {file: _state(file) for file in found if file}
+        self._states = {file: _state(file) for file in (*found, *map(str, read)) if file}
         self._newer = any(state and state[0] > began_ns for state in self._states.values())
 
     def is_stale(self) -> bool:
@@ -68,11 +66,25 @@ class Imported:
         return any(map(_shadows, others))
 
 
+def exit_code(run: Callable[[], object]) -> int:
+    """What an interpreter would exit with that runs this; an exception's traceback is printed."""
+    try:
+        run()
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
 class Server:
     """Answers commands, and knows which of them are under way."""
 
-    def __init__(self, listener: socket.socket, name: str, idle_s: float, imported: Imported) -> None:
-        self._listener, self._name, self._idle_s = listener, name, idle_s
+    def __init__(
+        self, listener: socket.socket, name: str, idle_s: float, imported: Imported, beside: int | None = None
+    ) -> None:
+        self._listener, self._name, self._idle_s, self._beside = listener, name, idle_s, beside
         self._forked: dict[int, int] = {}  # from a descriptor of the process to its pid
         self._num_forked = 0
         self._last_used = time.monotonic()
@@ -81,6 +93,8 @@ class Server:
     def serve(self) -> None:
         """Return when it is idle, or asked to."""
         while self._forked or self._left_s() > 0:
+            if self._beside and os.waitpid(self._beside, os.WNOHANG)[0]:  # it was killed
+                self._beside = None
             timeout = None if self._forked else self._left_s()
             ready, _, _ = select.select([self._listener.fileno(), *self._forked], [], [], timeout)
             for ended in {*ready} & {*self._forked}:
@@ -92,7 +106,8 @@ class Server:
         self._hide()
 
     def _hide(self) -> None:
-        (warm.folder() / f"{self._name}.socket").unlink(missing_ok=True)
+        for kind in warm.DRIVERS, warm.SERVER:
+            warm.hide(self._name, kind)
 
     def _left_s(self) -> float:
         return self._last_used + self._idle_s - time.monotonic()
@@ -111,7 +126,7 @@ class Server:
         if asked["what"] == "fork":
             stale = self._imported.is_stale()
             ready = not (stale or self._imported.is_shadowed(asked["path"], Path(asked["folder"])))
-            _tell(connection, ready=ready)
+            tell(connection, ready=ready)
             if ready:
                 self._fork(connection, asked["folder"])
             return stale
@@ -119,11 +134,11 @@ class Server:
             self._idle_s, self._last_used = float(asked["idle_s"]), time.monotonic()
         if asked["what"] == "stop":
             self._hide()  # before it is told, for who asks looks
-        _tell(
+        tell(
             connection,
             pid=os.getpid(),
             prefix=sys.prefix,
-            mebibytes=_mebibytes(),
+            mebibytes=_mebibytes("self") + (_mebibytes(self._beside) if self._beside else 0),
             left_s=self._left_s(),
             idle_s=self._idle_s,
             under_way=len(self._forked),
@@ -139,7 +154,7 @@ class Server:
             if pid := os.fork():
                 self._forked[os.pidfd_open(pid)] = pid
                 self._num_forked += 1
-                _tell(connection, pid=pid)
+                tell(connection, pid=pid)
                 return
             self._listener.detach()
             connection.detach()
@@ -151,7 +166,6 @@ class Server:
 
 def _become(request: Mapping[str, Any], folder: str, received: Sequence[int]) -> NoReturn:
     """Be the process that was asked for, with only the descriptors that it would have."""
-    code = 1
     try:
         numbers = request["descriptors"]
         moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, max(numbers) + 1) for descriptor in received]
@@ -165,15 +179,13 @@ def _become(request: Mapping[str, Any], folder: str, received: Sequence[int]) ->
             signal.signal(signal.SIGQUIT, signal.SIG_IGN)
         os.environ.clear()
         os.environ.update(request["env"])
-        exec(request["program"], {"__name__": "__main__"})
-        code = 0
-    except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    finally:
         sys.stderr.flush()
-        os._exit(code)
+        os._exit(1)
+    code = exit_code(lambda: exec(request["program"], {"__name__": "__main__"}))
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def close_all_but(kept: Collection[int]) -> None:
@@ -205,11 +217,14 @@ def _shadows(folder: Path) -> bool:
     return False
 
 
-def _mebibytes() -> int:
-    """What it holds of the machine's memory, what it shares with others in part."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) // 1024
+def _mebibytes(pid: int | str) -> int:
+    """What a process holds of the machine's memory, what it shares with others in part; 0 of one that is gone."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0) // 1024
+    return 0
 
 
-def _tell(connection: socket.socket, **answer: object) -> None:
+def tell(connection: socket.socket, **answer: object) -> None:
+    """Answer who asks."""
     connection.send(json.dumps(answer).encode())

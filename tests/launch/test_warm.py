@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -13,74 +12,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import expt
 from expt.launch import surroundings, warm
 from expt.launch.warm_server import Imported
-from tests.conftest import Process, RunFolder, alive, children_of, descendants, environment, run, start
-from tests.faults.running import LONG, ranks, wait_until, working_in
-
-SMALL = ("dataset=synthetic", "dataset.train_limit=64", "batch_size=32", "epochs=1", "gpus=0")
-
-
-class Warm:
-    """A warm server in a folder of its own, and commands that may use it."""
-
-    def __init__(self, runtime: Path) -> None:
-        runtime.mkdir(mode=0o700)
-        self.runtime = {"XDG_RUNTIME_DIR": str(runtime)}
-        self.folder = runtime / "expt"
-
-    def command(self, *words: str) -> str:
-        """What `expt warm WORDS` prints."""
-        done = run("warm", *words, cwd=self.folder.parent, **self.runtime)
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout
-
-    @property
-    def pid(self) -> int:
-        found = re.search(r"process (\d+)", self.command("--status"))
-        assert found
-        return int(found[1])
-
-    @property
-    def num_used(self) -> int:
-        found = re.search(r"by (\d+) commands", self.command("--status"))
-        assert found
-        return int(found[1])
-
-    def run(self, *words: str, cwd: Path, **env: str) -> RunFolder:
-        """A run that completes."""
-        done = run(*SMALL, *words, "hydra.run.dir=run", cwd=cwd, **self.runtime, **env)
-        assert done.returncode == 0, done.stderr
-        return RunFolder(cwd / "run")
-
-    def used_by(self, begin: Callable[[Path], Any], cwd: Path) -> Any:
-        """What `begin` gives, tried anew: a command waits 0.2 s for it, on a busy machine too."""
-        for attempt in range(5):
-            before, folder = self.num_used, cwd / str(attempt)
-            folder.mkdir()
-            found = begin(folder)
-            if self.num_used == before + 1:
-                return found
-        raise AssertionError("no command has used it")
-
-    def training(self, cwd: Path) -> tuple[Process, set[int]]:
-        """As tests.faults.running.training: a long run that trains, and its processes but the driver."""
-
-        def begin(folder: Path) -> tuple[Process, set[int]]:
-            process = start(*LONG, cwd=folder, **self.runtime)
-            metrics = folder / "here" / "metrics.jsonl"
-            wait_until(lambda: metrics.exists() and metrics.stat().st_size, process)
-            return process, descendants(self.pid) | descendants(process.pid)
-
-        found: tuple[Process, set[int]] = self.used_by(begin, cwd)
-        return found
+from tests.conftest import RunFolder, alive, environment, run
+from tests.faults.running import ranks, wait_until, working_in
+from tests.launch.warmed import SMALL, Warm
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +40,7 @@ def test_a_command_uses_it_and_leaves_nothing_behind(server: Warm, tmp_path: Pat
     run(*SMALL, "hydra.run.dir=run", cwd=tmp_path / "cold")
     assert warm_run.points == RunFolder(tmp_path / "cold" / "run").points != []
     wait_until(lambda: not working_in(tmp_path))
-    wait_until(lambda: not alive(set(children_of(server.pid))))
+    wait_until(lambda: not alive(server.forkservers))
 
 
 def test_a_sweep_uses_it_once_and_workers_have_the_commands_variables(server: Warm, tmp_path: Path) -> None:
@@ -287,7 +229,7 @@ def test_it_ends_when_it_was_not_used_and_not_while_it_is(tmp_path: Path) -> Non
     own.command("--for", "2h")
     process, workers = own.training(tmp_path)
     pid = own.pid
-    assert workers & {*children_of(pid)}, "else it would end at once"
+    assert workers & own.forkservers, "else it would end at once"
     assert f"process {pid}," in own.command("--for", "1s"), "the same one, with another time"
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=60)
@@ -334,7 +276,7 @@ def test_a_killed_driver_leaves_no_worker(server: Warm, tmp_path: Path) -> None:
 @pytest.mark.parametrize("who", ["worker", "forkserver"])
 def test_a_killed_process_fails_the_run_in_words(server: Warm, tmp_path: Path, who: str) -> None:
     process, workers = server.training(tmp_path)
-    [forkserver] = workers & {*children_of(server.pid)}
+    [forkserver] = workers & server.forkservers
     os.kill(ranks(workers)[1] if who == "worker" else forkserver, signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
