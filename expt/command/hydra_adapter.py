@@ -140,11 +140,12 @@ def _values_completed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _read_once() -> Iterator[None]:
+def _read_once(read: dict[tuple[str, str], bytes] | None = None) -> Iterator[None]:
     """Let Hydra read each YAML file once in a command, so that one edited in mid-sweep does not change later points.
 
-    It also takes a quarter off the 0.1 s in which Hydra composes a point.
+    It also takes a quarter off the 0.1 s in which Hydra composes a point. `read` has what was read before.
     """
+    read = {} if read is None else read
     Plugins.instance()  # imports the plugins anew: a class imported before is not the one that reads
     try:
         from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -154,7 +155,6 @@ def _read_once() -> Iterator[None]:
         changed("this version of Hydra reads files in another way; edit none while a sweep is under way")
         yield
         return
-    read: dict[tuple[str, str], bytes] = {}
 
     def load_config(self: FileConfigSource, config_path: str) -> ConfigResult:
         key = (self.path, config_path)
