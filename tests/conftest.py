@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") != "gpu":  # before torch is imported: it looks once
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to the other tests
+    forkserver.warm_server.fork = warm.fork  # that of expt.run is forked from the template too
     os.environ["XDG_RUNTIME_DIR"] = runtime = tempfile.mkdtemp()
     config.add_cleanup(lambda: shutil.rmtree(runtime, ignore_errors=True))
     if config.getoption("numprocesses") and not config.getoption("collectonly"):
@@ -108,6 +109,11 @@ def start_cold(*arguments: str, cwd: Path, **extra: str) -> Process:
 def run(*arguments: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
     """As `start`, to its end."""
     return ended(start(*arguments, cwd=cwd, **extra))
+
+
+def python(program: str, *arguments: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+    """`python -c PROGRAM ARGUMENTS` in a process that has torch and expt imported already."""
+    return ended(warm.Command(arguments, cwd, environment(**extra), program))
 
 
 def ended(process: Process) -> subprocess.CompletedProcess[str]:

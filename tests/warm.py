@@ -1,13 +1,15 @@
 """`python -m expt` without its seconds of imports: forked from a process that has made them all, and done nothing else.
 
 What comes of it is what a person gets: a process in a session of its own, with its arguments, folder, environment and
-streams, whose forkserver and workers are its descendants. Only the two interpreters' starts are left out.
+streams, whose forkserver and workers are its descendants. Only the two interpreters' starts are left out. So is that of
+the forkserver of each process that tests: see `fork`.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import itertools
@@ -28,6 +30,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
 
+from expt import signals
 from expt.launch import forkserver
 from expt.launch.warm_server import close_all_but
 
@@ -39,18 +42,17 @@ LIBRARIES = ("timm", "torchmetrics")
 
 
 class Command:
-    """A command under way, with what a test needs of subprocess.Popen."""
+    """A command under way, or a program in place of it, with what a test needs of subprocess.Popen."""
 
-    def __init__(self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
-        self.args = [sys.executable, "-m", "expt", *arguments]
+    def __init__(self, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], program: str = "") -> None:
+        self.args = [sys.executable, *(("-c", program) if program else ("-m", "expt")), *arguments]
         self.returncode: int | None = None
         self._streams = [os.memfd_create(name) for name in ("stdout", "stderr")]
         self._told, told = socket.socketpair()
         with told:
             _ask(any(forkserver.libraries_in(arguments)), told.fileno(), *self._streams)
-        request = json.dumps({"arguments": arguments, "cwd": str(cwd), "env": dict(env)}).encode()
-        self._told.sendall(len(request).to_bytes(8, "big") + request)
-        self.pid = self._number()
+        more = {"arguments": arguments, "cwd": str(cwd), "env": dict(env), "program": program}
+        self.pid = _begun(self._told, descriptors=(1, 2), **more)
         weakref.finalize(self, self._told.close)  # of one that a failed test has not waited for
 
     def poll(self) -> int | None:
@@ -77,12 +79,30 @@ class Command:
 
     def _wait(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._told], [], [], timeout)[0]:
-            self.returncode = self._number()
+            self.returncode = _number(self._told)
             self._told.close()
         return self.returncode
 
-    def _number(self) -> int:
-        return int.from_bytes(self._told.recv(8), "big", signed=True)
+
+def fork(program: str, descriptors: Sequence[int]) -> int:
+    """As expt.launch.warm.fork: for the forkserver of the process that tests, and that only."""
+    ours, told = socket.socketpair()
+    numbers = (1, 2, *descriptors)
+    with ours:
+        with told:
+            _ask(False, told.fileno(), *numbers)
+        return _begun(ours, descriptors=numbers, serves=program, cwd=os.getcwd(), env=dict(os.environ))
+
+
+def _begun(told: socket.socket, **request: Any) -> int:
+    """The pid of what is asked for."""
+    text = json.dumps(request).encode()
+    told.sendall(len(text).to_bytes(8, "big") + text)
+    return _number(told)
+
+
+def _number(told: socket.socket) -> int:
+    return int.from_bytes(told.recv(8), "big", signed=True)
 
 
 def start_template() -> None:
@@ -140,12 +160,11 @@ def _serve(plain: int, with_libraries: int, ends: int) -> None:
 def _fork_command(listener: int, under_way: dict[int, tuple[int, int]]) -> None:
     """Become the command, in a child; note its handle, with its pid and whom to tell."""
     with socket.socket(fileno=os.dup(listener)) as asked, asked.accept()[0] as line:
-        _, (told, *streams), *_ = socket.recv_fds(line, 1, 3)
+        _, (told, *passed), *_ = socket.recv_fds(line, 1, 16)
     if (pid := os.fork()) == 0:
-        close_all_but((told, *streams))
-        _become(told, streams)
-    for stream in streams:
-        os.close(stream)
+        _become(told, passed)
+    for descriptor in passed:
+        os.close(descriptor)
     under_way[os.pidfd_open(pid)] = pid, told
 
 
@@ -163,28 +182,46 @@ def _modules(package: str) -> list[str]:
     return [module.name for module in found if not module.name.endswith("__main__")]
 
 
-def _become(told: int, streams: Sequence[int]) -> NoReturn:
-    """Be the command that is asked for there."""
+def _become(told: int, passed: Sequence[int]) -> NoReturn:
+    """Be what is asked for there, with only the descriptors that it would have, by the numbers that it knows."""
     os.setsid()
     with socket.socket(fileno=told) as teller, teller.makefile("rb") as asked:
         teller.sendall(os.getpid().to_bytes(8, "big", signed=True))
         request = json.loads(asked.read(int.from_bytes(asked.read(8), "big")))
-    for number, stream in enumerate(streams, 1):
-        os.dup2(stream, number)
-        os.close(stream)
-    _run(**request)
-
-
-def _run(arguments: list[str], cwd: str, env: dict[str, str]) -> NoReturn:
-    os.chdir(cwd)
+    numbers = request["descriptors"]
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, max(numbers) + 1) for descriptor in passed]
+    close_all_but(moved)
+    for descriptor, number in zip(moved, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(env)
+    os.environ.update(request["env"])
+    if program := request.get("serves"):
+        for number in signals.OF_THE_TERMINAL:
+            signal.signal(number, signal.SIG_IGN)  # as who asks has done
+        _serve_workers(program)
+    _run(request["arguments"], request["cwd"], request["program"])
+
+
+def _serve_workers(program: str) -> NoReturn:
+    """Be a forkserver, which ends with the process that it is for."""
+    try:
+        exec(program, {})
+    finally:
+        os._exit(0)
+
+
+def _run(arguments: list[str], cwd: str, program: str) -> NoReturn:
     sys.path[0] = cwd
-    sys.argv = ["-m", *arguments]
+    sys.argv = ["-c" if program else "-m", *arguments]
     util.spawnv_passfds = _fork_forkserver  # type: ignore[assignment]
     code: object = 1
     try:
-        runpy.run_module("expt", run_name="__main__", alter_sys=True)
+        if program:
+            exec(program, {"__name__": "__main__"})
+        else:
+            runpy.run_module("expt", run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as ending:
         code = ending.code or 0
@@ -207,11 +244,8 @@ def _fork_forkserver(path: Any, command: Sequence[Any], fds: Sequence[int]) -> i
         return _spawn(path, command, fds)
     if pid := os.fork():
         return pid
-    try:
-        close_all_but(fds)
-        exec(program, {})
-    finally:
-        os._exit(0)
+    close_all_but(fds)
+    _serve_workers(program)
 
 
 if __name__ == "__main__":

@@ -155,11 +155,13 @@ def keep_what_is_shipped() -> list[Path]:
 
 
 @contextlib.contextmanager
-def _read_once(keep: dict[tuple[str, str], bytes] | None = None) -> Iterator[None]:
+def _read_once(read: dict[tuple[str, str], bytes] | None = None) -> Iterator[None]:
     """Let Hydra read each YAML file once in a command, so that one edited in mid-sweep does not change later points.
 
-    It also takes a quarter off the 0.1 s in which Hydra composes a point. `keep` gets what is read.
+    It also takes a quarter off the 0.1 s in which Hydra composes a point.
+    `read` has what was read before, and gets the rest.
     """
+    read = {**_kept} if read is None else read
     Plugins.instance()  # imports the plugins anew: a class imported before is not the one that reads
     try:
         from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -169,7 +171,6 @@ def _read_once(keep: dict[tuple[str, str], bytes] | None = None) -> Iterator[Non
         changed("this version of Hydra reads files in another way; edit none while a sweep is under way")
         yield
         return
-    read = {**_kept} if keep is None else keep
 
     def load_config(self: FileConfigSource, config_path: str) -> ConfigResult:
         key = (self.path, config_path)

@@ -18,7 +18,7 @@ from PIL import Image
 import expt
 from expt import __main__
 from expt.launch import forkserver
-from tests.conftest import ended, environment, start, start_cold
+from tests.conftest import environment, run
 from tests.faults.test_disk import _fill
 
 
@@ -222,8 +222,8 @@ def test_bad_input_is_told_in_one_message_and_touches_nothing(
 
 
 def test_the_command_itself_says_the_same(world: Path) -> None:
-    for case, begin in ((CASES["a wrong key"], start), (CASES["a truncated data file"], start), (OWN, start_cold)):
-        done = ended(begin(*shlex.split(case.words), cwd=world))
+    for case in (CASES["a wrong key"], CASES["a truncated data file"], OWN):
+        done = run(*shlex.split(case.words), cwd=world)
         assert (done.returncode, done.stdout) == (case.code, "")
         assert done.stderr.startswith("error: ")
         assert case.says in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,14 @@ import torch
 from PIL import Image
 
 from expt import __main__
-from expt.launch import forkserver
+from expt.config.parse import parse
+from expt.data.fingerprint import content_of
+from expt.errors import ExptError
+from expt.launch import forkserver, one_run
+from expt.machine import Machine
+from expt.runs.paths import RunPaths
+from expt.runs.request import RunRequest
+from tests.composing import composed
 
 OWN = """
 import torch
@@ -256,17 +264,53 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+TYPED = (
+    "a metric of another task",
+    "a key of an own dataset without a YAML",
+    "texts for labels",
+    "a token out of range",
+    "own masks of another size",
+    "a class out of range",
+    "a class that is none",
+    "nan in a sample",
+    "a collate that fails",
+    "rows for a model of images",
+    "a model that gives nothing",
+    "a loss without a weight",
+    "no sums",
+)
+ALWAYS = ("world_size=1", "log_every=7", "drop_last=false", "tensorboard.graph=false")
+
+
+@pytest.mark.parametrize("name", TYPED)
 def test_it_is_told_in_one_line(
-    case: Bad, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Some of each kind, as they are typed."""
     monkeypatch.chdir(world)
     monkeypatch.syspath_prepend(world)
-    words = [*shlex.split(case.words), "world_size=1", "log_every=7", "drop_last=false", "tensorboard.graph=false"]
-    monkeypatch.setattr(sys, "argv", ["expt", *words])
+    case = CASES[name]
+    monkeypatch.setattr(sys, "argv", ["expt", *shlex.split(case.words), *ALWAYS])
     monkeypatch.setattr(forkserver, "kill", lambda: None)  # this session's is used again
     with pytest.raises(SystemExit) as ended:
         __main__.main()
     err = capsys.readouterr().err
     assert (ended.value.code, err.count("error: "), "Traceback" in err) == (case.code, 1, False), err
     assert case.says in err
+
+
+def _carry_out(words: Sequence[str], world: Path, folder: Path) -> None:
+    config = parse(composed(*words, conf=world / "conf"), Machine(cpus=2))
+    asked = RunRequest(config=config, content=content_of(config), paths=RunPaths(folder), about={"name": folder.name})
+    one_run.run(asked)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in TYPED])
+def test_the_others_are_too(name: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the command around it, as a sweep's point is composed, which takes half the time."""
+    monkeypatch.chdir(world)
+    monkeypatch.syspath_prepend(world)
+    with pytest.raises(ExptError) as told:
+        _carry_out((*shlex.split(CASES[name].words), *ALWAYS), world, tmp_path / "run")
+    assert (told.value.exit_code, "\n" in str(told.value)) == (CASES[name].code, False)
+    assert CASES[name].says in str(told.value)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from expt.errors import CheckpointError, ConfigError
 from expt.inference.preprocess import Preprocess
 from expt.runs.result import update_result
 from expt.worker.run import Run
-from tests.conftest import environment
+from tests.conftest import python
 from tests.worker.conftest import TrainAlone, Trained
 from tests.worker.conftest import train_alone as train_alone  # the fixture
 
@@ -196,12 +194,10 @@ def test_a_class_of_ones_own_in_a_process_that_has_never_trained(
     own = ("+model._target_=mine.Net", "~model.hidden", "~model.dropout")
     trained = train(*FEW, *own)
     program = "import expt, torch, sys; print(expt.load(sys.argv[1], 'last')(torch.ones(1, 1, 8, 8)).tolist())"
-    command = [sys.executable, "-c", program, os.path.relpath(trained.folder, tmp_path)]
-    printed = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
-    ).stdout
+    done = python(program, os.path.relpath(trained.folder, tmp_path), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     with torch.no_grad():
-        assert printed.strip() == str(trained.run.learner.module.eval()(torch.ones(1, 1, 8, 8)).tolist())
+        assert done.stdout.strip() == str(trained.run.learner.module.eval()(torch.ones(1, 1, 8, 8)).tolist())
 
 
 def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.conftest import RunFolder, Trained
+from tests.worker.conftest import TrainTogether
+from tests.worker.conftest import train_together as train_together  # the fixture
 
 NET = (
     "model=convnet",
@@ -30,10 +31,10 @@ Numbers = dict[str, list[tuple[int, float]]]
 
 
 @pytest.fixture
-def numbers(trained: Trained) -> Callable[..., Numbers]:
+def numbers(train_together: TrainTogether) -> Callable[..., Numbers]:
     @functools.cache
-    def of(*words: str) -> Numbers:
-        done: RunFolder = trained(*WORDS, *words, name="-".join(words).replace("=", ""))
+    def of(size: int, *words: str) -> Numbers:
+        done = train_together(size, *WORDS, *words, name="-".join(words).replace("=", "") + str(size))
         return {tag: done.curve(tag) for tag in ("running/loss", "loss/val", "loss/test")}
 
     return of
@@ -47,16 +48,16 @@ def assert_same(one: Numbers, other: Numbers) -> None:
 
 
 def test_over_all_workers_any_number_of_them_is_one(numbers: Callable[..., Numbers]) -> None:
-    alone = numbers("batch_norm=sync", "world_size=1")
-    assert_same(alone, numbers("batch_norm=sync", "world_size=2"))
-    assert_same(alone, numbers("batch_norm=sync", "world_size=4"))
-    assert_same(alone, numbers("batch_norm=sync", "world_size=2", "ddp.shared_memory=false"))
+    alone = numbers(1, "batch_norm=sync")
+    assert_same(alone, numbers(2, "batch_norm=sync"))
+    assert_same(alone, numbers(4, "batch_norm=sync"))
+    assert_same(alone, numbers(2, "batch_norm=sync", "ddp.shared_memory=false"))
     with pytest.raises(AssertionError):  # else this tests nothing
-        assert_same(alone, numbers("batch_norm=per_worker", "world_size=2"))
+        assert_same(alone, numbers(2, "batch_norm=per_worker"))
 
 
 def test_in_groups_any_number_of_workers_is_one(numbers: Callable[..., Numbers]) -> None:
     groups = ("batch_norm=groups", "batch_norm_group=16")
-    alone = numbers(*groups, "world_size=1")
-    assert_same(alone, numbers(*groups, "world_size=2"))
-    assert_same(alone, numbers(*groups, "world_size=4"))
+    alone = numbers(1, *groups)
+    assert_same(alone, numbers(2, *groups))
+    assert_same(alone, numbers(4, *groups))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
+from expt.config.parse import parse, with_value
 from expt.data import indexing
+from expt.errors import ConfigError
+from expt.machine import Machine
 from expt.worker import fault
+from tests.composing import composed
 from tests.conftest import RunFolder, run
 from tests.training.plain import descend
 
@@ -129,35 +135,38 @@ def test_it_resumes_to_the_same_bits(own: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("groups", "word", "said"),
     [
-        (("task=regression",), "task=regression: dataset=digits has one class for each image"),
-        (("dataset=own",), "dataset.num_classes: task=classification needs it"),
-        (("dataset=own", "task=own", "model=own", "objective=accuracy/val"), "objective=accuracy/val: not one of"),
-        (("dataset=own", "task=own", "model=own", "+task.metrics.loss=max"), "task.metrics.loss: is always there"),
-        (("dataset=own", "task=own", "model=own", "task.metrics.mae=low"), "input should be 'min' or 'max'"),
-        (("dataset=own", "task=own", "label_smoothing=0.1"), "label_smoothing=0.1: is of task=classification"),
-        (("dataset=own", "task=own", "dataset.mean=[0.5]"), "dataset.mean, std and augment: are of images"),
+        ("", "task=regression", "task=regression: dataset=digits has one class for each image"),
+        ("dataset", "", "dataset.num_classes: task=classification needs it"),
+        ("dataset task model", "objective=accuracy/val", "objective=accuracy/val: not one of"),
+        ("dataset task model", "task.metrics.loss=max", "task.metrics.loss: is always there"),
+        ("dataset task model", "task.metrics.mae=low", "input should be 'min' or 'max'"),
+        ("dataset task", "label_smoothing=0.1", "label_smoothing=0.1: is of task=classification"),
     ],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused(words: tuple[str, ...], said: str, own: Path) -> None:
-    done = run(*words, "gpus=0", "world_size=1", cwd=own)
+)
+def test_what_does_not_fit_is_refused(groups: str, word: str, said: str) -> None:
+    """By what is composed of the YAML above."""
+    key, _, value = word.partition("=")
+    settings: Any = composed(*([word] if key == "task" else []))
+    for group in groups.split():
+        settings[group] = yaml.safe_load(YAML[group])
+    if key not in ("", "task"):
+        settings = with_value(settings, key.split("."), yaml.safe_load(value))
+    with pytest.raises(ConfigError) as refused:
+        parse(settings, Machine(cpus=2))
+    assert said in str(refused.value)
+
+
+def test_what_is_of_images_is_refused_for_other_samples(own: Path) -> None:
+    done = run("dataset=own", "task=own", "dataset.mean=[0.5]", "world_size=1", cwd=own)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    assert said in done.stderr
+    assert "dataset.mean, std and augment: are of images" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        (("** 2).sum(), weights", "** 2), weights"), "Weighted.loss gives [36] and the weight"),
-        (("return {\"mae\"", "return {\"mea\""), "Weighted.measure gives mea, and task.metrics names mae"),
-        ((".abs().sum(), len", ".abs(), len"), "Weighted.measure: mae has the shape [36]; give its sum"),
-        (("expt.Task", "nn.Module"), "refused, it is not a subclass of expt.tasks.task.Task"),
-        (("self.targets[index],", "torch.ones(index + 1),"), "give the dataset a method collate(samples) -> batch"),
-    ],
-)  # fmt: skip
-def test_mistakes_of_ones_own_code_are_told_in_a_line(edit: tuple[str, str], said: str, own: Path) -> None:
-    (own / "own.py").write_text(OWN.replace(*edit))
+def test_a_class_that_is_no_task_is_told_in_a_line(own: Path) -> None:
+    """Other mistakes of one's own code: tests/faults/test_bad_tasks.py."""
+    (own / "own.py").write_text(OWN.replace("expt.Task", "nn.Module"))
     done = run(*WORDS, "world_size=1", cwd=own)
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    assert "refused, it is not a subclass of expt.tasks.task.Task" in done.stderr

@@ -18,7 +18,7 @@ from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.regression import Regression
 from expt.tasks.task import Task
 from expt.training.collectives import Worker, gather_across_workers
-from tests.conftest import run
+from tests.conftest import Configured, run
 from tests.late import Late
 from tests.ranks import together
 
@@ -137,6 +137,9 @@ def test_a_run_is_chosen_by_a_metric_that_is_no_sum(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
 
 
+NAMED = word("auroc", _target_=AUROC, better="max")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -147,15 +150,22 @@ def test_a_run_is_chosen_by_a_metric_that_is_no_sum(tmp_path: Path) -> None:
         ),
         ((word("accuracy", _target_=AUROC, better="max"),), "task.metrics.accuracy: the task has one of that name"),
         (
-            (word("auroc", _target_=AUROC, better="max"), "objective=auroc/train"),
-            "objective=auroc/train: not one of loss/train, loss/val, loss/test, accuracy/train",
+            (NAMED, "objective=auroc/train"),
+            "objective=auroc/train: not one of loss/train, loss/val, loss/test",
         ),
-        ((word("auroc", _target_="os.system", better="max"),), "_target_=os.system: refused"),
     ],
     ids=lambda value: "",
 )
-def test_bad_input(arguments: tuple[str, ...], told: str, tmp_path: Path) -> None:
-    done = run(*arguments, "world_size=1", cwd=tmp_path)
+def test_bad_input(arguments: tuple[str, ...], told: str, configured: Configured) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configured(*arguments)
+    assert told in str(refused.value)
+
+
+def test_what_is_no_metric_is_not_called(tmp_path: Path) -> None:
+    own = word("auroc", _target_="os.system", command=f"touch {tmp_path}/called", better="max")
+    done = run(own, "world_size=1", cwd=tmp_path)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert "_target_=os.system: refused" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "called").exists()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from expt.config import groups as schema
 from expt.errors import ConfigError
 from expt.training.optim import Schedule, advance_after_epoch, build_optimizer, build_scheduler, scale_lr
 from expt.training.patches import unguarded
+from tests.conftest import python
 
 CASES: dict[str, tuple[Any, type[optim.Optimizer], dict[str, Any]]] = {
     "sgd": (
@@ -132,7 +132,7 @@ def rates_of(schedule: LambdaLR) -> list[float]:
     return [float(group["lr"]) for group in schedule.optimizer.param_groups]
 
 
-def test_the_compiler_is_not_imported_for_a_step() -> None:
+def test_the_compiler_is_not_imported_for_a_step(tmp_path: Path) -> None:
     program = """
 import sys, torch
 from torch import nn
@@ -154,7 +154,7 @@ model(torch.zeros(1, 2)).sum().backward()
 optimizer.step(), scheduler.step(), optimizer.zero_grad(), optimizer.load_state_dict(optimizer.state_dict())
 assert "torch._dynamo" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = python(program, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
