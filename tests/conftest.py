@@ -21,6 +21,7 @@ from expt.command.rerun import NOT_REPEATED
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.launch import forkserver
+from expt.launch import warm as launch_warm
 from expt.machine import Machine
 from tests import warm
 from tests.composing import composed
@@ -46,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("markexpr") != "gpu":  # before torch is imported: it looks once
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to the other tests
-    forkserver.warm_server.fork = warm.fork  # that of expt.run is forked from the template too
+    launch_warm.fork = warm.fork  # that of expt.run is forked from the template too
     os.environ["XDG_RUNTIME_DIR"] = runtime = tempfile.mkdtemp()
     config.add_cleanup(lambda: shutil.rmtree(runtime, ignore_errors=True))
     if config.getoption("numprocesses") and not config.getoption("collectonly"):
