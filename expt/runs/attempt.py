@@ -22,6 +22,7 @@ from expt.runs.result import (
     FAILED,
     INTERRUPTED,
     PAUSED,
+    RUNNING,
     STATUSES,
     Record,
     create_result,
@@ -193,7 +194,10 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
 
 def record_pause(paths: RunPaths) -> None:
     """Say in result.json that the run has paused as it was told to, and what it has come to until then."""
-    reached = so_far(paths, read_result(paths))
+    record = read_result(paths)
+    reached = so_far(paths, record)
+    if record.get("status") == RUNNING:  # its workers have ended before they could say what it has cost
+        reached |= spending.until_now(record)
     reached["status"] = PAUSED
     update_result(paths, **reached)
 

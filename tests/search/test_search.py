@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,7 @@ import pytest
 
 from expt.config.search import parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory
-from expt.launch.job import Job
+from expt.launch.job import QUEUED, Job
 from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, create_result, update_result
@@ -129,6 +130,28 @@ def test_a_budget_of_devices_counts_all_runs_of_the_folder(folder: Folder) -> No
         next(source)
     assert (source.is_spent, folder.finished) == (True, ["search.budget=100core-s is used up"])
     assert folder.read().spent_s == 101.0, "another command knows what was spent"
+
+
+def test_a_budget_of_devices_counts_runs_that_wait_for_their_next_turn(folder: Folder) -> None:
+    folder.searching.pausing = cast("Pausing", FirstGoesOn())
+    source = folder.source()
+    assert taken(source, 3) == ["0", "1", "2"]
+    at_rung, by_person, _ = folder.jobs
+    for job in folder.jobs:
+        job.started_at = time.monotonic()
+    update_result(at_rung.paths, status=PAUSED, device_s=100.0)
+    at_rung.status = PAUSED
+    update_result(by_person.paths, status=PAUSED, device_s=20.0)
+    by_person.status = QUEUED  # by LivePool.pause
+    assert taken(source, 1) == ["0"], "the one at the rung goes on, and waits for its turn"
+    assert source.spent_s == pytest.approx(120.0, abs=10)
+    by_person.status, by_person.started_at = RUNNING, time.monotonic()
+    assert source.spent_s == pytest.approx(120.0, abs=10)
+    update_result(by_person.paths, device_s=50.0)
+    by_person.status, by_person.started_at = QUEUED, by_person.started_at + 1
+    folder.room = False
+    assert taken(source, 1) == ["wait"]
+    assert source.spent_s == pytest.approx(150.0, abs=10)
 
 
 def test_what_a_command_finds_is_what_the_run_folders_say(folder: Folder) -> None:
