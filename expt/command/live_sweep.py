@@ -18,6 +18,7 @@ from expt.config.identity import shown
 from expt.errors import ConfigError, ExptError
 from expt.launch.job import QUEUED, Job
 from expt.launch.live_pool import LivePool
+from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine
 from expt.runs import orders
 from expt.runs.orders import Order
@@ -39,7 +40,7 @@ class LiveSweep:
         self,
         folder: RunPaths,
         machine: Machine,
-        pool: LivePool,
+        pool: LivePool | LiveQueue,
         runs: dict[Job, list[ComposedRun]],
         display: SweepDisplay,
         words: Sequence[str],
@@ -135,6 +136,8 @@ class LiveSweep:
 
     def _use_gpus(self, about: Sequence[str]) -> list[str]:
         gpus = self._machine.gpus
+        if isinstance(self._pool, LiveQueue):
+            raise ConfigError("gpus: the cluster gives each run its own; pause some runs instead")
         if not gpus:
             raise ConfigError("gpus: this machine has none; pause some runs instead")
         text = ",".join(about)

@@ -28,6 +28,7 @@ from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, Options
 from expt.launch.live_pool import LivePool
+from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine, detect
 from expt.runs import orders, paths
 from expt.runs.result import COMPLETED, PAUSED, results
@@ -127,7 +128,7 @@ class Multirun:
         runs: Runs = {}
         observer = SweepObserver(self._context, self._task, runs, display)
         runner = self._runner(observer)
-        if isinstance(runner, LivePool):
+        if isinstance(runner, LivePool | LiveQueue):
             observer.live = self._live(runner, runs, display)
         try:
             with display:
@@ -154,7 +155,7 @@ class Multirun:
         refuse_wrong_values(points, first.hydra_config, self.machine)
         return itertools.chain([first], composed)
 
-    def _live(self, pool: LivePool, runs: Runs, display: SweepDisplay) -> LiveSweep:
+    def _live(self, pool: LivePool | LiveQueue, runs: Runs, display: SweepDisplay) -> LiveSweep:
         def compose(points: Sequence[Sequence[str]], keys: Sequence[str], number: int) -> Sequence[ComposedRun]:
             return [*self.open().compose(self.composer, self._config, points, number, also_named_by=keys)]
 

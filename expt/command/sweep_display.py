@@ -121,6 +121,12 @@ class SweepDisplay:
         self._forget(job)
         self._line(PAUSED, job, f"after {epochs_done(read_result(job.paths))}", style="blue")
 
+    def dropped(self, job: Job) -> None:
+        """A run that waited, or had paused, is not to go on."""
+        self._paused.discard(job.paths.folder)
+        self._counts[INTERRUPTED] += 1
+        self._line(job.status, job, str(job.error), style="red")
+
     def told(self, text: str) -> None:
         """Another command has given an order."""
         self._lines.append(Text(printable(text), "blue"))

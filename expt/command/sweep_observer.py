@@ -64,6 +64,10 @@ class SweepObserver(Observer):
         """Say so in the terminal."""
         self._display.held(job)
 
+    def job_dropped(self, job: Job) -> None:
+        """Say so in the terminal."""
+        self._display.dropped(job)
+
     def job_ended(self, job: Job) -> None:
         """Record it, and tell Hydra's callbacks and the terminal."""
         run = self._runs[job][0]

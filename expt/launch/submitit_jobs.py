@@ -63,13 +63,13 @@ class Queue:
         with signals.Heeded():
             jobs = itertools.takewhile(lambda job: job is not None, source)
             self._submit([job for job in jobs if job is not None and job.status != COMPLETED])
-            while self._active and not signals.asked():
+            while self._is_busy() and not signals.asked():
                 for job, submitted in list(self._active.items()):
                     if submitted.done():
-                        self._end(job, _outcome(job, submitted))
+                        self._conclude(job, submitted)
                 self._observer.tick(list(self._active))
                 time.sleep(POLL_S)
-            if self._active:
+            if self._is_busy():
                 if not signals.asked_by(signal.SIGHUP):  # the jobs need no terminal
                     self._cancel()
                 raise KeyboardInterrupt
@@ -87,7 +87,13 @@ class Queue:
         if wanted:
             with self._executor.batch():  # on Slurm, a job array
                 submitted = [self._executor.submit(ClusterJob(request_of(job).to_send(), sys.argv)) for job in wanted]
-            self._active = dict(zip(wanted, submitted, strict=True))
+            self._active |= dict(zip(wanted, submitted, strict=True))
+
+    def _is_busy(self) -> bool:
+        return bool(self._active)
+
+    def _conclude(self, job: Job, submitted: Any) -> None:
+        self._end(job, outcome(job, submitted))
 
     def _cancel(self) -> None:
         for submitted in self._active.values():
@@ -104,7 +110,7 @@ class Queue:
         self._observer.job_ended(job)
 
 
-def _outcome(job: Job, submitted: Any) -> ExptError | None:
+def outcome(job: Job, submitted: Any) -> ExptError | None:
     """What became of a job that has ended."""
     result = read_result(job.paths)
     status = result.get("status")

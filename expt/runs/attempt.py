@@ -184,7 +184,9 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
         record = read_result(paths)
-        reached: Record = {**so_far(paths, record), **spending.until_now(record)}
+        reached = so_far(paths, record)
+        if record.get("status") == RUNNING:  # else it has cost nothing since it said so itself
+            reached |= spending.until_now(record)
         reached["status"], reached["error"] = status, str(error) or "interrupted by a person"
         reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
