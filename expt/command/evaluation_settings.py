@@ -64,7 +64,7 @@ HELD_OUT = ("val_fraction", "test_fraction", "folds", "fold", "train_limit")
 class Asked(NamedTuple):
     """What is typed, by its keys."""
 
-    which: str
+    which: str | None
     split: str | None
     chosen: str | None
     """Another dataset."""
@@ -102,7 +102,7 @@ def read(words: Sequence[str], config_dir: Path | None = None) -> Asked:
         if values.get(key, choices[0]) not in choices:
             raise ConfigError(f"{key}={values[key]}: not one of {', '.join(choices)}")
     return Asked(
-        which=values.get("which", "best"),
+        which=values.get("which"),
         split=values.get("split"),
         chosen=None if "dataset" not in values else str(values["dataset"]),
         dataset={key.removeprefix("dataset."): value for key, value in values.items() if key.startswith("dataset.")},

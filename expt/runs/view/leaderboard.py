@@ -24,10 +24,10 @@ from expt.runs.atomic import write_atomically
 from expt.runs.result import COMPLETED, PAUSED, FoundRecord
 from expt.runs.sweep_index import results_of_sweep
 from expt.runs.view.cells import cells, in_csv, setting
-from expt.runs.view.progress import elapsed
 from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
 from expt.runs.view.stale import WORD
 from expt.runs.view.summary import epochs_done
+from expt.runs.view.units import elapsed
 from expt.runs.worker_error import in_one_line
 
 SUMMARY_TABLE = "summary.md"
