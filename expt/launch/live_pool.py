@@ -13,6 +13,7 @@ from expt.launch.pool import Pool
 from expt.runs.attempt import record_end, record_pause
 from expt.runs.result import INTERRUPTED, PAUSED, RUNNING, read_result
 
+
 class LivePool(Pool):
     """Each method is called from within the loop, by the observer's `tick`."""
 

@@ -16,11 +16,11 @@ from expt import machine, signals
 from expt.config import main_code, secrets
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch import forkserver, slurm_variables
-from expt.launch.job import Job, Observer, request_of
+from expt.launch.job import Job, Observer, has_come_so_far, request_of
 from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import received
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, RUNNING, read_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING, read_result
 from expt.runs.worker_error import LOG
 
 POLL_S = 0.2
@@ -114,7 +114,7 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     """What became of a job that has ended."""
     result = read_result(job.paths)
     status = result.get("status")
-    if status in (COMPLETED, PAUSED):
+    if has_come_so_far(result, request_of(job).until_epoch):  # else it has paused before, and has not gone on
         return None
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")
