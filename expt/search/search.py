@@ -158,6 +158,8 @@ class Searching:
 
 def _others(reader: Reader, folder: Path) -> list[Point]:
     """The points of another sweep, whose numbers count for nothing here."""
+    if not folder.is_dir():
+        raise ConfigError(f"search.warm_start={folder}: there is no such folder; give that of a sweep")
     found = [_numbered(point, None) for point in reader.points(folder)]
     if not found:
         raise ConfigError(f"search.warm_start={folder}: holds no run with a point of this space")

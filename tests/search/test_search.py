@@ -181,6 +181,8 @@ def test_a_folder_without_points_is_no_warm_start(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match=r"search\.warm_start=.*other: holds no run with a point of this space"):
         Folder(tmp_path, warm_start=str(tmp_path / "other"))
+    with pytest.raises(ConfigError, match=r"search\.warm_start=.*nowhere: there is no such folder"):
+        Folder(tmp_path, warm_start=str(tmp_path / "nowhere"))
 
 
 def test_the_kind_of_an_error_is_recorded(tmp_path: Path) -> None:
