@@ -75,10 +75,8 @@ def evaluate(
     from expt.command import evaluation_settings as settings  # late, as below: Hydra
 
     try:
-        asked = settings.read(words, config_dir)
-        folder, which = run_and_which(folder, asked.which)
-        asked = asked._replace(which=which)
-        begun = [(run, found(run, which)[0]) for run in _chosen(folder, best)]
+        asked = settings.read(words, config_dir, run=folder)
+        begun = [(run, found(run, asked.which)[0]) for run in _chosen(asked.run, best)]
         measured = [(run, record, settings.settings(run, record, asked)) for run, record in begun]
     except KeyboardInterrupt:
         raise Interrupted("interrupted before it began; type the command again") from None

@@ -143,7 +143,7 @@ class Population:
             cost = _cost(holder, epoch)
             while cost is None and member is not None:
                 member = None if member.replaces is None else before.get(member.replaces)
-                cost = member and _cost(member, epoch)
+                cost = None if member is None else _cost(member, epoch)
             if cost is not None:
                 found.append((cost, holder))
         ranked = sorted(found, key=lambda pair: (pair[0], pair[1].number))

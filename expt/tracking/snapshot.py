@@ -87,7 +87,9 @@ class Snapshot(NamedTuple):
     def _lineage(self) -> dict[str, Any]:
         """The run that it is a fork of, or has its first weights from; its place in a search, and how far it may go."""
         record = self.record
-        forked, begun, search = (record.get(key) or {} for key in ("forked_from", "weights_from", "search"))
+        forked: Mapping[str, Any] = record.get("forked_from") or {}
+        begun: Mapping[str, Any] = record.get("weights_from") or {}
+        search: Mapping[str, Any] = record.get("search") or {}
         until = record.get("until_epoch")
         if until is None and search:  # a dashboard keeps what an earlier attempt has said
             until = (record.get("config") or {}).get("epochs")

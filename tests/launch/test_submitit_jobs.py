@@ -73,7 +73,16 @@ def jobs(folder: Path, count: int) -> list[Job]:
         ({"status": "running"}, "failed", "job 4711: slurmstepd: out of memory\nlog: queue.err"),
         ({}, "failed", "job 4711: slurmstepd: out of memory\nlog: queue.err"),
     ],
-    ids=["completed", "paused", "paused before", "failed", "interrupted", "without a word", "killed", "before it began"],
+    ids=[
+        "completed",
+        "paused",
+        "paused before",
+        "failed",
+        "interrupted",
+        "without a word",
+        "killed",
+        "before it began",
+    ],
 )
 def test_a_jobs_outcome(tmp_path: Path, outcome: dict[str, Any], status: str, error: str | None) -> None:
     (job,) = jobs(tmp_path, 1)
