@@ -1,4 +1,4 @@
-"""Each sampler and each kind of rungs: a search that is killed and interrupted comes to the end of one that never was."""
+"""Each sampler and each kind of rungs: a search that is killed and interrupted ends as one that never was."""
 
 from __future__ import annotations
 
