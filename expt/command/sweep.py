@@ -79,6 +79,7 @@ class Multirun:
         self.machine = machine()
         self._runner = runner or self._pool
         self._grid: Grid | None = None
+        self._num_known = 0
 
     def launch(self, points: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
         """Run every point of the grid that is not complete already.
@@ -139,7 +140,8 @@ class Multirun:
         finally:
             done = any(job.status == COMPLETED for job in runs)
             self._tell(job for job in runs if not (done and isinstance(job.error, spared)))
-            self._task.outcome.num_unseen += max(0, display.total - sum(map(len, runs.values())))
+            seen = self._num_known + sum(map(len, runs.values()))
+            self._task.outcome.num_unseen += max(0, display.total - seen)
         self._refuse_if_all_were(list(runs))
         started = sorted(itertools.chain(*runs.values()), key=lambda run: run.number)
         return [run.finish() for run in started]
@@ -175,6 +177,7 @@ class Multirun:
 
     def known(self, run_paths: paths.RunPaths, status: str) -> None:
         """Count a run of an earlier command that is not to be run again."""
+        self._num_known += 1
         if status in (COMPLETED, PAUSED):
             self._task.outcome.add(run_paths, status)
 
