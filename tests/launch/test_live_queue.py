@@ -118,7 +118,12 @@ def test_a_job_is_cancelled_to_pause_and_submitted_again_to_go_on(tmp_path: Path
 def test_one_that_is_let_go_on_before_it_has_ended_is_submitted_as_soon_as_it_has(tmp_path: Path) -> None:
     (job,) = jobs(tmp_path, 1)
     executor = Executor(LONG, (1, True))
-    run(executor, Orders(lambda queue: (queue.pause([job]), queue.let_go_on([job]))), job)
+
+    def at_once(queue: LiveQueue) -> None:
+        queue.pause([job])
+        queue.let_go_on([job])
+
+    run(executor, Orders(at_once), job)
     assert (job.status, len(executor.submitted)) == (COMPLETED, 2)
 
 
