@@ -13,7 +13,7 @@ from expt.errors import ConfigError
 from expt.runs import orders
 from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths
-from expt.runs.result import PAUSED, RUNNING, read_result
+from expt.runs.result import COMPLETED, PAUSED, RUNNING, read_result
 from tests.conftest import ended, run, start
 
 COLD_S = 180
@@ -83,17 +83,18 @@ def test_a_sweep_of_cluster_jobs_takes_orders(tmp_path: Path) -> None:
     first = RunPaths(sweep / "lr=0.1")
     until(first.metrics.exists, COLD_S)
     assert orders.give(sweep, "pause", ()) == ["paused 1 run: lr=0.1"]
-    until(lambda: read_result(first).get("status") == PAUSED)
+    until(lambda: read_result(first).get("status") == PAUSED, COLD_S)
     with pytest.raises(ConfigError, match="gpus: the cluster gives each run its own; pause some"):
         orders.give(sweep, "gpus", ("0",))
     assert orders.give(sweep, "add", ("optimizer.lr=0.02",)) == ["added 1 run: lr=0.02"]
     assert orders.give(sweep, "drop", ("lr=0.02",)) == ["dropped 1 run: lr=0.02"], "all is paused, and it waits"
     assert orders.give(sweep, "resume", ()) == ["resumed 1 run: lr=0.1"]
+    until(lambda: read_result(first).get("status") == COMPLETED, COLD_S)
     told = ended(process)
     assert told.returncode == 0, told.stderr
     assert "] interrupted lr=0.02  dropped by a person\n" in told.stdout
     assert not (sweep / "lr=0.02").exists()
-    assert (read_result(first)["status"], read_result(first)["attempts"]) == ("completed", 2)
+    assert (read_result(first)["status"], read_result(first)["attempts"]) == (COMPLETED, 2)
     plain = run("optimizer.lr=0.1", *LONG, f"hydra.run.dir={tmp_path}/plain", cwd=tmp_path)
     assert plain.returncode == 0
     assert losses(first.folder) == losses(tmp_path / "plain")
