@@ -98,7 +98,7 @@ def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     assert (good["identity"], good["train_s"], good["error"]) == ("id-lr=1", "3", "")
     assert found["lr=2"]["error"] == "rank 1 of 2 raised: ValueError: a, b  (log: l.log)"
     assert found["lr=3"]["objective"] == ""
-    assert [(row["device_s"], row["energy_j"]) for row in found.values()] == [("7.5", "900"), ("0.0", ""), ("0.0", "")]
+    assert [(row["device_s"], row["energy_j"]) for row in found.values()] == [("7.5", "900"), ("0", ""), ("0", "")]
 
 
 def test_null_is_an_empty_cell_in_csv_and_null_in_a_table(tmp_path: Path) -> None:
