@@ -20,6 +20,7 @@ from expt.python.sweep_result import SweepResult
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
 from expt.runs.view.query import in_order, runs_below
+from expt.runs.weights_file import Which, run_and_which
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -139,7 +140,7 @@ def predict(
     paths: str | Path | Sequence[str | Path] = (),
     *,
     split: Literal["train", "val", "test"] | None = None,
-    which: Literal["best", "last"] = "best",
+    which: Which | None = None,
     batch_size: int | None = None,
     device: str = "auto",
     amp: bool | Literal["recorded", "bf16", "fp16"] = "recorded",
@@ -152,12 +153,13 @@ def predict(
     from expt.inference.plan import Asked, plan
 
     given = (paths,) if isinstance(paths, str | Path) else paths
+    folder, checkpoint = run_and_which(run, which)
     chosen = plan(
         Asked(
-            run=Path(run),
+            run=folder,
             paths=tuple(map(Path, given)),
             split=split,
-            which=which,
+            which=checkpoint,
             batch_size=batch_size,
             device=device,
             amp=amp,

@@ -18,7 +18,7 @@ from expt.runs.paths import RunPaths, is_sweep, make_unused_folder
 from expt.runs.ranking import by_objective
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, Record, read_result, results
-from expt.runs.weights_file import found
+from expt.runs.weights_file import found, run_and_which
 
 if TYPE_CHECKING:
     from expt.command.evaluation_settings import Settings
@@ -29,7 +29,7 @@ own test set, or where it has none what it was validated on. The numbers come in
 TensorBoard, and nothing of the run itself is changed."""
 EXAMPLES = """settings
   split=train|val|test|all      what is measured; all parts of a dataset together
-  which=best|last               of which checkpoint
+  which=best|last               of which checkpoint; RUN@last says so too
   dataset=... dataset.KEY=...   another dataset: prepared as the run's own, its classes known by their names
   task.metrics.NAME={_target_: torchmetrics...., better: max}     one more metric
   world_size= gpus= batch_size= amp= threads= timeout_s= ...      how it is computed
@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="of your own YAML for dataset=... [conf]")
     asked = parser.parse_intermixed_args(list(words))
     folder = Path(asked.words[0] if asked.words else "")
-    if not asked.words or ("=" in folder.name and not folder.exists()):
+    if not asked.words or ("=" in folder.name and not run_and_which(folder)[0].exists()):
         first = f"{folder}: " if asked.words else ""
         raise ConfigError(f"{first}the folder of a run comes first, as in {parser.prog} RUN split=val")
     evaluate(folder, asked.words[1:], best=asked.best, config_dir=asked.config_dir)
@@ -75,8 +75,8 @@ def evaluate(
     from expt.command import evaluation_settings as settings  # late, as below: Hydra
 
     try:
-        asked = settings.read(words, config_dir)
-        begun = [(run, found(run, asked.which)[0]) for run in _chosen(folder, best)]
+        asked = settings.read(words, config_dir, run=folder)
+        begun = [(run, found(run, asked.which)[0]) for run in _chosen(asked.run, best)]
         measured = [(run, record, settings.settings(run, record, asked)) for run, record in begun]
     except KeyboardInterrupt:
         raise Interrupted("interrupted before it began; type the command again") from None

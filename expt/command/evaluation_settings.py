@@ -24,6 +24,7 @@ from expt.data.fingerprint import content_of
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.request import Evaluation, Split
 from expt.runs.result import Record
+from expt.runs.weights_file import run_and_which
 
 HOW = (
     *("world_size", "gpus", "backend", "threads", "batch_size", "amp", "compile", "matmul_precision"),
@@ -64,6 +65,8 @@ HELD_OUT = ("val_fraction", "test_fraction", "folds", "fold", "train_limit")
 class Asked(NamedTuple):
     """What is typed, by its keys."""
 
+    run: Path
+    """Its folder, or that of a sweep."""
     which: str
     split: str | None
     chosen: str | None
@@ -87,8 +90,8 @@ class Settings(NamedTuple):
     """Of the folder for its numbers."""
 
 
-def read(words: Sequence[str], config_dir: Path | None = None) -> Asked:
-    """What the words say. Raises ConfigError for a setting that an evaluation does not take."""
+def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Path()) -> Asked:
+    """What the words say of `run`, or `RUN@last`. Raises ConfigError for a setting that an evaluation does not take."""
     overrides.register_resolvers()
     typed = with_own_keys(readable(words))
     try:
@@ -101,8 +104,10 @@ def read(words: Sequence[str], config_dir: Path | None = None) -> Asked:
     for key, choices in CHOICES.items():
         if values.get(key, choices[0]) not in choices:
             raise ConfigError(f"{key}={values[key]}: not one of {', '.join(choices)}")
+    folder, which = run_and_which(run, values.get("which"))
     return Asked(
-        which=values.get("which", "best"),
+        run=folder,
+        which=which,
         split=values.get("split"),
         chosen=None if "dataset" not in values else str(values["dataset"]),
         dataset={key.removeprefix("dataset."): value for key, value in values.items() if key.startswith("dataset.")},

@@ -16,8 +16,9 @@ from expt.command.words import Parser
 from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted
 from expt.runs.paths import RunPaths
 from expt.runs.view.cells import say
-from expt.runs.view.progress import elapsed, shown_path
-from expt.runs.weights_file import found
+from expt.runs.view.progress import shown_path
+from expt.runs.view.units import elapsed
+from expt.runs.weights_file import found, run_and_which
 
 if TYPE_CHECKING:
     from expt.inference.export import Exported
@@ -42,7 +43,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--format", required=True, choices=FORMATS, help="of the file")
     usual = " or ".join(str(RunPaths(Path("RUN")).exported(each)) for each in FORMATS)
     parser.add_argument("--output", type=Path, metavar="FILE", help=f"[{usual}]")
-    parser.add_argument("--which", default="best", choices=("best", "last"), help="checkpoint [best]")
+    parser.add_argument("--which", choices=("best", "last"), help="checkpoint, as RUN@last [best]")
     parser.add_argument("--batch-size", type=int, metavar="N", help="the only one that the file takes [any]")
     parser.add_argument(
         "--preprocess", action="store_true", help="normalise in the file: it takes pixels in [0, 1], or a table's rows"
@@ -56,6 +57,7 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("--force", action="store_true", help="replace the file if it is there")
     asked = parser.parse_args(list(words))
+    asked.run, asked.which = run_and_which(asked.run, asked.which)
     found(asked.run, asked.which)
     file = _file(asked.run, asked.format, asked.output, force=asked.force)
     for option, value in (("batch-size", asked.batch_size), ("tolerance", asked.tolerance)):

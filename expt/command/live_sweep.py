@@ -7,17 +7,16 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from hydra.core.override_parser.types import Override
-
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_adapter import product
 from expt.command.hydra_errors import COMPOSING, as_config_error
-from expt.command.overrides import parsed
+from expt.command.overrides import last_of_each, parsed
 from expt.command.sweep_display import SweepDisplay
 from expt.config.identity import shown
 from expt.errors import ConfigError, ExptError
 from expt.launch.job import QUEUED, Job
 from expt.launch.live_pool import LivePool
+from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine
 from expt.runs import orders
 from expt.runs.orders import Order
@@ -39,7 +38,7 @@ class LiveSweep:
         self,
         folder: RunPaths,
         machine: Machine,
-        pool: LivePool,
+        pool: LivePool | LiveQueue,
         runs: dict[Job, list[ComposedRun]],
         display: SweepDisplay,
         words: Sequence[str],
@@ -115,11 +114,12 @@ class LiveSweep:
         """The grid that was typed, with these words in place of those for the same keys."""
         if of_search := [word for word in words if word.partition("=")[0].partition(".")[0] == "search"]:
             raise ConfigError(f"{of_search[0]}: is the search's; end it by Ctrl-C, and type its command again with it")
-        last: dict[str, Override] = {each.get_key_element(): each for each in parsed([*self._typed, *words])}
-        searched = [key for key, each in last.items() if each.is_sweep_override() and not each.is_discrete_sweep()]
+        last = last_of_each([*self._typed, *words])
+        searched = [each for each in last if each.is_sweep_override() and not each.is_discrete_sweep()]
         if searched:
-            raise ConfigError(f"{searched[0]}: is searched in an interval; give the run a value, as in {searched[0]}=1")
-        points = product([*last.values()])
+            key = searched[0].get_key_element()
+            raise ConfigError(f"{key}: is searched in an interval; give the run a value, as in {key}=1")
+        points = product(last)
         keys = [each.key_or_group for each in parsed(words)]
         numbers = [run.number for same in self._runs.values() for run in same]
         composed = self._compose(points, keys, 1 + max(numbers, default=-1))
@@ -135,6 +135,8 @@ class LiveSweep:
 
     def _use_gpus(self, about: Sequence[str]) -> list[str]:
         gpus = self._machine.gpus
+        if isinstance(self._pool, LiveQueue):
+            raise ConfigError("gpus: the cluster gives each run its own; pause some runs instead")
         if not gpus:
             raise ConfigError("gpus: this machine has none; pause some runs instead")
         text = ",".join(about)

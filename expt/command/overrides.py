@@ -41,6 +41,18 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
     return [simple(word) or _parser().parse_overrides([word])[0] for word in overrides]
 
 
+def last_of_each(words: Sequence[str]) -> list[Override]:
+    """Of several words for a key the last, in its place; where the one before had a `+`, it has one too."""
+    last: dict[str, Override] = {}
+    for override in parsed(words):
+        typed = override.get_key_element()
+        key = typed.lstrip("+~")
+        before = last.pop(key, override).get_key_element()
+        is_added = before.startswith("+") and typed == key
+        last[key] = parsed([before.removesuffix(key) + str(override.input_line)])[0] if is_added else override
+    return [*last.values()]
+
+
 @functools.cache  # it takes 0.5 ms to make one
 def _parser() -> OverridesParser:
     from hydra.core.override_parser.overrides_parser import OverridesParser  # late: not for `expt rerun --help`

@@ -15,6 +15,7 @@ from expt.command.words import Parser
 from expt.errors import ConfigError, Interrupted
 from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import wide_console
+from expt.runs.view.units import brief, in_bytes
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
@@ -131,8 +132,8 @@ def _show(console: Console, asked: Asked, found: Planned) -> None:
     flop = _number(found.flop * parts * config.world_size, "FLOP")
     say(console, f"step        {config.batch_size} samples on {several}{each}{at_once}; {flop}")
     if found.card:
-        gib = f"{found.card.memory_bytes / 2**30:.1f} GiB"
-        say(console, f"card        {found.card.name}: {gib}, {found.card.usable_bytes / 2**30:.1f} for tensors")
+        gib = in_bytes(found.card.memory_bytes)
+        say(console, f"card        {found.card.name}: {gib}, {in_bytes(found.card.usable_bytes)} for tensors")
     console.print()
     console.print(_table(found))
     console.print()
@@ -167,8 +168,7 @@ def _row(plan: Plan, size: int) -> list[str]:
     kept = (plan.parameter_bytes, plan.gradient_bytes, plan.state_bytes, plan.activation_bytes, plan.other_bytes)
     cells = [f"{each / size:,.2f}" for each in (*kept, plan.total_bytes)]
     fit = [] if plan.largest_part is None else [f"{plan.largest_part:,}"]
-    ms = 1e3 * (plan.step_s or 0)
-    step = [f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.2f} ms"] if ms else []
+    step = [brief(plan.step_s)] if plan.step_s else []
     return [f"{plan.strategy}, checkpointed" if plan.checkpointing else plan.strategy, *cells, *fit, *step]
 
 

@@ -20,7 +20,9 @@ from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, ExptError, Interrupt
 from expt.inference import writing
 from expt.inference.plan import SPLITS, Asked, Plan, plan
 from expt.runs.view.cells import say
-from expt.runs.view.progress import BAR, PLAIN_LINE_S, WIDE, duration
+from expt.runs.view.progress import BAR, PLAIN_LINE_S, WIDE
+from expt.runs.view.units import duration
+from expt.runs.weights_file import run_and_which
 
 if TYPE_CHECKING:
     from expt.inference.predict import Predictor
@@ -86,7 +88,7 @@ def parse(words: Sequence[str]) -> tuple[Asked, Path | None, bool]:
     parser.add_argument("--output", type=Path, metavar="FILE", help=".csv, .jsonl, .npz; - is the terminal, as CSV")
     parser.add_argument("--force", action="store_true", help="write over an output that is there")
     parser.add_argument("--top", type=int, metavar="K", help="of classes the K likeliest alone")
-    parser.add_argument("--which", choices=("best", "last"), default="best", help="of its checkpoints (best)")
+    parser.add_argument("--which", choices=("best", "last"), help="of its checkpoints, as RUN@last (best)")
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples at a time (what makes 40 MB, up to 1024)")
     parser.add_argument(
         "--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1 ... (a GPU if there is one)"
@@ -94,11 +96,12 @@ def parse(words: Sequence[str]) -> tuple[Asked, Path | None, bool]:
     amp = ("recorded", "false", "true", "bf16", "fp16")
     parser.add_argument("--amp", choices=amp, default="recorded", help="mixed precision (recorded: as the run had it)")
     found = parser.parse_intermixed_args(list(words))
+    run, which = run_and_which(found.run, found.which)
     asked = Asked(
-        run=found.run,
+        run=run,
         paths=tuple(found.paths),
         split=found.split,
-        which=found.which,
+        which=which,
         batch_size=found.batch_size,
         device=found.device,
         amp={"true": True, "false": False}.get(found.amp, found.amp),

@@ -17,7 +17,7 @@ from expt.machine import Machine
 from expt.runs.result import COMPLETED
 from expt.runs.view.cells import cells, say
 from expt.runs.view.leaderboard import wide_console
-from expt.runs.view.progress import duration, elapsed
+from expt.runs.view.units import about, brief, mebibytes
 from expt.runs.worker_error import in_one_line
 
 COST_NOTHING = {"seed", "epochs", "max_steps", "lr_scaling", "base_batch_size", "objective", "label_smoothing"}
@@ -69,12 +69,12 @@ def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool) -> Ta
     for alike, tried in rows:
         config, found = request_of(alike[0]).config, tried.record["metrics"]
         needs = f"{config.num_gpus} GPU" if config.num_gpus else f"{config.world_size * config.threads} cores"
-        memory = _mib(found["memory/worker_mib"])
+        memory = mebibytes(found["memory/worker_mib"])
         if "memory/gpu_mib" in found:
-            memory = f"{_mib(found['memory/gpu_mib'])} of the GPU, {memory}"
+            memory = f"{mebibytes(found['memory/gpu_mib'])} of the GPU, {memory}"
         lengths = sorted(tried.seconds(request_of(job).config) for job in alike)
-        a_run = " to ".join(dict.fromkeys(_long(length) for length in (lengths[0], lengths[-1])))
-        step, evaluation = _short(found["step_s"]), _short(found["eval_s"])
+        a_run = " to ".join(dict.fromkeys(about(length) for length in (lengths[0], lengths[-1])))
+        step, evaluation = brief(found["step_s"]), brief(found["eval_s"])
         name = alike[0].name if of_sweep else f"{config.model.name} on {config.dataset.name}"
         table.add_row(*cells(name, len(alike), needs, memory, step, evaluation, a_run))
     return table
@@ -90,16 +90,4 @@ def _tell_total(
     what = "1 run takes" if len(lengths) == 1 else f"{len(lengths)} runs take"
     where = f"{len(machine.gpus)} GPUs" if lengths[0][0].num_gpus else f"{machine.cpus} cores"
     early = ", or less where early_stop ends some" if any(config.early_stop for config, _ in lengths) else ""
-    say(console, f"{what} about {_long(total)} on {where}{early}: until {end}, if it begins now")
-
-
-def _long(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 60 else duration(seconds)
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else elapsed(seconds)
-
-
-def _mib(mib: float) -> str:
-    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+    say(console, f"{what} about {about(total)} on {where}{early}: until {end}, if it begins now")

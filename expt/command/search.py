@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
@@ -13,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from expt.command.composed_run import ComposedRun
-from expt.command.overrides import parsed
+from expt.command.overrides import last_of_each
 from expt.command.search_space import space_of
 from expt.command.sweep import Multirun, Runner, Runs
 from expt.command.sweep_display import SweepDisplay, show_dry_run
@@ -83,11 +82,8 @@ class SearchCommand:
 
     def _parted(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """The words that all points share, and the axes; of several words for a key the last counts."""
-        last: dict[str, Override] = {}
-        for override in parsed(words):
-            last.pop(override.key_or_group, None)
-            last[override.key_or_group] = override
-        own = [each for key, each in last.items() if key != "search" and not key.startswith("search.")]
+        last = last_of_each(words)
+        own = [each for each in last if each.key_or_group.partition(".")[0] != "search"]
         several = [each for each in own if each.is_sweep_override()]
         if any(each.key_or_group == "objective" for each in several):
             raise ConfigError("objective: several are given in brackets, as in 'objective=[accuracy/val,loss/val]'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from rich.table import Table
 from expt.runs.paths import SWEEP_RECORD
 from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord
 from expt.runs.view.cells import cells, say
-from expt.search.goals import Goal, Limit, goals_for, limits_for
+from expt.search.goals import Goal, Limit, costs_of, goals_for, limits_for
 from expt.search.history import BAD
 
 
@@ -28,20 +29,26 @@ class SearchRecord(NamedTuple):
         measured = (goal.value(run) for goal in self.goals)
         return (
             run["status"] in (COMPLETED, PAUSED)
-            and all(value is not None and value == value for value in measured)
+            and all(value is not None and math.isfinite(value) for value in measured)
             and all(limit.violation(run) <= 0 for limit in self.limits)
         )
 
     def best(self, runs: Sequence[FoundRecord]) -> FoundRecord | None:
-        """By the first goal, of those that are allowed."""
-        goal = self.goals[0]
-        return min((run for run in runs if self.allowed(run)), key=lambda run: goal.cost(goal.value(run)), default=None)
+        """By the first goal, of equal ones by the next, of those that are allowed."""
+        return min((run for run in runs if self.allowed(run)), key=self._costs, default=None)
 
     def front(self, runs: Sequence[FoundRecord]) -> list[FoundRecord]:
         """The Pareto front: those of which no other is as good by all goals, and better by one; by the first goal."""
-        costs = {id(run): [goal.cost(goal.value(run)) for goal in self.goals] for run in runs if self.allowed(run)}
-        found = [run for run in runs if id(run) in costs and not any(_beats(c, costs[id(run)]) for c in costs.values())]
-        return sorted(found, key=lambda run: costs[id(run)])
+        reached = {id(run): self._costs(run) for run in runs if self.allowed(run)}
+        found = [
+            run
+            for run in runs
+            if id(run) in reached and not any(_beats(other, reached[id(run)]) for other in reached.values())
+        ]
+        return sorted(found, key=lambda run: reached[id(run)])
+
+    def _costs(self, run: FoundRecord) -> list[float]:
+        return costs_of(self.goals, [goal.value(run) for goal in self.goals])
 
 
 def _beats(one: Sequence[float], other: Sequence[float]) -> bool:

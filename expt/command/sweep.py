@@ -28,6 +28,7 @@ from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, Options
 from expt.launch.live_pool import LivePool
+from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine, detect
 from expt.runs import orders, paths
 from expt.runs.result import COMPLETED, PAUSED, results
@@ -78,6 +79,7 @@ class Multirun:
         self.machine = machine()
         self._runner = runner or self._pool
         self._grid: Grid | None = None
+        self._num_known = 0
 
     def launch(self, points: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
         """Run every point of the grid that is not complete already.
@@ -127,7 +129,7 @@ class Multirun:
         runs: Runs = {}
         observer = SweepObserver(self._context, self._task, runs, display)
         runner = self._runner(observer)
-        if isinstance(runner, LivePool):
+        if isinstance(runner, LivePool | LiveQueue):
             observer.live = self._live(runner, runs, display)
         try:
             with display:
@@ -138,7 +140,8 @@ class Multirun:
         finally:
             done = any(job.status == COMPLETED for job in runs)
             self._tell(job for job in runs if not (done and isinstance(job.error, spared)))
-            self._task.outcome.num_unseen += max(0, display.total - sum(map(len, runs.values())))
+            seen = self._num_known + sum(map(len, runs.values()))
+            self._task.outcome.num_unseen += max(0, display.total - seen)
         self._refuse_if_all_were(list(runs))
         started = sorted(itertools.chain(*runs.values()), key=lambda run: run.number)
         return [run.finish() for run in started]
@@ -154,7 +157,7 @@ class Multirun:
         refuse_wrong_values(points, first.hydra_config, self.machine)
         return itertools.chain([first], composed)
 
-    def _live(self, pool: LivePool, runs: Runs, display: SweepDisplay) -> LiveSweep:
+    def _live(self, pool: LivePool | LiveQueue, runs: Runs, display: SweepDisplay) -> LiveSweep:
         def compose(points: Sequence[Sequence[str]], keys: Sequence[str], number: int) -> Sequence[ComposedRun]:
             return [*self.open().compose(self.composer, self._config, points, number, also_named_by=keys)]
 
@@ -174,6 +177,7 @@ class Multirun:
 
     def known(self, run_paths: paths.RunPaths, status: str) -> None:
         """Count a run of an earlier command that is not to be run again."""
+        self._num_known += 1
         if status in (COMPLETED, PAUSED):
             self._task.outcome.add(run_paths, status)
 

@@ -64,6 +64,10 @@ class SweepObserver(Observer):
         """Say so in the terminal."""
         self._display.held(job)
 
+    def job_dropped(self, job: Job) -> None:
+        """Say so in the terminal."""
+        self._display.dropped(job)
+
     def job_ended(self, job: Job) -> None:
         """Record it, and tell Hydra's callbacks and the terminal."""
         run = self._runs[job][0]
@@ -93,5 +97,5 @@ def _record_end(job: Job, about: Record) -> None:
     config = job.request.config if job.request else None
     if job.refused and job.error and not job.paths.logs(0).exists():  # else what it has come to before is kept
         record_refusal(job.paths, about, job.request, job.error)
-    if job.status == FAILED:
+    if job.status == FAILED and job.paths.result.exists():  # else, on a full disk, nobody could tell whose it is
         add_failure(job.paths.folder, hyperparameters(shown(config) if config else about["overrides"]))

@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
+PRINTING = {"preflight=true", "hydra.launcher.dry_run=true"}
+"""Words of a command that does nothing but print."""
 _IN_ASCII = {"≥": ">=", "≤": "<=", "±": "+-", "…": "..."}
 
 
@@ -23,10 +25,13 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def quietly(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """The arguments without `-q`; while entered, that keeps all but errors and warnings from being printed."""
+    """The arguments without `-q`; while entered, that keeps all but errors and warnings from being printed.
+
+    What a command prints that does nothing else was asked for, and is printed.
+    """
     words = [word for word in arguments if word not in ("-q", "--quiet")]
     with contextlib.ExitStack() as quiet:
-        if len(words) < len(arguments):
+        if len(words) < len(arguments) and not PRINTING & {*words}:
             quiet.enter_context(_shown_nowhere())
             quiet.enter_context(contextlib.redirect_stdout(quiet.enter_context(open(os.devnull, "w"))))
         yield words

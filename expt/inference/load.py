@@ -24,7 +24,7 @@ from expt.models.partial_load import plain_weights
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
-from expt.runs.weights_file import found
+from expt.runs.weights_file import Which, found, run_and_which
 from expt.training.patches import onednn_linear
 from expt.training.precision import Precision
 
@@ -61,13 +61,14 @@ class TrainedModel(nn.Module):
 
 def load(
     run: str | Path,
-    which: Literal["best", "last"] = "best",
+    which: Which | None = None,
     *,
     device: str | torch.device = "cpu",
     amp: Amp = False,
 ) -> TrainedModel:
-    """The model of the run in the folder `run`, in eval mode, with the weights of its best or last checkpoint.
+    """The model of the run in the folder `run`, in eval mode, with the weights of its best checkpoint.
 
+    Those of its last where `which`, or `RUN@last`, says so.
     Of a run with `ema` they are the average's. Its dataset is not read. A class of one's own must be importable as it
     was for the run, from the current folder too. It computes in float32, to be put under an autocast of one's own;
     with `amp="recorded"` as the run did, whose evaluations had mixed precision where it was trained so, and with true,
@@ -78,12 +79,13 @@ def load(
     return rebuilt(record, state, torch.device(device), amp=amp)
 
 
-def saved(run: str | Path, which: str = "best") -> tuple[Record, dict[str, Any]]:
+def saved(run: str | Path, which: str | None = None) -> tuple[Record, dict[str, Any]]:
     """The record of the run, and the state in its best or last checkpoint. Warns and raises as `load`."""
-    record, file = found(run, which)
+    folder, which = run_and_which(run, which)
+    record, file = found(folder, which)
     checkpoint.check(file)
     state = checkpoint.load(file)
-    main_code.find_kept(RunPaths(Path(run)).code)
+    main_code.find_kept(RunPaths(folder).code)
     _warn_of_other_code(state["config"], record)
     return record, state
 

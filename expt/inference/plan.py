@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from expt import machine
 from expt.config import datasets, tasks
@@ -19,7 +19,7 @@ from expt.inference.arrays import Samples
 from expt.inference.sources import Kind
 from expt.inference.table_rows import Features
 from expt.runs.result import Record
-from expt.runs.weights_file import found
+from expt.runs.weights_file import Which, found
 
 SPLITS = ("train", "val", "test")
 
@@ -31,7 +31,7 @@ class Asked:
     run: Path
     paths: tuple[Path, ...] = ()
     split: str | None = None
-    which: Literal["best", "last"] = "best"
+    which: Which = "best"
     batch_size: int | None = None
     device: str = "auto"
     amp: Any = "recorded"

@@ -16,6 +16,7 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, rea
 from expt.runs.worker_error import in_one_line, mistake_in
 
 QUEUED = "queued"
+DROPPED = "dropped by a person"
 
 
 @dataclass(eq=False)
@@ -108,6 +109,9 @@ class Observer:
 
     def job_held(self, job: Job) -> None:
         """The job was asked to pause while it ran, has saved, and goes on later."""
+
+    def job_dropped(self, job: Job) -> None:
+        """The job, which was not under way, is not to start or to go on any more."""
 
     def job_ended(self, job: Job) -> None:
         """The job has completed, paused, failed, or was interrupted."""

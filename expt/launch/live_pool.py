@@ -7,13 +7,11 @@ from typing import Any
 
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted
-from expt.launch.job import Job, request_of, workers_of
+from expt.launch.job import DROPPED, Job, request_of, workers_of
 from expt.launch.packing import demand_of
 from expt.launch.pool import Pool
 from expt.runs.attempt import record_end, record_pause
 from expt.runs.result import INTERRUPTED, PAUSED, RUNNING, read_result
-
-DROPPED = "dropped by a person"
 
 
 class LivePool(Pool):
@@ -71,14 +69,17 @@ class LivePool(Pool):
             self._stopping.pop(number, None)
             if number in self._active:
                 workers_of(job).stop()
+                job.paths.remove_unfinished()
                 record_end(job.paths, error)
                 self._end(number, error)
-            elif self._held.pop(number, None) or self._withdraw(number):
-                job.status, job.error = INTERRUPTED, error
+                continue
+            if self._held.pop(number, None) or self._withdraw(number):
                 if job.paths.result.exists():  # it has paused as it was told to
                     record_end(job.paths, error)
-            elif job.status == PAUSED:  # by itself, at a rung, where its record leaves it
-                job.status, job.error = INTERRUPTED, error
+            elif job.status != PAUSED:  # by itself, at a rung, where its record leaves it
+                continue
+            job.status, job.error = INTERRUPTED, error
+            self._observer.job_dropped(job)
 
     def use_gpus(self, gpus: Collection[str]) -> list[Job]:
         """Use these alone from now on; returns the running jobs that pause for it, and wait for their turn again."""

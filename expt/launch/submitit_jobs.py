@@ -16,11 +16,11 @@ from expt import machine, signals
 from expt.config import main_code, secrets
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
 from expt.launch import forkserver, slurm_variables
-from expt.launch.job import Job, Observer, request_of
+from expt.launch.job import Job, Observer, has_come_so_far, request_of
 from expt.launch.launcher import launcher
 from expt.runs.paths import RunPaths
 from expt.runs.request import received
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, RUNNING, read_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING, read_result
 from expt.runs.worker_error import LOG
 
 POLL_S = 0.2
@@ -63,13 +63,13 @@ class Queue:
         with signals.Heeded():
             jobs = itertools.takewhile(lambda job: job is not None, source)
             self._submit([job for job in jobs if job is not None and job.status != COMPLETED])
-            while self._active and not signals.asked():
+            while self._is_busy() and not signals.asked():
                 for job, submitted in list(self._active.items()):
                     if submitted.done():
-                        self._end(job, _outcome(job, submitted))
+                        self._conclude(job, submitted)
                 self._observer.tick(list(self._active))
                 time.sleep(POLL_S)
-            if self._active:
+            if self._is_busy():
                 if not signals.asked_by(signal.SIGHUP):  # the jobs need no terminal
                     self._cancel()
                 raise KeyboardInterrupt
@@ -87,7 +87,13 @@ class Queue:
         if wanted:
             with self._executor.batch():  # on Slurm, a job array
                 submitted = [self._executor.submit(ClusterJob(request_of(job).to_send(), sys.argv)) for job in wanted]
-            self._active = dict(zip(wanted, submitted, strict=True))
+            self._active |= dict(zip(wanted, submitted, strict=True))
+
+    def _is_busy(self) -> bool:
+        return bool(self._active)
+
+    def _conclude(self, job: Job, submitted: Any) -> None:
+        self._end(job, outcome(job, submitted))
 
     def _cancel(self) -> None:
         for submitted in self._active.values():
@@ -104,11 +110,11 @@ class Queue:
         self._observer.job_ended(job)
 
 
-def _outcome(job: Job, submitted: Any) -> ExptError | None:
+def outcome(job: Job, submitted: Any) -> ExptError | None:
     """What became of a job that has ended."""
     result = read_result(job.paths)
     status = result.get("status")
-    if status in (COMPLETED, PAUSED):
+    if has_come_so_far(result, request_of(job).until_epoch):  # else it has paused before, and has not gone on
         return None
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")

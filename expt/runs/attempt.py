@@ -22,6 +22,7 @@ from expt.runs.result import (
     FAILED,
     INTERRUPTED,
     PAUSED,
+    RUNNING,
     STATUSES,
     Record,
     create_result,
@@ -183,7 +184,9 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
         record = read_result(paths)
-        reached: Record = {**so_far(paths, record), **spending.until_now(record)}
+        reached = so_far(paths, record)
+        if record.get("status") == RUNNING:  # else it has cost nothing since it said so itself
+            reached |= spending.until_now(record)
         reached["status"], reached["error"] = status, str(error) or "interrupted by a person"
         reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
@@ -193,7 +196,10 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
 
 def record_pause(paths: RunPaths) -> None:
     """Say in result.json that the run has paused as it was told to, and what it has come to until then."""
-    reached = so_far(paths, read_result(paths))
+    record = read_result(paths)
+    reached = so_far(paths, record)
+    if record.get("status") == RUNNING:  # its workers have ended before they could say what it has cost
+        reached |= spending.until_now(record)
     reached["status"] = PAUSED
     update_result(paths, **reached)
 

@@ -69,9 +69,14 @@ def identified(given: str) -> tuple[str, str]:
     """
     run, which = named(given)
     record, found = result_of_any(RunPaths(run)), _of(given, run, which)
-    if record.get("status") == RUNNING:
+    if record.get("status") == RUNNING and which in WHICH:  # else it is said which one is meant
         warn(f"fork={given}: the run of {run} is still under way; it is forked at step {found.step}")
     return f"{record['identity']}@{found.step}", f"{record['seedless_identity']}@{found.step}"
+
+
+def epochs_of(run: Path) -> set[int]:
+    """After which whole epochs the run has checkpoints."""
+    return {found.epoch for found in _all(run) if found.ends_epoch}
 
 
 def _of(given: str, run: Path, which: str) -> Found:

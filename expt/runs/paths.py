@@ -150,6 +150,11 @@ class RunPaths:
         for path in (self.metrics, *self.event_files()):
             path.unlink(missing_ok=True)
 
+    def remove_unfinished(self) -> None:
+        """Remove what workers that were killed have left of a checkpoint that they were writing."""
+        for path in self.checkpoints.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
     def remove_checkpoints(self) -> None:
         """Remove all of them: the run can then go on from its beginning alone."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 
@@ -18,13 +19,14 @@ def at_start(devices: Sequence[str], earlier: Record) -> Record:
 
 
 def until_now(record: Record) -> Record:
-    """What a run has cost, at the end of an attempt on this machine."""
+    """What a run has cost, at the end of an attempt; of its energy only this machine knows, if it was here."""
     if "started" not in record:
         return {}
     spent: Record = {
         "device_s": record.get("device_s_before", 0.0) + num_devices(record) * max(0.0, time.time() - record["started"])
     }
-    shown = machine.energy_j(record.get("devices") or ()) if "energy_j_before" in record else None
+    here = record.get("node") == socket.gethostname()
+    shown = machine.energy_j(record.get("devices") or ()) if here and "energy_j_before" in record else None
     if shown is not None:
         spent["energy_j"] = record["energy_j_before"] + shown
     return spent

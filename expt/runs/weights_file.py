@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 from expt.errors import ConfigError, warn
 from expt.runs import provenance
@@ -13,6 +13,7 @@ from expt.runs.ranking import by_objective
 from expt.runs.record_parts import Begun
 from expt.runs.result import RUNNING, Record, read_result, result_of_any, results, results_below
 
+Which: TypeAlias = Literal["best", "last"]
 WHICH = ("best", "last")
 
 
@@ -83,6 +84,21 @@ def begun_from(given: str, checksum: str | None) -> Begun:
     if record.get("status") == RUNNING:
         warn(f"weights={given}: the run of {run} is still under way; what is loaded is what it has come to now")
     return {**begun, "identity": read_result(RunPaths(run)).get("identity"), "run": str(run.resolve()), "which": which}
+
+
+def run_and_which(given: str | Path, which: str | None = None) -> tuple[Path, Which]:
+    """The folder of a run, given as `RUN`, `RUN@best` or `RUN@last`, and which of its checkpoints is meant: the best.
+
+    Raises ConfigError for another word after the @, and where `which` names the other checkpoint.
+    """
+    folder, at, named = str(given).rpartition("@")
+    if not at or Path(given).exists() or not Path(folder).exists():
+        return Path(given), cast("Which", which or "best")
+    if named not in WHICH:
+        raise ConfigError(f"{given}: @{named} names no checkpoint that is loaded; use @best or @last")
+    if which not in (None, named):
+        raise ConfigError(f"{given}: which={which} is another checkpoint; leave one of them out")
+    return Path(folder), cast("Which", named)
 
 
 def found(run: str | Path, which: str = "best") -> tuple[Record, Path]:

@@ -41,6 +41,11 @@ class Goal:
         return -value if self.highest else value
 
 
+def costs_of(goals: Sequence[Goal], values: Sequence[float | None]) -> list[float]:
+    """Of each goal, lower is better. Compared as lists they give a best that no other beats in all goals."""
+    return [goal.cost(value) for goal, value in zip(goals, values, strict=True)]
+
+
 @dataclass(frozen=True)
 class Limit:
     """What a tag must not be."""

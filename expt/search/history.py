@@ -15,7 +15,7 @@ from expt.runs.result import COMPLETED, DAMAGED, FAILED, PAUSED, Record, result_
 from expt.runs.spending import device_s
 from expt.runs.sweep_index import results_of_sweep
 from expt.runs.view.query import settings_of
-from expt.search.goals import Goal, Limit
+from expt.search.goals import Goal, Limit, costs_of
 from expt.search.space import Space, Values
 
 BAD = (Diverged.__name__, OutOfMemory.__name__)
@@ -124,10 +124,13 @@ def in_order(points: Iterable[Point]) -> list[Point]:
 
 
 def best(points: Sequence[Point], goals: Sequence[Goal]) -> Point | None:
-    """The best by the first goal, of those that keep all limits; one that has paused counts by what it has come to."""
+    """The best by the first goal, of equal ones by the next, of those that keep all limits.
+
+    One that has paused counts by what it has come to.
+    """
     reached = [point for point in points if point.status in (COMPLETED, PAUSED) and _are_numbers(point.objectives)]
     measured = [point for point in reached if point.is_allowed]
-    return min(measured, key=lambda point: goals[0].cost(point.objectives[0]), default=None)
+    return min(measured, key=lambda point: costs_of(goals, point.objectives), default=None)
 
 
 def _settings(record: Record) -> Callable[[str], Any]:

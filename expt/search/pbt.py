@@ -1,7 +1,8 @@
 """Population based training (Jaderberg et al. 2017): what each member does next, a pure function of what is known.
 
-Every `interval` epochs a member pauses. One of the worst then gives its place to a fork of one of the best, whose
-settings are changed a little (exploit and explore); every other goes on as it is.
+Every `interval` epochs a member pauses, and is compared with what all others had come to until then (truncation
+selection): one of the worst gives its place to a fork of one of the best, whose settings are changed a little (exploit
+and explore); every other goes on as it is. Nobody waits for another.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from expt.runs.result import FAILED, PAUSED
+from expt.runs.result import FAILED, PAUSED, RUNNING
 from expt.search.space import Parameter, Space, Value, Values, as_key
 
 DRAWS = 50
@@ -40,12 +41,12 @@ class Member:
     @property
     def epochs(self) -> int:
         """How far it has come."""
-        return max(self.costs, default=0)
+        return max(self.costs, default=self.began_at)
 
-    @property
-    def cost(self) -> float:
-        """The last; what is no number is worse than any."""
-        return _worst_if_nan(self.costs[self.epochs]) if self.costs else math.inf
+    def cost_until(self, epoch: int) -> float | None:
+        """The last until then, what is no number is worse than any; None where it had none yet."""
+        last = max((each for each in self.costs if each <= epoch), default=None)
+        return None if last is None else _worst_if_nan(self.costs[last])
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Replace:
     number: int
     parent: int
     epoch: int
-    """After which it parts from it."""
+    """After which it parts from it: the last that is known of it. One that trains on may have come further."""
     values: Values
     until: int | None
 
@@ -95,8 +96,8 @@ class Population:
     def choose(self, members: Sequence[Member]) -> Choice | None:
         """What is to be done next; None where that waits for members under way, or all have come to their end.
 
-        The one that is the furthest behind comes first, and those that give up their places before the others, for then
-        the checkpoints of the best are still those of this epoch.
+        The one that is the furthest behind comes first, and those that give up their places before the others. So with
+        one at a time all come to an epoch before any goes on, and the checkpoints of the best are those of this epoch.
         """
         number = 1 + max((member.number for member in members), default=-1)
         if sum(member.replaces is None for member in members) < self.size and (drawn := self._drawn(members, number)):
@@ -107,14 +108,15 @@ class Population:
             return None
         epoch = min(member.epochs for member in paused)
         here = sorted((member for member in paused if member.epochs == epoch), key=lambda member: member.number)
-        best, worst = self._extremes([member for member in members if epoch in member.costs], epoch)
+        best, worst = self._extremes(members, epoch)
         failed = [member for member in current if member.status == FAILED and member.epochs <= epoch]
         given_up = [member for member in failed if member.costs or member.replaces is None]  # else forks fail for ever
-        parents = [member for member in here if member.number in best]
-        for member in [*given_up, *(member for member in here if member.number in worst)]:
+        parents = [member for member in best if member.status in (PAUSED, RUNNING) and member.costs]
+        for member in [*given_up, *(member for member in here if member in worst)]:
             for parent in self._random(number).sample(parents, len(parents)):
-                if values := self._explored(members, parent, epoch, number):
-                    return Replace(member.number, parent.number, epoch, values, self.next_stop(epoch))
+                begun = parent.epochs
+                if values := self._explored(members, parent, begun, number):
+                    return Replace(member.number, parent.number, begun, values, self.next_stop(begun))
         return GoOn(here[0].number, self.next_stop(epoch))
 
     def current(self, members: Iterable[Member]) -> list[Member]:
@@ -128,15 +130,30 @@ class Population:
         stop = (epochs_done // self.interval + 1) * self.interval
         return stop if stop < self.epochs else None
 
-    def _extremes(self, members: Sequence[Member], epoch: int) -> tuple[set[int], set[int]]:
-        """The numbers of the best and of the worst after this epoch; the worst are worse than all of the best."""
-        ranked = sorted(members, key=lambda member: (_worst_if_nan(member.costs[epoch]), member.number))
-        count = int(len(ranked) * self.quantile)
+    def _extremes(self, members: Sequence[Member], epoch: int) -> tuple[list[Member], list[Member]]:
+        """Who holds the best places and the worst, by what each had come to until this epoch, by their numbers.
+
+        The worst are worse than all of the best. Of a place that was given up since it counts what was reached there.
+        """
+        before = {member.number: member for member in members}
+        found = list[tuple[float, Member]]()
+        holders = self.current(members)
+        for holder in holders:
+            member: Member | None = holder
+            cost = _cost(holder, epoch)
+            while cost is None and member is not None:
+                member = None if member.replaces is None else before.get(member.replaces)
+                cost = None if member is None else _cost(member, epoch)
+            if cost is not None:
+                found.append((cost, holder))
+        ranked = sorted(found, key=lambda pair: (pair[0], pair[1].number))
+        count = min(int(len(holders) * self.quantile), len(ranked) // 2)  # some may have come to nothing yet
         if not count:
-            return set(), set()
-        best, bound = ranked[:count], _worst_if_nan(ranked[count - 1].costs[epoch])
-        worst = [member for member in ranked[-count:] if _worst_if_nan(member.costs[epoch]) > bound]
-        return {member.number for member in best}, {member.number for member in worst}
+            return [], []
+        bound = ranked[count - 1][0]
+        best, worst = ranked[:count], [pair for pair in ranked[-count:] if pair[0] > bound]
+        by_number = [sorted((holder for _, holder in some), key=lambda one: one.number) for some in (best, worst)]
+        return by_number[0], by_number[1]
 
     def _drawn(self, members: Iterable[Member], number: int) -> Values | None:
         """A point of the space at random, which no member has; None where there seems to be no further one."""
@@ -168,6 +185,10 @@ class Population:
 
     def _random(self, number: int, what: str = "") -> random.Random:
         return random.Random(f"{self.seed} {number} {what}")
+
+
+def _cost(member: Member, epoch: int) -> float | None:
+    return math.inf if member.status == FAILED else member.cost_until(epoch)
 
 
 def _changed(parameter: Parameter, value: Value, *, up: bool) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from expt.config.schema import RunConfig
@@ -38,7 +39,7 @@ class PopulationTraining:
     def __init__(self, settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space) -> None:
         """Raises ConfigError where members cannot be compared, or forks cannot have what is searched."""
         _check(settings, config, goals, space)
-        self._goal, self._keeps = goals[0], settings.keep_checkpoints
+        self._goal, self._keeps, self._epochs = goals[0], settings.keep_checkpoints, config.epochs
         self._population = Population(
             space=space,
             size=settings.runs,
@@ -77,10 +78,19 @@ class PopulationTraining:
         assert not isinstance(choice, GoOn)
         if not isinstance(choice, Replace):
             return NewRun(choice.values)
-        self._stops[number] = choice.until
         parent = next(point for point in points if point.number == choice.parent)
-        word = f"fork={quoted(f'{parent.folder}@epoch:{choice.epoch}')}"
-        return NewRun(choice.values, [word], choice.number, choice.parent, choice.epoch)
+        assert parent.folder is not None
+        epoch = self._epoch_there(parent.folder, choice.epoch)
+        self._stops[number] = self._population.next_stop(epoch)
+        word = f"fork={quoted(f'{parent.folder}@epoch:{epoch}')}"
+        return NewRun(choice.values, [word], choice.number, choice.parent, epoch)
+
+    def _epoch_there(self, parent: Path, known: int) -> int:
+        """That of the checkpoint to fork: the one that is known, or of a parent that has trained on its newest."""
+        from expt.runs.fork import epochs_of  # late: it imports torch
+
+        there = epochs_of(parent)
+        return known if known in there else max((each for each in there if each < self._epochs), default=known)
 
     def clear(self, points: Sequence[Point], planned: int) -> None:
         """Remove the checkpoints of members that have given up their places, whatever else is `planned`."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from expt.config.search import Search
 from expt.errors import ConfigError
 from expt.runs.result import FAILED, PAUSED
-from expt.search.goals import Goal
+from expt.search.goals import Goal, costs_of
 from expt.search.history import Point
 from expt.search.space import Parameter, Space, Value, Values, as_key
 
@@ -177,11 +177,11 @@ def _rated(points: Sequence[Point], goals: Sequence[Goal]) -> Iterator[tuple[Poi
 
     A bad point counts as the worst of those that have been measured; failures of the code or the machine are left out.
     """
-    measured = [[goal.cost(v) for goal, v in zip(goals, p.objectives, strict=True)] for p in points if p.is_measured]
+    measured = [costs_of(goals, point.objectives) for point in points if point.is_measured]
     worst = [max(costs) for costs in zip(*measured, strict=True)]
     for point in points:
         if point.is_measured:
-            yield point, [goal.cost(v) for goal, v in zip(goals, point.objectives, strict=True)], False
+            yield point, costs_of(goals, point.objectives), False
         elif point.is_bad or point.is_refused:
             if worst:
                 yield point, worst, False

@@ -12,6 +12,7 @@ from expt.errors import ConfigError
 from expt.launch.job import QUEUED, Job, request_of
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, read_result
+from expt.runs.spending import device_s
 from expt.search.budget import Budget
 from expt.search.history import Point, Reader, best, in_order
 from expt.search.pausing import Pausing
@@ -137,6 +138,12 @@ class Searching:
         if point is not None and point.status == PAUSED:
             self._points[folder] = replace(point, status=INTERRUPTED)
 
+    def count_spent(self, paths: RunPaths) -> None:
+        """Let what a run has cost so far count, which is still under way: it waits for another turn."""
+        known = self._points.get(paths.folder)
+        if known is not None:
+            self._points[paths.folder] = replace(known, device_s=device_s(read_result(paths)))
+
     def look(self, paths: RunPaths) -> Point | None:
         """Read again what has become of a run."""
         point = self._reader.point(paths)
@@ -151,6 +158,8 @@ class Searching:
 
 def _others(reader: Reader, folder: Path) -> list[Point]:
     """The points of another sweep, whose numbers count for nothing here."""
+    if not folder.is_dir():
+        raise ConfigError(f"search.warm_start={folder}: there is no such folder; give that of a sweep")
     found = [_numbered(point, None) for point in reader.points(folder)]
     if not found:
         raise ConfigError(f"search.warm_start={folder}: holds no run with a point of this space")
@@ -193,6 +202,7 @@ class Source(Iterator[Job | None]):
         self._unfinished = searching.unfinished
         self._under_way: list[Job] = []
         self._jobs: dict[Path, Job] = {}  # by their folders
+        self._counted: dict[Job, float] = {}  # of those that wait once more, up to which start their cost is known
         self.is_over = False
         """Whether there is no further job, now or later."""
         self.is_exhausted = False
@@ -270,6 +280,10 @@ class Source(Iterator[Job | None]):
         for job in ended:
             self._under_way.remove(job)
             self._searching.look(job.paths)
+        for job in self._under_way:  # a person has paused it, or it is tried again
+            if job.status == QUEUED and job.started_at > self._counted.get(job, 0.0):
+                self._counted[job] = job.started_at
+                self._searching.count_spent(job.paths)
         for folder, job in self._jobs.items():
             if job.status == INTERRUPTED:
                 self._searching.drop(folder)

@@ -79,8 +79,33 @@ class Snapshot(NamedTuple):
             "git.commit": (record.get("git") or {}).get("commit"),
             "host": f"{host}, {record.get('world_size')} workers" if host else None,
             "user": _user(),
+            **self._lineage,
         }
         return {key: str(value) for key, value in found.items() if value is not None}
+
+    @property
+    def _lineage(self) -> dict[str, Any]:
+        """The run that it is a fork of, or has its first weights from; its place in a search, and how far it may go."""
+        record = self.record
+        forked: Mapping[str, Any] = record.get("forked_from") or {}
+        begun: Mapping[str, Any] = record.get("weights_from") or {}
+        search: Mapping[str, Any] = record.get("search") or {}
+        until = record.get("until_epoch")
+        if until is None and search:  # a dashboard keeps what an earlier attempt has said
+            until = (record.get("config") or {}).get("epochs")
+        return {
+            "expt.fork.run": forked.get("run"),
+            "expt.fork.identity": forked.get("identity"),
+            "expt.fork.step": forked.get("step"),
+            "expt.fork.epoch": forked.get("epoch"),
+            "expt.weights.run": begun.get("run"),
+            "expt.weights.identity": begun.get("identity"),
+            "expt.search.number": search.get("number"),
+            "expt.search.replaces": search.get("replaces"),
+            "expt.search.parent": search.get("parent"),
+            "expt.until_epoch": until,
+            "expt.epochs_done": len(record["epoch_s"]) + forked.get("epoch", 0) if "epoch_s" in record else None,
+        }
 
     @property
     def summary(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expt.command.overrides import as_dict, folder_names, is_readable, run_name, swept_keys
+from expt.command.overrides import as_dict, folder_names, is_readable, last_of_each, run_name, swept_keys
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,15 @@ def test_keys_with_several_values_are_known() -> None:
 @pytest.mark.parametrize(("word", "is_read"), [("a=b c", True), ("a=[1,2]", True), ("a=b=c", False), ("a=[", False)])
 def test_what_hydras_grammar_can_read_is_known(word: str, is_read: bool) -> None:
     assert is_readable(word) is is_read
+
+
+def test_of_several_words_for_a_key_the_last_counts() -> None:
+    words = ["seed=0", "model=mlp", "+own.width=1", "++own.depth=2", "seed=1,2", "own.width=3", "own.depth=4,5", "~ema"]
+    found = last_of_each([*words, "ema=0.9"])
+    assert [each.input_line for each in found] == [
+        "model=mlp",
+        "seed=1,2",
+        "+own.width=3",
+        "++own.depth=4,5",
+        "ema=0.9",
+    ]

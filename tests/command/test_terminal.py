@@ -51,3 +51,10 @@ def test_quietly_no_more_than_warnings_is_printed(word: str, capsys: pytest.Capt
             warn("a warning")
         assert words == ["epochs=1"]
         assert capsys.readouterr() == ("" if word in arguments else "a number\n", "warning: a warning\n")
+
+
+@pytest.mark.parametrize("asked", ["preflight=true", "hydra.launcher.dry_run=true"])
+def test_what_a_command_does_nothing_but_print_is_printed(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.quietly(["-q", asked]) as words:
+        print("a plan")
+    assert (words, capsys.readouterr().out) == ([asked], "a plan\n")

@@ -207,6 +207,11 @@ def test_what_is_not_there_is_told(train: TrainAlone, tmp_path: Path) -> None:
     (trained.folder / "checkpoints" / "best.pt").unlink()
     with pytest.raises(ConfigError, match=r"best\.pt: there is no such file; use which=last"):
         expt.load(trained.folder)
+    assert expt.load(f"{trained.folder}@last").config == expt.load(trained.folder, "last").config
+    with pytest.raises(ConfigError, match="@first names no checkpoint that is loaded; use @best or @last"):
+        expt.load(f"{trained.folder}@first")
+    with pytest.raises(ConfigError, match="@last: which=best is another checkpoint; leave one of them out"):
+        expt.load(f"{trained.folder}@last", "best")
     with pytest.raises(ConfigError, match="which=first: use best or last"):
         expt.load(trained.folder, "first")  # type: ignore[arg-type]
     last = trained.folder / "checkpoints" / "last.pt"

@@ -125,3 +125,6 @@ def test_a_sweeps_best_and_folders_that_are_none(
     assert told("split=val").startswith("split=val: the folder of a run comes first")
     (sweep / "c" / "checkpoints" / "best.pt").unlink()
     assert told(str(sweep / "c")).endswith("best.pt: there is no such file; use which=last")
+    assert told(f"{sweep / 'c'}@best").endswith("best.pt: there is no such file; use which=last")
+    evaluate.main([f"{sweep / 'c'}@last", "split=val", "world_size=1"])
+    assert (sweep / "c" / "evaluations" / "val-last" / "result.json").exists()

@@ -13,14 +13,16 @@ from expt.errors import ConfigError
 from expt.runs import orders
 from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths
-from expt.runs.result import PAUSED, RUNNING, read_result
+from expt.runs.result import COMPLETED, PAUSED, RUNNING, read_result
 from tests.conftest import ended, run, start
 
+COLD_S = 180
+"""How long a job may take to begin, which imports all anew."""
 LONG = ("epochs=60", "dataset.train_limit=320", "world_size=1")
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -62,6 +64,7 @@ def test_runs_pause_and_go_on_to_the_same_numbers_others_are_dropped_and_added(t
     told = ended(process)
     assert told.returncode == 0, told.stderr
     assert "dropped 1 run: lr=0.02\n" in told.stdout
+    assert "] interrupted lr=0.02  dropped by a person\n" in told.stdout, "though it had not begun"
     names = {path.parent.name for path in sweep.glob("*/result.json")}
     assert {"lr=0.1", "lr=0.03", "epochs=1,lr=0.1,seed=1", "epochs=1,lr=0.5,seed=1"} <= names
     assert read_result(first)["attempts"] == 2
@@ -70,6 +73,32 @@ def test_runs_pause_and_go_on_to_the_same_numbers_others_are_dropped_and_added(t
     assert losses(first.folder) == losses(tmp_path / "plain")
     assert len(losses(first.folder)) == 60
     assert not (sweep / orders.FOLDER).exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_of_cluster_jobs_takes_orders(tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="needs expt[slurm]")
+    sweep, words = tmp_path / "sweep", ("hydra/launcher=submitit_local", "optimizer.lr=0.1", *LONG)
+    process = start("-m", *words, f"hydra.sweep.dir={sweep}", cwd=tmp_path)
+    first = RunPaths(sweep / "epochs=60,lr=0.1,train_limit=320,world_size=1")
+    until(first.metrics.exists, COLD_S)
+    assert orders.give(sweep, "pause", ()) == [f"paused 1 run: {first.folder.name}"]
+    until(lambda: read_result(first).get("status") == PAUSED, COLD_S)
+    with pytest.raises(ConfigError, match="gpus: the cluster gives each run its own; pause some"):
+        orders.give(sweep, "gpus", ("0",))
+    (added,) = orders.give(sweep, "add", ("optimizer.lr=0.02",))
+    name = added.removeprefix("added 1 run: ")
+    assert orders.give(sweep, "drop", (name,)) == [f"dropped 1 run: {name}"], "all is paused, and it waits"
+    assert orders.give(sweep, "resume", ()) == [f"resumed 1 run: {first.folder.name}"]
+    until(lambda: read_result(first).get("status") == COMPLETED, COLD_S)
+    told = ended(process)
+    assert told.returncode == 0, told.stderr
+    assert f"] interrupted {name}  dropped by a person\n" in told.stdout
+    assert not (sweep / name).exists()
+    assert read_result(first)["attempts"] == 2
+    plain = run("optimizer.lr=0.1", *LONG, f"hydra.run.dir={tmp_path}/plain", cwd=tmp_path)
+    assert plain.returncode == 0
+    assert losses(first.folder) == losses(tmp_path / "plain")
 
 
 def test_a_search_of_several_goals_takes_further_points_and_no_other_settings_of_its_own(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from expt.errors import RunFailed
-from expt.launch.job import Job, Options
-from expt.launch.live_pool import DROPPED, LivePool
+from expt.launch.job import DROPPED, Job, Options
+from expt.launch.live_pool import LivePool
 from expt.machine import Machine
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, read_result
 from tests.launch.test_pool import Told, World, world

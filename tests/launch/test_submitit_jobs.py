@@ -65,14 +65,24 @@ def jobs(folder: Path, count: int) -> list[Job]:
     ("outcome", "status", "error"),
     [
         ({"status": "completed"}, "completed", None),
-        ({"status": "paused"}, "paused", None),
+        ({"status": "paused", "epoch_s": [1.0, 1.0]}, "paused", None),
+        ({"status": "paused", "epoch_s": [1.0]}, "failed", "job 4711: slurmstepd: out of memory\nlog: queue.err"),
         ({"status": "failed", "error": "rank 0 of 1 raised"}, "failed", "rank 0 of 1 raised"),
         ({"status": "interrupted", "error": "asked"}, "interrupted", "asked"),
         ({"status": "interrupted"}, "interrupted", "interrupted, and saved"),
         ({"status": "running"}, "failed", "job 4711: slurmstepd: out of memory\nlog: queue.err"),
         ({}, "failed", "job 4711: slurmstepd: out of memory\nlog: queue.err"),
     ],
-    ids=["completed", "paused", "failed", "interrupted", "without a word", "killed", "before it began"],
+    ids=[
+        "completed",
+        "paused",
+        "paused before",
+        "failed",
+        "interrupted",
+        "without a word",
+        "killed",
+        "before it began",
+    ],
 )
 def test_a_jobs_outcome(tmp_path: Path, outcome: dict[str, Any], status: str, error: str | None) -> None:
     (job,) = jobs(tmp_path, 1)

@@ -85,7 +85,7 @@ def test_folds_are_joined_as_seeds_are(tmp_path: Path) -> None:
 
 
 def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
-    leave_run(tmp_path, "lr=1", 0.25)
+    leave_run(tmp_path, "lr=1", 0.25, device_s=7.5, energy_j=900.0)
     leave_run(tmp_path, "lr=2", status=FAILED, error="rank 1 of 2 raised\n\nTrace\nValueError: a, b\n\nlog: l.log")
     leave_run(tmp_path, "lr=3")  # running
     leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
@@ -98,6 +98,7 @@ def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     assert (good["identity"], good["train_s"], good["error"]) == ("id-lr=1", "3", "")
     assert found["lr=2"]["error"] == "rank 1 of 2 raised: ValueError: a, b  (log: l.log)"
     assert found["lr=3"]["objective"] == ""
+    assert [(row["device_s"], row["energy_j"]) for row in found.values()] == [("7.5", "900"), ("0", ""), ("0", "")]
 
 
 def test_null_is_an_empty_cell_in_csv_and_null_in_a_table(tmp_path: Path) -> None:

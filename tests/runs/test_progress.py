@@ -14,8 +14,9 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
 from expt.runs.view.printed import MAX_LAST_BYTES, Printed
-from expt.runs.view.progress import RunDisplay, RunState, duration, elapsed, shown_path, watched
+from expt.runs.view.progress import RunDisplay, RunState, shown_path, watched
 from expt.runs.view.summary import print_summary
+from expt.runs.view.units import duration, elapsed
 
 RUNNING = {"running/loss": 1.25, "running/accuracy": 0.625, "speed/running_samples_per_s": 54321.0}
 OF_EPOCH = {"loss/train": 1.5, "accuracy/train": 0.5, "speed/samples_per_s": 12345.0, "speed/epoch_s": 2.0}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
 
+from expt.command.search_conclusion import SearchRecord
 from expt.errors import ConfigError
-from expt.runs.result import Record
+from expt.runs.result import COMPLETED, FoundRecord, Record
 from expt.search.budget import budget_of, in_words
-from expt.search.goals import goals_of, limits_of
+from expt.search.goals import Goal, goals_of, limits_of
+from expt.search.history import Point, best
 from tests.conftest import Configured
 
 RECORD: Record = {
@@ -23,6 +28,22 @@ def test_a_goal_knows_which_way_is_better_and_what_a_run_has_come_to(configured:
     assert [goal.value(RECORD) for goal in goals] == [0.75, 1.5, 10.0, 900.0, None], "the best epoch's of its objective"
     assert goals[0].cost(0.75) < goals[0].cost(0.5)
     assert goals_of("auto", configured())[0].tag == "accuracy/val"
+
+
+def test_the_best_of_equal_first_goals_is_one_that_no_other_beats() -> None:
+    goals = [Goal("accuracy/val", highest=True), Goal("speed/samples_per_s", highest=True)]
+    reached = [(0.75, 10.0), (0.75, 30.0), (0.5, 99.0), (0.75, math.inf)]
+    points = [Point(values={}, status=COMPLETED, number=n, objectives=each) for n, each in enumerate(reached)]
+    found = best(points, goals)
+    assert found is not None
+    assert found.number == 1
+    runs: list[FoundRecord] = [
+        {"folder": Path(str(n)), "status": COMPLETED, "metrics": dict(zip((g.tag for g in goals), each, strict=True))}
+        for n, each in enumerate(reached)
+    ]
+    record = SearchRecord(goals, [])
+    assert record.best(runs) == runs[1]
+    assert record.front(runs) == [runs[1], runs[2]], "of which it is the first"
 
 
 def test_a_limit_is_exceeded_by_a_number_and_by_having_no_memory(configured: Configured) -> None:

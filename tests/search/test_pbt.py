@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from unittest.mock import ANY
 
 import pytest
 
@@ -94,8 +95,68 @@ def test_one_after_another_all_places_come_to_their_end_and_ever_better() -> Non
     assert len(current) == 8
     assert {one.status for one in current} == {COMPLETED}
     assert len(members) > 8 + 4
-    first, last = (sum(one.cost for one in some) / 8 for some in (members[:8], current))
+    first, last = (_mean_cost(some) for some in (members[:8], current))
     assert last < first / 2
+
+
+def _mean_cost(members: list[Member]) -> float:
+    return sum(one.costs[one.epochs] for one in members) / len(members)
+
+
+@pytest.mark.parametrize("places", [2, 3, 8])
+def test_with_several_at_a_time_nobody_waits_and_places_are_given_up_as_often(places: int) -> None:
+    """Members of unequal speed, of which so many are under way: those ahead have gone on, others are behind."""
+    population = Population(space=SPACE, size=8, epochs=12, interval=2)
+    alone = len(_trained_together(population, 1))
+    members = _trained_together(population, places)
+    current = population.current(members)
+    assert {one.status for one in current} == {COMPLETED}
+    assert len(current) == 8
+    assert len(members) - 8 > (alone - 8) / 2
+    assert _mean_cost(current) < _mean_cost(members[:8]) / 2
+
+
+def _trained_together(population: Population, places: int) -> list[Member]:
+    """All members at the end, by what is known whenever one of so many places becomes free."""
+    members, under_way = dict[int, Member](), list[tuple[float, Member]]()
+    now = 0.0
+    while True:
+        while len(under_way) < places:
+            known = [members[number] for number in sorted(members)]
+            if (found := _trained(choice := population.choose(known), known, population)) is None:
+                break
+            before = members.get(found.number)
+            begun = choice.epoch if isinstance(choice, Replace) else before.epochs if before else 0
+            costs = before.costs if before else {}
+            members[found.number] = dataclasses.replace(found, status=RUNNING, costs=costs)
+            under_way.append((now + (found.epochs - begun) * (1 + found.number % 5), found))
+        if not under_way:
+            return [members[number] for number in sorted(members)]
+        under_way.sort(key=lambda pair: (pair[0], pair[1].number))
+        now, ended = under_way.pop(0)
+        members[ended.number] = ended
+
+
+def test_who_comes_first_is_compared_with_what_others_had_come_to_until_then() -> None:
+    behind = [_member(n, 1.0, 1.0 + n, status=RUNNING) for n in range(3)]
+    assert POPULATION.choose([*behind, _member(3, *[9.0] * 4)]) == Replace(
+        3, 0, 2, {"optimizer.lr": ANY, "batch_size": ANY, "gradient_clip": ANY}, 4
+    ), "by the last epochs that they are known to have reached"
+    ahead = [_member(n, 1.0, 1.0 + n, 0.0, 0.0, status=COMPLETED if n == 0 else RUNNING) for n in range(3)]
+    assert POPULATION.choose([*ahead, _member(3, 9.0, 9.0)]) == GoOn(3, 4), "who is the best has come to its end"
+    ahead[0] = dataclasses.replace(ahead[0], status=RUNNING)
+    choice = POPULATION.choose([*ahead, _member(3, 9.0, 9.0)])
+    assert isinstance(choice, Replace)
+    assert (choice.parent, choice.epoch, choice.until) == (0, 4, None)
+
+
+def test_of_a_place_that_was_given_up_counts_what_was_reached_there() -> None:
+    fork = dataclasses.replace(_member(4, 0.0, 0.0, first=3, replaces=3, status=RUNNING), parent=0, began_at=2)
+    members = [*(_member(n, 1.0, 1.0 + n) for n in range(3)), _member(3, 1.0, 9.0), fork]
+    assert POPULATION.choose(members) == GoOn(0, 4), "the worst of this epoch has given up its place already"
+    ended = [_member(n, *[1.0] * 6, status=COMPLETED) for n in range(3)]
+    paused = dataclasses.replace(fork, status=PAUSED, costs={}, began_at=4)
+    assert POPULATION.choose([*ended, members[3], paused]) == GoOn(4, None), "by a person, before an epoch of its own"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +164,7 @@ def test_one_after_another_all_places_come_to_their_end_and_ever_better() -> Non
     [
         ([_member(n, 1.0, 1.0) for n in range(4)], GoOn(0, 4)),  # none is worse than another
         ([_member(n, 1.0, n, status=RUNNING) for n in range(4)], None),
-        ([*(_member(n, *[1.0] * 4) for n in range(3)), _member(3, 1, 2)], GoOn(3, 4)),  # who is behind comes first
+        ([*(_member(n, *[1.0] * 4) for n in range(3)), _member(3, 1, 1)], GoOn(3, 4)),  # who is behind comes first
         ([_member(n, *[1.0] * 4) for n in range(4)], GoOn(0, None)),  # to its end
         ([_member(n, *[1.0] * 6, status=COMPLETED) for n in range(4)], None),
         ([*(_member(n, 1.0, 1.0) for n in range(2)), *(_member(n, status=RUNNING) for n in (2, 3))], GoOn(0, 4)),

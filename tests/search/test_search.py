@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,7 @@ import pytest
 
 from expt.config.search import parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory
-from expt.launch.job import Job
+from expt.launch.job import QUEUED, Job
 from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, create_result, update_result
@@ -131,6 +132,28 @@ def test_a_budget_of_devices_counts_all_runs_of_the_folder(folder: Folder) -> No
     assert folder.read().spent_s == 101.0, "another command knows what was spent"
 
 
+def test_a_budget_of_devices_counts_runs_that_wait_for_their_next_turn(folder: Folder) -> None:
+    folder.searching.pausing = cast("Pausing", FirstGoesOn())
+    source = folder.source()
+    assert taken(source, 3) == ["0", "1", "2"]
+    at_rung, by_person, _ = folder.jobs
+    for job in folder.jobs:
+        job.started_at = time.monotonic()
+    update_result(at_rung.paths, status=PAUSED, device_s=100.0)
+    at_rung.status = PAUSED
+    update_result(by_person.paths, status=PAUSED, device_s=20.0)
+    by_person.status = QUEUED  # by LivePool.pause
+    assert taken(source, 1) == ["0"], "the one at the rung goes on, and waits for its turn"
+    assert source.spent_s == pytest.approx(120.0, abs=10)
+    by_person.status, by_person.started_at = RUNNING, time.monotonic()
+    assert source.spent_s == pytest.approx(120.0, abs=10)
+    update_result(by_person.paths, device_s=50.0)
+    by_person.status, by_person.started_at = QUEUED, by_person.started_at + 1
+    folder.room = False
+    assert taken(source, 1) == ["wait"]
+    assert source.spent_s == pytest.approx(150.0, abs=10)
+
+
 def test_what_a_command_finds_is_what_the_run_folders_say(folder: Folder) -> None:
     """Nothing else is kept: of a killed search the run under way is done again, and the next number follows."""
     for number, lr in enumerate((0.5, 0.1, 0.02, 7.0)):
@@ -158,6 +181,8 @@ def test_a_folder_without_points_is_no_warm_start(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match=r"search\.warm_start=.*other: holds no run with a point of this space"):
         Folder(tmp_path, warm_start=str(tmp_path / "other"))
+    with pytest.raises(ConfigError, match=r"search\.warm_start=.*nowhere: there is no such folder"):
+        Folder(tmp_path, warm_start=str(tmp_path / "nowhere"))
 
 
 def test_the_kind_of_an_error_is_recorded(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from expt.runs.metrics_file import Point
-from expt.tracking.snapshot import marked, runs_of, snapshot, sweep_status, unsent, with_epochs
+from expt.runs.paths import RunPaths
+from expt.tracking.snapshot import Snapshot, marked, runs_of, snapshot, sweep_status, unsent, with_epochs
 from tests.tracking.folders import measure, record, sweep
 
 
@@ -36,6 +37,40 @@ def test_a_snapshot_says_what_the_record_says(tmp_path: Path) -> None:
     measure(paths, 1)
     assert run.digest(checkpoints=False) != before, "something new is to be sent"
     assert [found.name for found in runs_of(tmp_path / "grid")] == ["lr=0.1"]
+
+
+def test_a_snapshot_says_whose_fork_it_is_and_at_which_rung_it_waits(tmp_path: Path) -> None:
+    forked = {"given": "a@40", "run": "/runs/a", "identity": "0a", "seedless_identity": "0b", "step": 40, "epoch": 2}
+    forked |= {"arguments": [], "changed": {}}
+    search = {"number": 5, "replaces": 1, "parent": 3}
+    about = {"forked_from": forked, "search": search, "config": {"epochs": 9}}
+    paths = record(tmp_path / "run", status="paused", until_epoch=3, epoch_s=[1.0], **about)
+    said = {
+        "expt.fork.run": "/runs/a",
+        "expt.fork.identity": "0a",
+        "expt.fork.step": "40",
+        "expt.fork.epoch": "2",
+        "expt.search.number": "5",
+        "expt.search.replaces": "1",
+        "expt.search.parent": "3",
+        "expt.status": "paused",
+        "expt.until_epoch": "3",
+        "expt.epochs_done": "3",
+    }
+    assert said.items() <= (run := _snapshot(paths)).tags.items()
+    assert "expt.weights.run" not in run.tags
+    promoted = _snapshot(record(tmp_path / "run", status="running", **about))
+    assert promoted.tags["expt.until_epoch"] == "9", "what was sent before is no longer true"
+    weights = {"file": "/runs/b/checkpoints/best.pt", "identity": "0b", "run": "/runs/b"}
+    alone = _snapshot(record(tmp_path / "other", weights_from=weights))
+    assert alone.tags["expt.weights.run"] == "/runs/b"
+    assert not {"expt.until_epoch", "expt.fork.run", "expt.search.number"} & alone.tags.keys()
+
+
+def _snapshot(paths: RunPaths) -> Snapshot:
+    found = snapshot(paths, even_lost=False)
+    assert found is not None
+    return found
 
 
 def test_a_run_whose_command_was_killed_has_ended(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from rich.text import Text
 from expt.errors import printable
 from expt.runs.result import Record
 from expt.runs.view.cells import cells, in_csv, say, setting
-from expt.runs.view.progress import WIDE, elapsed, shown_path
+from expt.runs.view.progress import WIDE, shown_path
 from expt.runs.view.query import ListedRun, best_first
 from expt.runs.view.stale import WORD
+from expt.runs.view.units import elapsed
 
 
 def print_listing(console: Console, runs: Sequence[ListedRun], stale: Collection[Path] = ()) -> None:

@@ -12,7 +12,7 @@ from expt.errors import ConfigError
 from expt.runs.result import FAILED, FoundRecord, Record
 from expt.runs.view import curves
 from expt.runs.view.leaderboard import SHOWN, lines, objective_of, rows
-from expt.runs.view.progress import elapsed
+from expt.runs.view.units import elapsed
 from expt.runs.worker_error import in_one_line
 
 

@@ -22,12 +22,13 @@ from expt.config.identity import NOT_IN_RESULT, REPEATED, hyperparameters
 from expt.errors import printable
 from expt.runs.atomic import write_atomically
 from expt.runs.result import COMPLETED, PAUSED, FoundRecord
+from expt.runs.spending import device_s
 from expt.runs.sweep_index import results_of_sweep
 from expt.runs.view.cells import cells, in_csv, setting
-from expt.runs.view.progress import elapsed
 from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
 from expt.runs.view.stale import WORD
 from expt.runs.view.summary import epochs_done
+from expt.runs.view.units import elapsed
 from expt.runs.worker_error import in_one_line
 
 SUMMARY_TABLE = "summary.md"
@@ -156,7 +157,9 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
     tags = list(dict.fromkeys(tag for run in runs for tag in run.get("metrics") or {}))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(in_csv, ["run", "status", "identity", *keys, "objective", *tags, "train_s", "error"]))
+    energy = ["energy_j"] if any("energy_j" in run for run in runs) else []
+    columns = ["run", "status", "identity", *keys, "objective", *tags, "train_s", "device_s", *energy, "error"]
+    writer.writerow(map(in_csv, columns))
     for run in runs:
         metrics, known = run.get("metrics") or {}, _Settings(run)
         objective = run.get("objective")
@@ -165,6 +168,8 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
             _cell(objective["value"] if objective else None),
             *(_cell(metrics.get(tag)) for tag in tags),
             _cell(sum(run.get("epoch_s") or [0.0])),
+            _cell(device_s(run)),
+            *(_cell(run.get("energy_j")) for _ in energy),
         ]
         settings = ["" if (value := known.get(key)) is None else setting(value) for key in keys]
         line = [run["folder"].name, run["status"], run.get("identity", ""), *settings, *numbers, error]

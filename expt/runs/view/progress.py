@@ -8,7 +8,6 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -24,6 +23,7 @@ from expt.runs.typed import setting
 from expt.runs.view.cells import say
 from expt.runs.view.numbers import in_words, is_running, speed_label
 from expt.runs.view.printed import Printed, show_printed
+from expt.runs.view.units import duration
 
 REFRESH_S = 0.1
 WIDE, BAR = 100, 16
@@ -275,13 +275,3 @@ def _progress_bar(console: Console) -> Progress:
     bar = (BarColumn(bar_width=BAR),) if console.width >= WIDE else ()
     columns = (TextColumn("{task.description}"), *bar, MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
     return Progress(*columns, console=console, refresh_per_second=10)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as `[hours:]minutes:seconds`."""
-    return str(timedelta(seconds=round(seconds))).removeprefix("0:")
-
-
-def elapsed(seconds: float) -> str:
-    """Seconds with a tenth; from a minute on as `duration`."""
-    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)

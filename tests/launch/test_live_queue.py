@@ -1,0 +1,174 @@
+"""A queue of cluster jobs that is told to do more, less or later; the cluster is none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from expt.errors import Interrupted
+from expt.launch import submitit_jobs
+from expt.launch.job import DROPPED, Job, Observer
+from expt.launch.live_queue import LiveQueue
+from expt.launch.submitit_jobs import ClusterJob
+from expt.machine import Machine
+from expt.runs.request import received
+from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, create_result, read_result, update_result
+from tests.launch.test_submitit_jobs import jobs
+
+
+class Submitted:
+    """Runs for so many looks; if it is cancelled before, it saves, if it has begun."""
+
+    def __init__(self, job: ClusterJob, looks: int, *, begins: bool) -> None:
+        self.paths, self.job_id, self._looks = SimpleNamespace(stderr="queue.err"), "4711", looks
+        self.run, self.cancelled = received(job.sent, Machine(cpus=8), typed_at=1.0).paths, 0
+        if begins:
+            create_result(self.run, may_exist=True, status=RUNNING)
+
+    def done(self) -> bool:
+        self._looks -= 1
+        if self._looks < 0 and not self.cancelled:
+            create_result(self.run, may_exist=True, status=COMPLETED)
+        return self._looks < 0
+
+    def cancel(self, check: bool = True) -> None:
+        self.cancelled, self._looks = self.cancelled + 1, 0
+        if self.run.result.exists():
+            update_result(self.run, status=INTERRUPTED)
+
+    def exception(self) -> Exception | None:
+        return None
+
+
+class Executor:
+    def __init__(self, *plans: tuple[int, bool]) -> None:
+        self.plans, self.submitted = list(plans), list[Submitted]()
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        yield
+
+    def submit(self, job: ClusterJob) -> Submitted:
+        looks, begins = self.plans.pop(0)
+        self.submitted.append(Submitted(job, looks, begins=begins))
+        return self.submitted[-1]
+
+
+class Orders(Observer):
+    """At each look what is to be done then."""
+
+    def __init__(self, *orders: Callable[[LiveQueue], object]) -> None:
+        self._orders, self.events = list(orders), list[tuple[str, str]]()
+        self.queue: LiveQueue | None = None
+
+    def tick(self, active: Sequence[Job]) -> None:
+        if self._orders:
+            assert self.queue is not None
+            self._orders.pop(0)(self.queue)
+
+    def job_held(self, job: Job) -> None:
+        self.events.append(("held", job.name))
+
+    def job_dropped(self, job: Job) -> None:
+        self.events.append(("dropped", job.name))
+
+    def job_ended(self, job: Job) -> None:
+        self.events.append((job.status, job.name))
+
+
+LONG, WAITS = (50, True), (50, False)
+
+
+def run(executor: Executor, orders: Orders, *some: Job) -> None:
+    orders.queue = LiveQueue(executor, orders)
+    orders.queue.run(iter(some))
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submitit_jobs, "POLL_S", 0.0)
+
+
+def wait(_: LiveQueue) -> None:
+    """Look on."""
+
+
+@pytest.mark.parametrize("plan", [LONG, WAITS], ids=["it runs", "it waits in the queue"])
+def test_a_job_is_cancelled_to_pause_and_submitted_again_to_go_on(tmp_path: Path, plan: tuple[int, bool]) -> None:
+    (job,) = jobs(tmp_path, 1)
+    seen = list[Any]()
+    orders = Orders(
+        lambda queue: queue.pause([job]),
+        *[wait] * 3,
+        lambda queue: seen.extend([queue.held, read_result(job.paths).get("status")]),
+        lambda queue: queue.let_go_on([job]),
+    )
+    executor = Executor(plan, (2, True))
+    run(executor, orders, job)
+    assert seen == [[job], PAUSED if plan is LONG else None]
+    assert (job.status, [each.cancelled for each in executor.submitted]) == (COMPLETED, [1, 0])
+    assert orders.events == [("held", "0"), (COMPLETED, "0")]
+
+
+def test_one_that_is_let_go_on_before_it_has_ended_is_submitted_as_soon_as_it_has(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, 1)
+    executor = Executor(LONG, (1, True))
+
+    def at_once(queue: LiveQueue) -> None:
+        queue.pause([job])
+        queue.let_go_on([job])
+
+    run(executor, Orders(at_once), job)
+    assert (job.status, len(executor.submitted)) == (COMPLETED, 2)
+
+
+def test_a_dropped_job_is_no_failure_whether_it_runs_waits_or_has_paused(tmp_path: Path) -> None:
+    runs, waits, paused = some = jobs(tmp_path, 3)
+    orders = Orders(lambda queue: queue.pause([paused]), *[wait] * 3, lambda queue: queue.drop(some))
+    executor = Executor(LONG, WAITS, LONG)
+    run(executor, orders, *some)
+    assert [(job.status, str(job.error)) for job in some] == [(INTERRUPTED, DROPPED)] * 3
+    assert isinstance(runs.error, Interrupted)
+    assert read_result(runs.paths)["error"] == read_result(paused.paths)["error"] == DROPPED
+    assert not waits.paths.result.exists()
+    assert {*orders.events} == {
+        ("held", "2"),
+        ("dropped", "2"),
+        (INTERRUPTED, "0"),
+        (INTERRUPTED, "1"),
+    }
+
+
+def test_one_that_ends_before_it_is_cancelled_has_ended(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, 1)
+    executor = Executor((0, True))
+
+    def late(queue: LiveQueue) -> None:
+        create_result(job.paths, may_exist=True, status=COMPLETED)
+        queue._stopping[job] = True
+
+    executor.plans = [(1, True)]
+    run(executor, Orders(late), job)
+    assert (job.status, len(executor.submitted)) == (COMPLETED, 1)
+
+
+def test_a_further_job_is_submitted_and_while_all_is_paused_kept(tmp_path: Path) -> None:
+    first, second, third = jobs(tmp_path, 3)
+
+    def pause(queue: LiveQueue) -> None:
+        queue.is_paused = True
+        queue.add(third)
+
+    def resume(queue: LiveQueue) -> None:
+        assert queue.held == [third]
+        queue.is_paused = False
+        queue.let_go_on([third])
+
+    executor = Executor((5, True), (5, True), (1, True))
+    run(executor, Orders(lambda queue: queue.add(second), pause, *[wait] * 20, resume), first)
+    assert [job.status for job in (first, second, third)] == [COMPLETED] * 3
