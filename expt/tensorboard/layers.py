@@ -30,7 +30,7 @@ class LayerValues:
         trained = list(itertools.chain.from_iterable(self._layers.values()))
         if not trained or any(parameter.grad is None for _, parameter in trained):
             return
-        scale = self._learner.precision.scaler.get_scale()
+        scale = self._learner.precision.scale
         if self._norms:
             gradients = [[p.grad for _, p in own if p.grad is not None] for own in self._layers.values()]
             self._gradient_norms = norms(gradients) / scale
