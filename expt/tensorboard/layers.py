@@ -90,7 +90,7 @@ def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
 
 @functools.lru_cache(maxsize=4)  # to copy it to a GPU waits for it
 def _group_of_each(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(device)
+    return torch.tensor([group for group, size in enumerate(sizes) for _ in range(size)]).to(device)
 
 
 def parameter_table(module: nn.Module) -> str:
