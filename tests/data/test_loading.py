@@ -319,7 +319,9 @@ def test_the_next_epochs_order_is_prepared_by_who_asks_for_one_batch_more(
     permutation, balanced = indexing.permutation, indexing.balanced
     for name, original in (("permutation", permutation), ("balanced", balanced)):
         monkeypatch.setattr(
-            indexing, name, lambda of, seed, epoch, original=original: (asked.append(epoch), original(of, seed, epoch))[1]
+            indexing,
+            name,
+            lambda of, seed, epoch, original=original: (asked.append(epoch), original(of, seed, epoch))[1],
         )
     orders = [(1, 0), (2, 3), (2, 0), (5, 0), (3, 1)]
     for epoch, skip in orders:

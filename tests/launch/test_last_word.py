@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -77,15 +78,34 @@ def test_who_ends_in_order_has_no_need_of_it(paths: RunPaths) -> None:
     assert read_result(paths)["status"] == "running"
 
 
+ABORTS = """
+import faulthandler, os, sys
+from pathlib import Path
+from expt.launch import last_word
+faulthandler.enable(open(sys.argv[2], "w"))
+with last_word.kept(Path(sys.argv[1]), 0):
+    os.abort()
+"""
+
+
+def test_whoever_aborts_is_outlived_by_its_last_word(paths: RunPaths) -> None:
+    words = (str(paths.folder), str(paths.stderr(0, 0)))
+    done = subprocess.run([sys.executable, "-c", ABORTS, *words], env=environment(), check=False)
+    assert done.returncode == -signal.SIGABRT
+    wait_until(lambda: read_result(paths)["status"] != "running", timeout_s=30)
+    assert read_result(paths)["error"].startswith("rank 0 of 2 was killed by SIGABRT\n")
+
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "expt"]
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_aborts_under_torchrun_leaves_a_true_record(victim: int, tmp_path: Path) -> None:
     """As NCCL's watchdog has it abort, in C: here by a fault on purpose, on a CPU."""
     words = ("epochs=1000", "hydra.run.dir=here", "threads=1", "max_restarts=0")
     env = environment(**{VARIABLE: f"{victim}:5:abort"})
-    done = subprocess.run([*TORCHRUN, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90)
+    done = subprocess.run([*TORCHRUN, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode != 0
     paths = RunPaths(tmp_path / "here")
     wait_until(lambda: json.loads(paths.result.read_text())["status"] != "running", timeout_s=20)

@@ -117,15 +117,15 @@ def test_a_step_computes_nothing_for_the_sums() -> None:
 def test_losses_are_added_in_their_order_to_the_bit_by_few_kernels(count: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(count)
     losses = (torch.randn(count, generator=generator) * 10 ** torch.randn(count, generator=generator)).to(dtype)
-    sums, total = of_classes(), 0.0
+    sums, total, logits, labels = of_classes(), 0.0, torch.eye(2), torch.tensor([0, 1])
     with Operators() as found:
         for loss in losses:
-            add(sums, torch.eye(2), torch.tensor([0, 1]), loss)
+            add(sums, logits, labels, loss)
         row = sums.values
     for loss in losses.tolist():
         total += loss
     assert row[1].item() == total
-    assert found.launched.total() <= 5 * count if count == 1 else 25 * (count // MAX_KEPT + 1)
+    assert found.launched.total() <= 25 * (count // MAX_KEPT + 1), found.launched
 
 
 def test_a_loss_that_is_not_finite_is_left_out_with_its_batch() -> None:
