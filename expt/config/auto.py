@@ -70,7 +70,7 @@ def channels_last(node: Node, machine: Machine) -> bool:
 
 
 def compiled(node: Node, machine: Machine) -> object:
-    """Never on a CPU, where nothing says that it pays; on GPUs only the run's length will tell, see training.compiling."""
+    """Never on a CPU, where nothing says that it pays; on GPUs the run's length will tell, see training.compiling."""
     on_gpus = _num_gpus(node) and not machine.simulated and node.get("strategy") != "dp"
     return "auto" if on_gpus else False
 

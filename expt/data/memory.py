@@ -21,7 +21,7 @@ _BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
 _GPU_EVAL_BATCH = 2048
 """Images that fill a GPU; fewer take as many kernels each time."""
 _EVAL_TIMES = 8
-"""How many images an evaluation may look at, where a step has one: that keeps what every layer gave, this two or three."""
+"""How many images an evaluation has where a step has one: that keeps what every layer gave, this two or three."""
 
 
 class _Block(NamedTuple):

@@ -1,8 +1,8 @@
 """The process that looks after result.json where no driver does: `python -m expt.launch.last_word FOLDER ATTEMPT`.
 
-Under torchrun or Slurm rank 0 keeps the record itself. NCCL's watchdog may end all ranks by SIGABRT, in C, and the system
-any by SIGKILL: the record would say "running" for ever. This process waits for the end of rank 0 by a pipe, and writes
-down what ended the run where nobody has. It imports nothing before, and outlives rank 0 by less than a second.
+Under torchrun or Slurm rank 0 keeps the record itself. NCCL's watchdog may end all ranks by SIGABRT, in C, and the
+system any by SIGKILL: the record would say "running" for ever. This process waits for the end of rank 0 by a pipe, and
+writes down what ended the run where nobody has. It imports nothing before.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def write_end(folder: Path, attempt: int) -> None:
 
 
 def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
-    """By rank 0's log, and what other ranks have left in the same folder."""
+    """By what the ranks have left in the same folder: a signal that Python wrote of as it came, and errors."""
     from expt.errors import RunFailed
     from expt.launch.failure import Aftermath
     from expt.runs.paths import RunPaths
@@ -75,15 +75,18 @@ def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
 
     paths = RunPaths(folder)
     raised = {rank: found for rank in range(world_size) if (found := read_error(paths.error(attempt, rank)))}
-    log = paths.stderr(attempt, 0)
-    told = log.read_text(errors="replace") if log.exists() else ""
-    number = next((number for name, number in FATAL.items() if f"Fatal Python error: {name}" in told), None)
-    if number is not None:
-        codes = [-number, *(1 if rank in raised else None for rank in range(1, world_size))]
-        return Aftermath(paths, attempt, codes).in_words(0.0)
+    signals = {rank: number for rank in range(world_size) if (number := _signal_in(paths.stderr(attempt, rank)))}
+    if signals:
+        codes = {**dict.fromkeys(raised, 1), **{rank: -number for rank, number in signals.items()}}
+        return Aftermath(paths, attempt, [codes.get(rank) for rank in range(world_size)]).in_words(0.0)
     others = "".join(f"; rank {rank}: {in_one_line(found.text)}" for rank, found in raised.items())
     ended = f"rank 0 of {world_size} has ended without a word, as a process does that is killed"
-    return RunFailed(f"{ended}{others}\n{LOG}{log}")
+    return RunFailed(f"{ended}{others}\n{LOG}{paths.stderr(attempt, 0)}")
+
+
+def _signal_in(log: Path) -> signal.Signals | None:
+    told = log.read_text(errors="replace") if log.exists() else ""
+    return next((number for name, number in FATAL.items() if f"Fatal Python error: {name}" in told), None)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,12 @@ def test_the_error_of_another_comes_before_an_abort_by_nccl(paths: RunPaths) -> 
     assert "rank 1 of 2 raised" in read_result(paths)["error"]
 
 
+def test_a_rank_that_aborted_is_named_before_one_that_was_killed_for_it(paths: RunPaths) -> None:
+    paths.stderr(0, 1).write_text("Fatal Python error: Segmentation fault\n")
+    last_word.write_end(paths.folder, 0)
+    assert read_result(paths)["error"].startswith("rank 1 of 2 was killed by SIGSEGV\n")
+
+
 def test_of_an_end_without_a_trace_only_that_is_said(paths: RunPaths) -> None:
     leave_error(paths, 1, RuntimeError("Connection closed by peer"))
     last_word.write_end(paths.folder, 0)
@@ -111,5 +117,6 @@ def test_a_worker_that_aborts_under_torchrun_leaves_a_true_record(victim: int, t
     wait_until(lambda: json.loads(paths.result.read_text())["status"] != "running", timeout_s=20)
     record = read_result(paths)
     assert record["status"] == "failed"
-    said = "rank 0 of 2 was killed by SIGABRT" if victim == 0 else "has lost the other workers"
-    assert said in record["error"]
+    assert f"rank {victim} of 2 was killed by SIGABRT" in record["error"] or (
+        victim and "has lost the other workers" in record["error"]  # where rank 0 has noticed before torchrun ended it
+    )

@@ -1,7 +1,6 @@
-"""How many kernels a step asks for, and that it waits for none of them: counted on a CPU, which no GPU has confirmed."""
+"""How many kernels a step asks for, and that it waits for none: counted on a CPU, which no GPU has confirmed."""
 
 from __future__ import annotations
-
 
 import pytest
 import torch
@@ -35,7 +34,7 @@ def a_step(configured: Configured, *words: str) -> Operators:
     return found
 
 
-# Today's, of 38, 89 and 292 operators with views; a change that takes more is to say why, one that takes fewer lowers it.
+# Today's; with views 38, 89 and 292. A change that takes more is to say why, one that takes fewer lowers it.
 BUDGET = {"mlp": 14, "convnet": 42, "resnet18": 161}
 
 
