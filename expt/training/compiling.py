@@ -21,8 +21,10 @@ def compile_module(module: nn.Module, mode: bool | str) -> None:
     """Compile `module` in its place, by torch's `mode` (True is its default), or its blocks one by one.
 
     Blocks that are alike share what the first of them was compiled to: the time that it takes does not grow with
-    their number. Raises ConfigError for a model without blocks.
+    their number. With False nothing is. Raises ConfigError for a model without blocks.
     """
+    if not mode:
+        return
     if mode != "blocks":
         module.compile(mode="default" if mode is True else mode)
         return

@@ -104,8 +104,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     compiled = mode_of(config.compile, steps=total_steps(config, data))
     if config.activation_checkpointing:
         checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))
-    if compiled:
-        compile_module(module, compiled)
+    compile_module(module, compiled)
     precision = _precision(config, worker)
     outline = sharding.outline(config, module)
     ema = sharding.shard(config, module, worker, precision) if config.is_sharded else None

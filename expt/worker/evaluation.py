@@ -46,8 +46,7 @@ def carry_out(
     data = _data(evaluation, config, record["data"], worker)
     beat()
     compiled = mode_of(config.compile, steps=0)
-    if compiled:
-        compile_module(model.model, compiled)
+    compile_module(model.model, compiled)
     evaluator = Evaluator(
         module=model.model,
         precision=Precision(config.amp, worker.device),
