@@ -141,7 +141,7 @@ class Sums:
             self._add_terms([each.terms for each in kept])
         self._forget()
 
-    def _add_in_order(self, column: int, sums: Sequence[Tensor]) -> None:
+    def _add_in_order(self, column: int, sums: list[Tensor]) -> None:
         """One by one, by a few kernels: the order is in a sum's last digits."""
         if len(sums) == 1:
             self._values[column] += sums[0]

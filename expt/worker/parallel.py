@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -112,7 +112,7 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
     return any(id(buffer) not in statistics for buffer in module.buffers())
 
 
-def _without_broadcasts(module: nn.Module) -> Mapping[str, bool]:
+def _without_broadcasts(module: nn.Module) -> dict[str, Any]:
     """What keeps DistributedDataParallel from copying rank 0's buffers to all workers before each forward pass."""
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:  # since torch 2.15
         return {"forward_sync_buffers": False}

@@ -20,7 +20,6 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.data import indexing
 from expt.data.augment import Augmentation
 from expt.data.indexing import Piece
 from expt.data.loading import Batch, Loader, LoaderOptions, Order, Shard, ShardedLoader
@@ -316,13 +315,13 @@ def test_the_next_epochs_order_is_prepared_by_who_asks_for_one_batch_more(
 ) -> None:
     gpu, cpu = (OnGPU(ALL, dataclasses.replace(FIVE, device=torch.device(on), **options)) for on in ("cuda", "cpu"))
     asked = list[int]()
-    permutation, balanced = indexing.permutation, indexing.balanced
-    for name, original in (("permutation", permutation), ("balanced", balanced)):
-        monkeypatch.setattr(
-            indexing,
-            name,
-            lambda of, seed, epoch, original=original: (asked.append(epoch), original(of, seed, epoch))[1],
-        )
+    whole_order = ShardedLoader._whole_order
+
+    def noted(loader: ShardedLoader, epoch: int) -> Order:
+        asked.append(epoch)
+        return whole_order(loader, epoch)
+
+    monkeypatch.setattr(ShardedLoader, "_whole_order", noted)
     orders = [(1, 0), (2, 3), (2, 0), (5, 0), (3, 1)]
     for epoch, skip in orders:
         assert same(list(gpu.epoch(epoch, skip)), list(cpu.epoch(epoch, skip)))

@@ -29,7 +29,8 @@ def a_step(configured: Configured, *words: str) -> Operators:
         train_epoch(learner, ready, position, sums, log_every=1 << 60)
 
     steps(2)
-    with Operators() as found:
+    found = Operators()
+    with found:
         steps(1)
     return found
 

@@ -39,9 +39,9 @@ def trained(worker: Worker, *, config: RunConfig, broadcast: bool) -> tuple[Any,
 
     def noted(self: Any) -> None:
         sent.append(1)
-        send(self)
+        send(self)  # type: ignore[no-untyped-call]
 
-    DistributedDataParallel._sync_buffers = noted
+    DistributedDataParallel._sync_buffers = noted  # type: ignore[method-assign]
     torch.manual_seed(0)
     data = build.build_data(config, worker)
     learner = build.build_learner(config, data, worker)
