@@ -69,6 +69,12 @@ def channels_last(node: Node, machine: Machine) -> bool:
     return getattr(GROUPS["model"].get(str(kind(node.get("model")))), "CHANNELS_LAST_PAYS", False)
 
 
+def compiled(node: Node, machine: Machine) -> object:
+    """Never on a CPU, where nothing says that it pays; on GPUs the run's length will tell, see training.compiling."""
+    on_gpus = _num_gpus(node) and not machine.simulated and node.get("strategy") != "dp"
+    return "auto" if on_gpus else False
+
+
 def onednn(node: Node, machine: Machine) -> bool:
     """On AMD's CPUs, where MKL is slow; a compiled model can't take these layers."""
     return machine.cpu_vendor == "AuthenticAMD" and not node.get("compile")
@@ -89,6 +95,7 @@ _VALUES: dict[str, Callable[[Node, Machine], object]] = {
     "threads": threads,
     "objective": objective,
     "channels_last": channels_last,
+    "compile": compiled,
     "onednn": onednn,
 }
 

@@ -15,7 +15,7 @@ from expt.config.constraints import STRICT, Count, DottedName, Folder, Fraction,
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Augment:
     crop_padding: Annotated[int, Field(ge=0)] = 0
-    flip: bool = False
+    flip: bool | Literal["alternate"] = False
     cutout: Annotated[int, Field(ge=0)] = 0
 
 

@@ -114,7 +114,7 @@ class RunConfig:
     wandb: Wandb = Wandb()
     print_every: Count | None
     amp: bool | Literal["bf16", "fp16"]
-    compile: bool | Literal["default", "reduce-overhead", "max-autotune", "blocks"]
+    compile: bool | Literal["auto", "default", "reduce-overhead", "max-autotune", "blocks"]
     matmul_precision: Literal["highest", "high", "medium"]
     channels_last: bool
     onednn: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.nn import functional
 from expt.data.indexing import mix
 
 _SEED = 20_250_301  # sets these numbers apart from the order of the images
+_FIRST_TURN_SEED = 20_261_123  # sets apart which images begin mirrored
 _BITS = 15  # of each random number: what int16 holds
 _FLIP, _CROP_TOP, _CROP_LEFT, _CUT_Y, _CUT_X = range(5)
 
@@ -21,8 +23,8 @@ class Augmentation:
 
     crop_padding: int = 0
     """black pixels added on each side before a crop to the former size; 0 crops nothing"""
-    flip: bool = False
-    """mirror every second image, on average, left to right"""
+    flip: bool | Literal["alternate"] = False
+    """mirror every second image, on average, left to right; or each image in every second epoch"""
     cutout: int = 0
     """side of a square of the mean colour, anywhere in the image and clipped at its edges [pixels]; 0 cuts nothing"""
 
@@ -38,6 +40,19 @@ class Augmentation:
         """
         generator = torch.Generator().manual_seed(mix(_SEED, seed, epoch))
         return torch.randint(1 << _BITS, (5, size), dtype=torch.int16, generator=generator)
+
+    def in_turn(self, drawn: Tensor, samples: Tensor, of: Tensor, seed: int, epoch: int) -> Tensor:
+        """The numbers `drawn` [5, size] with those that mirror each of an epoch's `samples` [size] in its turn.
+
+        Half of the images begin mirrored, and each is so in every second epoch (Jordan, 2024): two epochs show all of
+        them both ways, where chance would show every second one twice the same way.
+        """
+        if self.flip != "alternate":
+            return drawn
+        generator = torch.Generator().manual_seed(mix(_FIRST_TURN_SEED, seed))
+        first = torch.randint(2, (int(of.max()) + 1,), dtype=torch.int16, generator=generator)
+        drawn[_FLIP] = ((first[samples] + epoch) % 2) << _BITS - 1  # below it an image is mirrored
+        return drawn
 
     def move(self, images: Tensor, drawn: Tensor) -> Tensor:
         """Images [b, C, H, W] of any type, black being 0, cropped and flipped with the numbers `drawn` [5, b]."""

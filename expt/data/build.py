@@ -152,6 +152,7 @@ def build(
         mean=dataset.mean,
         std=dataset.std,
         channels_last=channels_last,
+        batch_parts=batch_parts,
     )
     to_train = dataclasses.replace(
         in_order,

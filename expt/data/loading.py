@@ -119,6 +119,8 @@ class LoaderOptions:
     """of training batches"""
     eval_batch_size: int | None = None
     """samples that a worker evaluates at a time; None is its share of `batch_size`, at least MIN_EVAL_BATCH"""
+    batch_parts: int = 1
+    """of a global batch, over all workers: none trains on more than one at a time"""
 
 
 class Load(Protocol):
@@ -134,6 +136,8 @@ class ShardedLoader(ABC):
     def __init__(self, indices: Tensor, options: LoaderOptions) -> None:
         self._indices = indices
         self._options = options
+        self._ahead: Order | None = None
+        """The order of an epoch that is yet to come."""
 
     @property
     def size(self) -> int:
@@ -150,14 +154,29 @@ class ShardedLoader(ABC):
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
         """See Loader."""
-        options, samples = self._options, self._order(epoch)
-        drawn = options.augment.draw(self.size, options.seed, epoch) if options.augment else None
-        times = None if options.balanced is None else indexing.times_before(samples)
-        order, pieces = Order(samples, epoch, drawn, times), self._pieces(skip)
+        options, pieces = self._options, self._pieces(skip)
+        ahead, self._ahead = self._ahead, None
+        order = ahead if ahead is not None and ahead.epoch == epoch else self._whole_order(epoch)
         if options.mixing is None:
-            return self._batches(order, pieces)
-        positions, wider = indexing.with_partners([*pieces], options.batch_size, skip)
-        return options.mixing.mixed(self._batches(order.at(positions), wider), options.seed, epoch, skip)
+            batches = self._batches(order, pieces)
+        else:
+            positions, wider = indexing.with_partners([*pieces], options.batch_size, skip)
+            batches = options.mixing.mixed(self._batches(order.at(positions), wider), options.seed, epoch, skip)
+        return self._with_next_order(batches, epoch + 1) if options.device.type == "cuda" else batches
+
+    def _with_next_order(self, batches: Iterator[Batch], next_epoch: int) -> Iterator[Batch]:
+        """The batches; who asks for one more has the next epoch's order prepared, while a GPU computes on the last."""
+        yield from batches
+        self._ahead = self._whole_order(next_epoch)
+
+    def _whole_order(self, epoch: int) -> Order:
+        options, samples = self._options, self._order(epoch)
+        drawn = None
+        if options.augment:
+            drawn = options.augment.draw(self.size, options.seed, epoch)
+            drawn = options.augment.in_turn(drawn, samples, self._indices, options.seed, epoch)
+        times = None if options.balanced is None else indexing.times_before(samples)
+        return Order(samples, epoch, drawn, times)
 
     def indices(self, epoch: int, number: int) -> Tensor:
         """See Loader."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,12 +12,16 @@ import torch
 from torch import Tensor
 
 from expt.data.indexing import Piece
-from expt.data.loading import Batch, Finish, LoaderOptions, Order, ShardedLoader, to_device
+from expt.data.loading import MIN_EVAL_BATCH, Batch, Finish, LoaderOptions, Order, ShardedLoader, to_device
 from expt.data.prefetch import prefetched
 from expt.data.tree import leaves, mapped
 
 # Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches cost nothing.
 _BLOCK_BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
+_GPU_EVAL_BATCH = 2048
+"""Images that fill a GPU; fewer take as many kernels each time."""
+_EVAL_TIMES = 8
+"""How many images an evaluation has where a step has one: that keeps what every layer gave, this two or three."""
 
 
 class _Block(NamedTuple):
@@ -41,7 +46,7 @@ class InMemoryLoader(ShardedLoader):
     """
 
     def __init__(self, images: Tensor, labels: Tensor, indices: Tensor, options: LoaderOptions) -> None:
-        super().__init__(indices, options)
+        super().__init__(indices, dataclasses.replace(options, eval_batch_size=_eval_batch_size(options)))
         self._finish = Finish(options, channels=images.shape[1])
         device = options.device
         self._images = place(images, device)
@@ -64,6 +69,15 @@ class InMemoryLoader(ShardedLoader):
             images = to_device(self._images.index_select(0, chosen), self._device)
             labels = to_device(self._labels.index_select(0, chosen), self._device)
             yield _Block(self._finish(images, None if drawn is None else _spread(drawn, block)), labels, block)
+
+
+def _eval_batch_size(options: LoaderOptions) -> int | None:
+    """On a GPU larger than a step's; the numbers are the same but for rounding."""
+    if options.eval_batch_size or options.device.type != "cuda":
+        return options.eval_batch_size
+    share = options.batch_size // options.shard.world_size
+    at_a_time = options.batch_size // max(options.batch_parts, options.shard.world_size)
+    return max(share, MIN_EVAL_BATCH, min(_EVAL_TIMES * at_a_time, _GPU_EVAL_BATCH))
 
 
 class InMemorySampleLoader(ShardedLoader):

@@ -17,7 +17,7 @@ from expt import machine, signals
 from expt.config import main_code, secrets
 from expt.data.files import prepare
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed, warn
-from expt.launch import processes, rendezvous
+from expt.launch import last_word, processes, rendezvous
 from expt.launch.rendezvous import Arrival, Rendezvous
 from expt.runs.attempt import Attempt, record_end
 from expt.runs.folder_lock import at_work
@@ -67,7 +67,7 @@ def lead(request: RunRequest, on_start: Callable[[], None] | None = None) -> Non
             sent["settings"] |= {key: getattr(config, key) for key in AGREED}
             told = {**sent, "source": str(source) if source else None, "attempt": attempt.number}
             meeting.tell(arrivals, told)
-            with _logged(paths, attempt.number, 0) as terminal:
+            with last_word.kept(paths.folder, attempt.number), _logged(paths, attempt.number, 0) as terminal:
                 console = Console(file=terminal.out)
                 display = RunDisplay(
                     paths, console, epochs=config.epochs, print_every=config.print_every, errors=terminal.err

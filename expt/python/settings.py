@@ -22,7 +22,7 @@ Group: TypeAlias = str | Mapping[str, Any]
 GroupOfClasses: TypeAlias = Group | Own
 """Also a class of one's own; with arguments as {"_target_": Class, "width": 16}."""
 Auto: TypeAlias = Literal["auto"]
-CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune", "blocks"]
+CompileMode: TypeAlias = Literal["auto", "default", "reduce-overhead", "max-autotune", "blocks"]
 
 
 class DDP(TypedDict, total=False):

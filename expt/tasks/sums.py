@@ -129,10 +129,8 @@ class Sums:
         """Add up what was kept."""
         if not self._kept:
             return
-        kept, row, loss = self._kept, self._values, self._columns["loss"]
-        total = row[loss.start]
-        for each in kept:  # one by one: the order is in a sum's last digits
-            total += each.loss_sum
+        kept, loss = self._kept, self._columns["loss"]
+        self._add_in_order(loss.start, [each.loss_sum for each in kept])
         self._add_weights(0, [each.samples for each in kept])
         self._add_weights(loss.stop, [each.weight for each in kept])
         if kept[0].outputs is not None:
@@ -142,6 +140,14 @@ class Sums:
         else:
             self._add_terms([each.terms for each in kept])
         self._forget()
+
+    def _add_in_order(self, column: int, sums: list[Tensor]) -> None:
+        """One by one, by a few kernels: the order is in a sum's last digits."""
+        if len(sums) == 1:
+            self._values[column] += sums[0]
+            return
+        before = self._values[column : column + 1]
+        before.copy_(torch.cat((before, torch.stack(sums).to(before.dtype))).cumsum(0)[-1:])
 
     def _add_terms(self, terms: Sequence[Mapping[str, Sum]]) -> None:
         for name in self._task.sums:

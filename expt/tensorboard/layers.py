@@ -30,7 +30,7 @@ class LayerValues:
         trained = list(itertools.chain.from_iterable(self._layers.values()))
         if not trained or any(parameter.grad is None for _, parameter in trained):
             return
-        scale = self._learner.precision.scaler.get_scale()
+        scale = self._learner.precision.scale
         if self._norms:
             gradients = [[p.grad for _, p in own if p.grad is not None] for own in self._layers.values()]
             self._gradient_norms = norms(gradients) / scale
@@ -90,7 +90,7 @@ def norms(tensors: Sequence[Sequence[Tensor]]) -> Tensor:
 
 @functools.lru_cache(maxsize=4)  # to copy it to a GPU waits for it
 def _group_of_each(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(device)
+    return torch.tensor([group for group, size in enumerate(sizes) for _ in range(size)]).to(device)
 
 
 def parameter_table(module: nn.Module) -> str:

@@ -154,6 +154,10 @@ class _AcrossWorkers(torch.autograd.Function):
         )
 
 
+ALL_KINDS = (*KINDS, nn.SyncBatchNorm, GroupedBatchNorm, SynchronisedBatchNorm)
+"""Whose buffers are statistics that no forward pass of training reads."""
+
+
 def _batch_norms(module: nn.Module) -> list[Any]:
     """Raises ConfigError for one of a class of its own, which may compute anything."""
     layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, KINDS)]

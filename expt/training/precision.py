@@ -39,6 +39,12 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
         self._short_backward = short_backward and not skip_non_finite and not self.scaler.is_enabled()
 
+    @property
+    def scale(self) -> torch.Tensor:
+        """What the gradients are multiplied by until the update, a number [] on the device: nothing waits for it."""
+        one = torch.ones((), device=self._device)
+        return self.scaler.scale(one)  # to ask it for its scale waits
+
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the forward pass and the loss are computed."""
         if self.dtype is None:

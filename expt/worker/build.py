@@ -34,7 +34,7 @@ from expt.tensorboard.run_pictures import RunPictures
 from expt.training import optim
 from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.collectives import Worker
-from expt.training.compiling import compile_module
+from expt.training.compiling import compile_module, mode_of
 from expt.training.ema import ema_of
 from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
@@ -101,10 +101,10 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     module, average_statistics = parallel_build.with_batch_norm(config, module, worker, memory)
     if config.onednn and worker.device.type == "cpu":
         onednn_linear.use_for_linear(module)
+    compiled = mode_of(config.compile, steps=total_steps(config, data))
     if config.activation_checkpointing:
-        checkpoint_activations(module, config.activation_checkpointing, compiled=bool(config.compile))
-    if config.compile:
-        compile_module(module, config.compile)
+        checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))
+    compile_module(module, compiled)
     precision = _precision(config, worker)
     outline = sharding.outline(config, module)
     ema = sharding.shard(config, module, worker, precision) if config.is_sharded else None
@@ -119,7 +119,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     if config.ema and not config.is_sharded:
         ema = ema_of(module, config.ema)
     classifies = isinstance(config.task, Classification)
-    if isinstance(config.model, constraints.Target) and classifies and not config.compile:  # the copy needs no check
+    if isinstance(config.model, constraints.Target) and classifies and not compiled:  # the copy needs no check
         _check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
     optim.scale_lr(optimizer, config.lr_scaling, config.batch_size / (config.base_batch_size or config.batch_size))
     return Learner(
@@ -141,8 +141,8 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         phases=phases,
         world_size=worker.world_size,
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
-        compiled=bool(config.compile),
-        overwrites=bool(config.compile) or config.model.name == "_target_",
+        compiled=bool(compiled),
+        overwrites=bool(compiled) or config.model.name == "_target_",
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
         **sharding.of_learner(config, data, ema.module if ema else module, outline, worker),
@@ -269,7 +269,7 @@ def build_dashboard(
         pictures,
         example=data.blank(1).inputs,
         images=wanted.images if pictures else False,
-        graph=False if config.compile and wanted.graph == "auto" else wanted.graph,
+        graph=False if learner.compiled and wanted.graph == "auto" else wanted.graph,
         norms=wanted.norms,
         histograms=wanted.histograms,
     )

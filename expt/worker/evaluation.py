@@ -27,7 +27,7 @@ from expt.tensorboard.mistakes import Review
 from expt.tensorboard.run_pictures import RunPictures
 from expt.training import collectives
 from expt.training.collectives import Worker
-from expt.training.compiling import compile_module
+from expt.training.compiling import compile_module, mode_of
 from expt.training.learner import Evaluator
 from expt.training.loop import evaluate
 from expt.training.precision import Precision
@@ -45,14 +45,14 @@ def carry_out(
     model = rebuilt(record, state, worker.device)
     data = _data(evaluation, config, record["data"], worker)
     beat()
-    if config.compile:
-        compile_module(model.model, config.compile)
+    compiled = mode_of(config.compile, steps=0)
+    compile_module(model.model, compiled)
     evaluator = Evaluator(
         module=model.model,
         precision=Precision(config.amp, worker.device),
         task=_task(config, record["data"], data),
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
-        overwrites=bool(config.compile) or config.model.name == "_target_",
+        overwrites=bool(compiled) or config.model.name == "_target_",
     )
     pictures = _pictures(config, data, record["data"])
     review = pictures.review() if pictures else None

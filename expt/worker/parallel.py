@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from expt.config import constraints
 from expt.config.schema import RunConfig
+from expt.config.tasks import TargetTask
 from expt.errors import ConfigError, warn
 from expt.training import batch_norm, collectives, shared_memory
 from expt.training.collectives import Worker
@@ -87,6 +90,7 @@ def parallelise(
         static_graph=config.ddp.static_graph,
         gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
         bucket_cap_mb=config.ddp.bucket_cap_mb,
+        **({} if _trains_by_buffers(config, module) else _without_broadcasts(module)),
     )
     if config.ddp.comm_hook:
         _compress(parallel, config.ddp.comm_hook)
@@ -94,6 +98,26 @@ def parallelise(
         parallel.register_comm_hook(memory, average_gradients)
         return parallel, lambda _: memory.spent_s
     return parallel, functools.partial(ddp_times.all_reduce_s, parallel)
+
+
+def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
+    """Whether a forward pass of training may read a buffer, which is then to be rank 0's on all workers.
+
+    Of batch norms only evaluations do, and `worker.run` has them broadcast before; of a person's own code nobody knows.
+    """
+    if isinstance(config.model, constraints.Target) or isinstance(config.task, TargetTask):
+        return True
+    norms = (layer for layer in module.modules() if type(layer) in batch_norm.ALL_KINDS)
+    statistics = {id(buffer) for layer in norms for buffer in layer.buffers(recurse=False)}
+    return any(id(buffer) not in statistics for buffer in module.buffers())
+
+
+def _without_broadcasts(module: nn.Module) -> dict[str, Any]:
+    """What keeps DistributedDataParallel from copying rank 0's buffers to all workers before each forward pass."""
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:  # since torch 2.15
+        return {"forward_sync_buffers": False}
+    collectives.broadcast_buffers(module)  # with this it leaves out the first broadcast, too
+    return {"broadcast_buffers": False}
 
 
 class AutocastDataParallel(nn.DataParallel[nn.Module]):

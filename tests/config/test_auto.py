@@ -97,6 +97,23 @@ def test_channels_last(model: Any, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("node", "on", "expected"),
+    [
+        ({"gpus": 0}, CPU, False),
+        ({"gpus": 1}, machine(1), "auto"),
+        ({"gpus": [0, 1]}, machine(2), "auto"),
+        ({"gpus": 1}, machine(1, simulated=True), False),
+        ({"gpus": 2, "strategy": "dp"}, machine(2), False),
+    ],
+    ids=str,
+)
+def test_compile(node: dict[str, Any], on: Machine, expected: object) -> None:
+    """On a GPU the worker decides, who knows the steps."""
+    assert auto.compiled(node, on) == expected
+    assert auto.fill_auto({**node, "compile": "auto", "onednn": "auto"}, on)["compile"] == expected
+
+
+@pytest.mark.parametrize(
     ("node", "vendor", "expected"),
     [
         ({"compile": False}, "AuthenticAMD", True),

@@ -194,3 +194,31 @@ def test_what_augments_is_drawn_apart_from_the_order() -> None:
         assert not torch.equal(Augmentation.draw(SIZE, seed, epoch), same_stream)
     drawn = [Augmentation.draw(SIZE, seed, epoch) for seed, epoch in ((0, 1), (1, 0), (0, 2), (1, 1))]
     assert not any(torch.equal(one, other) for i, one in enumerate(drawn) for other in drawn[:i])
+
+
+@make_loader
+@pytest.mark.parametrize("balanced", [None, LABELS % 3])
+def test_alternating_flips_show_each_image_both_ways_in_two_epochs(
+    make: Callable[..., Loader], balanced: Tensor | None
+) -> None:
+    """Whatever the number of workers, and the batch from which a run goes on."""
+
+    def mirrored(epoch: int, rank: int = 0, world_size: int = 1, skip: int = 0) -> dict[int, bool]:
+        options = {"augment": Augmentation(flip="alternate"), "shard": Shard(rank, world_size), "balanced": balanced}
+        found = {}
+        for batch in make(**options, mean=None, std=None).epoch(epoch, skip):
+            for image, label in zip(batch.inputs, batch.targets.tolist(), strict=True):
+                plain = IMAGES[label] / 255
+                assert torch.allclose(image, plain) != torch.allclose(image, plain.flip(2))
+                found[label] = torch.allclose(image, plain.flip(2))
+        return found
+
+    first, second, third = (mirrored(epoch) for epoch in (1, 2, 3))
+    both = first.keys() & second.keys()
+    assert len(both) == SIZE if balanced is None else len(both) > SIZE / 2
+    assert all(first[label] != second[label] for label in both)
+    assert all(first[label] == third[label] for label in first.keys() & third.keys())
+    assert 0.3 < sum(first.values()) / len(first) < 0.7
+    assert {**mirrored(1, 0, 2), **mirrored(1, 1, 2)} == first
+    rest = mirrored(1, skip=9)
+    assert rest == {label: first[label] for label in rest}

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.data.loading import Batch, Loader, LoaderOptions, Shard
-from expt.data.memory import InMemoryLoader
+from expt.data.augment import Augmentation
+from expt.data.indexing import Piece
+from expt.data.loading import Batch, Loader, LoaderOptions, Order, Shard, ShardedLoader
+from expt.data.memory import InMemoryLoader, _eval_batch_size
 from expt.data.stream import StreamLoader
 from expt.errors import DataError
 
@@ -296,3 +298,49 @@ def test_loader_processes_die_with_their_worker() -> None:
     while any(map(is_running, children)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [is_running(pid) for pid in children] == [False, False]
+
+
+class OnGPU(ShardedLoader):
+    """Tells what it was to read; no tensor goes there."""
+
+    def _batches(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        for piece in pieces:
+            drawn = torch.empty(0) if order.drawn is None else order.drawn[:, piece.start : piece.stop]
+            yield Batch(drawn, order.samples[piece.start : piece.stop], piece.global_size)
+
+
+@pytest.mark.parametrize("options", [{}, {"balanced": LABELS % 3}, {"augment": Augmentation(flip=True)}], ids=str)
+def test_the_next_epochs_order_is_prepared_by_who_asks_for_one_batch_more(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, cpu = (OnGPU(ALL, dataclasses.replace(FIVE, device=torch.device(on), **options)) for on in ("cuda", "cpu"))
+    asked = list[int]()
+    whole_order = ShardedLoader._whole_order
+
+    def noted(loader: ShardedLoader, epoch: int) -> Order:
+        asked.append(epoch)
+        return whole_order(loader, epoch)
+
+    monkeypatch.setattr(ShardedLoader, "_whole_order", noted)
+    orders = [(1, 0), (2, 3), (2, 0), (5, 0), (3, 1)]
+    for epoch, skip in orders:
+        assert same(list(gpu.epoch(epoch, skip)), list(cpu.epoch(epoch, skip)))
+    cpu_asked = [epoch for epoch, _ in orders]
+    gpu_asked = [1, 2, 3, 2, 3, 5, 6, 3, 4]  # and the second 2, the 5 and the 3 anew: another was prepared
+    assert sorted(asked) == sorted(cpu_asked + gpu_asked)
+
+
+def test_an_epoch_that_is_left_prepares_nothing() -> None:
+    loader = OnGPU(ALL, dataclasses.replace(FIVE, device=torch.device("cuda")))
+    next(loader.epoch(1))
+    assert loader._ahead is None
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "world_size", "parts", "expected"),
+    [(64, 1, 1, 512), (512, 1, 1, 2048), (512, 4, 4, 1024), (512, 1, 4, 1024), (4096, 1, 1, 4096), (8, 1, 1, 256)],
+)
+def test_a_gpu_evaluates_more_at_a_time(batch_size: int, world_size: int, parts: int, expected: int) -> None:
+    options = dataclasses.replace(FIVE, batch_size=batch_size, shard=Shard(0, world_size), batch_parts=parts)
+    assert _eval_batch_size(dataclasses.replace(options, device=torch.device("cuda"))) == expected
+    assert _eval_batch_size(options) is None

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
 from expt.tasks.classification import Classification
 from expt.tasks.sums import MAX_KEPT, MAX_KEPT_OUTPUTS, Sums, loss_is_finite
 from expt.tasks.task import Sum, Task
+from tests.operators import Operators
 
 CPU = torch.device("cpu")
 
@@ -112,6 +112,22 @@ def test_a_step_computes_nothing_for_the_sums() -> None:
     assert set(found.names) <= {"detach", "alias"}
 
 
+@pytest.mark.parametrize("count", [1, 2, MAX_KEPT, 3 * MAX_KEPT + 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_losses_are_added_in_their_order_to_the_bit_by_few_kernels(count: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(count)
+    losses = (torch.randn(count, generator=generator) * 10 ** torch.randn(count, generator=generator)).to(dtype)
+    sums, total, logits, labels = of_classes(), 0.0, torch.eye(2), torch.tensor([0, 1])
+    with Operators() as found:
+        for loss in losses:
+            add(sums, logits, labels, loss)
+        row = sums.values
+    for loss in losses.tolist():
+        total += loss
+    assert row[1].item() == total
+    assert found.launched.total() <= 25 * (count // MAX_KEPT + 1), found.launched
+
+
 def test_a_loss_that_is_not_finite_is_left_out_with_its_batch() -> None:
     sums = of_classes(finite_only=True)
     for loss in (1.0, math.nan, math.inf, 3.0):
@@ -203,16 +219,3 @@ def test_what_is_not_a_sum_is_refused(terms: dict[str, int], text: str, monkeypa
     monkeypatch.setattr(Counted, "measure", lambda *_: given)
     with pytest.raises(ConfigError, match=text):
         Sums(Counted(), CPU).add((torch.tensor(1.0), 1), torch.zeros(1), Batch(torch.zeros(1), None, 1))
-
-
-class Operators(TorchDispatchMode):
-    """The operators that run inside."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See TorchDispatchMode."""
-        self.names.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))

@@ -72,6 +72,15 @@ def test_the_learner() -> None:
     assert not learner.compiled
     assert learner.parallel is learner.module
     assert built("compile=true")[1].compiled
+    assert not built("compile=auto")[1].compiled
+
+
+@pytest.mark.parametrize("repays", [20, 21])
+def test_a_run_that_is_long_enough_is_compiled(repays: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("expt.training.compiling.REPAYS_STEPS", repays)
+    made = dataclasses.replace(config("batch_size=64", "epochs=1"), compile="auto")  # as on a GPU
+    data = build_data(made, worker())
+    assert build_learner(made, data, worker()).compiled == (repays == 20)
 
 
 def test_the_layout_and_the_layers_of_the_model() -> None:

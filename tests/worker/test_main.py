@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from collections.abc import Iterator
 
@@ -64,8 +65,14 @@ def test_dp_has_all_gpus_that_were_named() -> None:
 
 
 def test_a_forked_process_may_use_cuda_where_its_parent_has_not() -> None:
+    """As each worker is one of the forkserver's."""
     assert not torch.cuda.is_initialized()
-    assert not torch.cuda._is_in_bad_fork()
+    mine, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=lambda: theirs.send(torch.cuda._is_in_bad_fork()))
+    child.start()
+    assert mine.poll(60)
+    assert mine.recv() is False
+    child.join()
 
 
 @pytest.fixture

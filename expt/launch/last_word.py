@@ -1,0 +1,93 @@
+"""The process that looks after result.json where no driver does: `python -m expt.launch.last_word FOLDER ATTEMPT`.
+
+Under torchrun or Slurm rank 0 keeps the record itself. NCCL's watchdog may end all ranks by SIGABRT, in C, and the
+system any by SIGKILL: the record would say "running" for ever. This process waits for the end of rank 0 by a pipe, and
+writes down what ended the run where nobody has. It imports nothing before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+FATAL = {
+    "Aborted": signal.SIGABRT,
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+}
+"""What Python's faulthandler calls the signals of which it writes to the log."""
+
+
+@contextlib.contextmanager
+def kept(folder: Path, attempt: int) -> Iterator[None]:
+    """While entered, the record of the run in `folder` gets an end, however this process ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "expt.launch.last_word", str(folder.absolute()), str(attempt)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,  # the launcher waits for its own to be closed
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # the launcher ends the sessions of its workers
+    )
+    assert process.stdin is not None
+    try:
+        yield
+    finally:
+        process.stdin.close()
+        process.kill()  # whoever comes here can speak
+        process.wait()
+
+
+def main(folder: Path, attempt: int) -> None:
+    """Wait for the end of the process that holds the other end of stdin."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # who ends a job sends it to all of its processes
+    sys.stdin.read()
+    write_end(folder, attempt)
+
+
+def write_end(folder: Path, attempt: int) -> None:
+    """Say in result.json what ended the run, where that still says that it runs and nobody is at work there."""
+    from expt.errors import ConfigError
+    from expt.runs.attempt import record_end
+    from expt.runs.folder_lock import at_work
+    from expt.runs.paths import RunPaths
+    from expt.runs.result import RUNNING, read_result
+
+    paths = RunPaths(folder)
+    with contextlib.suppress(ConfigError), at_work(paths):  # the next attempt may be at work
+        record = read_result(paths)
+        if record.get("status") == RUNNING:
+            record_end(paths, _what_ended(folder, attempt, record.get("world_size", 1)))
+
+
+def _what_ended(folder: Path, attempt: int, world_size: int) -> Exception:
+    """By what the ranks have left in the same folder: a signal that Python wrote of as it came, and errors."""
+    from expt.errors import RunFailed
+    from expt.launch.failure import Aftermath
+    from expt.runs.paths import RunPaths
+    from expt.runs.worker_error import LOG, in_one_line, read_error
+
+    paths = RunPaths(folder)
+    raised = {rank: found for rank in range(world_size) if (found := read_error(paths.error(attempt, rank)))}
+    signals = {rank: number for rank in range(world_size) if (number := _signal_in(paths.stderr(attempt, rank)))}
+    if signals:
+        codes = {**dict.fromkeys(raised, 1), **{rank: -number for rank, number in signals.items()}}
+        return Aftermath(paths, attempt, [codes.get(rank) for rank in range(world_size)]).in_words(0.0)
+    others = "".join(f"; rank {rank}: {in_one_line(found.text)}" for rank, found in raised.items())
+    ended = f"rank 0 of {world_size} has ended without a word, as a process does that is killed"
+    return RunFailed(f"{ended}{others}\n{LOG}{paths.stderr(attempt, 0)}")
+
+
+def _signal_in(log: Path) -> signal.Signals | None:
+    told = log.read_text(errors="replace") if log.exists() else ""
+    return next((number for name, number in FATAL.items() if f"Fatal Python error: {name}" in told), None)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,90 @@
+"""Batches of a side stream, on streams that only write down what they were told: no GPU is at hand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from expt.data import prefetch
+from expt.data.prefetch import prefetched
+
+GPU = torch.device("cuda", 0)
+
+
+class Streams:
+    """The stream that computes, the one beside it, and in which order who was told what."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.main, self.side = Stream(self, "main"), Stream(self, "side")
+        self.current = self.main
+
+    @contextlib.contextmanager
+    def entered(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+
+class Stream:
+    def __init__(self, streams: Streams, name: str) -> None:
+        self.streams, self.name = streams, name
+
+    def wait_stream(self, other: Stream) -> None:
+        self.streams.told.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
+    found = Streams()
+    prefetch._side_stream.cache_clear()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda index: found.side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: found.current)
+    monkeypatch.setattr(torch.cuda, "stream", found.entered)
+    monkeypatch.setattr(
+        Tensor, "record_stream", lambda self, stream: found.told.append(f"{int(self)} is used by {stream.name}")
+    )
+    yield found
+    prefetch._side_stream.cache_clear()
+
+
+def made(streams: Streams, count: int) -> Iterator[tuple[Any, Any, str]]:
+    for number in range(count):
+        streams.told.append(f"{number} is made on {streams.current.name}")
+        yield {"image": torch.tensor(number)}, torch.tensor(10 + number), "no tensor"
+
+
+def test_a_batch_is_made_aside_and_waited_for_by_its_user_alone(streams: Streams) -> None:
+    for batch in prefetched(made(streams, 2), GPU):
+        streams.told.append(f"{int(batch[1]) - 10} is taken on {streams.current.name}")
+    assert streams.told == [
+        "side waits for main",
+        "0 is made on side",
+        "main waits for side",
+        "0 is used by main",
+        "10 is used by main",
+        "0 is taken on main",
+        "1 is made on side",
+        "main waits for side",
+        "1 is used by main",
+        "11 is used by main",
+        "1 is taken on main",
+    ]
+
+
+def test_whoever_asks_on_another_stream_is_the_one_that_waits(streams: Streams) -> None:
+    batches = prefetched(made(streams, 1), GPU)
+    other = Stream(streams, "other")
+    with streams.entered(other):
+        next(batches)
+    assert streams.told[2:] == ["other waits for side", "0 is used by other", "10 is used by other"]
+
+
+def test_on_a_cpu_there_is_no_stream(streams: Streams) -> None:
+    assert len(list(prefetched(made(streams, 2), torch.device("cpu")))) == 2
+    assert streams.told == ["0 is made on main", "1 is made on main"]
