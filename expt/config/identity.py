@@ -45,7 +45,7 @@ AT_FIRST |= {"sharding.param_dtype": "auto", "sharding.reduce_dtype": "float32"}
 AT_FIRST |= {"model.norm": "layer", "model.positions": "learned", "model.mlp": "gelu", "model.bias": True}
 _BEFORE: dict[str, dict[str, object]] = {
     "huggingface": {"dataset.standardise": True, "dataset.standardise_targets": False, "dataset.channels": None},
-    "torchvision": {"dataset.channels": None},
+    "torchvision": {"dataset.channels": None, "dataset.standardise_targets": False},
     "image_folder": {"dataset.channels": 3},
     "segmentation_folder": {"dataset.channels": 3},
 }
