@@ -59,7 +59,7 @@ class Torchvision(Images):
 
     name: Literal["torchvision"]
     set: SetName
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    options: dict[str, Any] | None = None
     root: Folder | None
     download: bool
     standardise_targets: bool = False

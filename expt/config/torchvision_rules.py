@@ -34,11 +34,12 @@ def of_torchvision(dataset: Torchvision, task: Any) -> list[str]:
 
 
 def _moved(dataset: Torchvision) -> list[str]:
-    if dataset.options.get("target_type") not in POSITIONS:
+    target = (dataset.options or {}).get("target_type")
+    if target not in POSITIONS:
         return []
     moves = {"augment": dataset.augment != Augment(), "transforms": bool(dataset.transforms)}
     return [
-        f"dataset.{key}: would move images, and not their {dataset.options['target_type']}; leave it out"
+        f"dataset.{key}: would move images, and not their {target}; leave it out"
         for key, is_set in moves.items()
         if is_set
     ]

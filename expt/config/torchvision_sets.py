@@ -70,8 +70,10 @@ INSTEAD = {
 """Those for which there is another dataset here."""
 
 _LEVELS = ("kingdom", "phylum", "class", "order", "family", "genus")
-_SCENES = ("bedroom", "bridge", "church_outdoor", "classroom", "conference_room", "dining_room", "kitchen")
-_SCENES += ("living_room", "restaurant", "tower")
+_SCENES = (
+    *("bedroom", "bridge", "church_outdoor", "classroom", "conference_room", "dining_room", "kitchen"),
+    *("living_room", "restaurant", "tower"),
+)
 OPTIONS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "CelebA": {"target_type": ("attr", "identity", "landmarks", "bbox")},
     "DTD": {"partition": tuple(range(1, 11))},
@@ -95,10 +97,10 @@ POSITIONS = ("landmarks", "bbox")
 """Of a `target_type`: places in the image, which must not be moved."""
 
 
-def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """The options that are `given`, as the class there wants them: a year may be typed as a number."""
     known = OPTIONS.get(name, {})
-    return {key: _as_known(value, known.get(key, ())) for key, value in given.items()}
+    return {key: _as_known(value, known.get(key, ())) for key, value in (given or {}).items()}
 
 
 def _as_known(value: Any, known: tuple[Any, ...]) -> Any:
@@ -107,7 +109,7 @@ def _as_known(value: Any, known: tuple[Any, ...]) -> Any:
     return next((each for each in known if str(each) == str(value)), value)
 
 
-def targets_of(name: str, given: Mapping[str, Any]) -> Literal["classes", "labels", "numbers"]:
+def targets_of(name: str, given: Mapping[str, Any] | None) -> Literal["classes", "labels", "numbers"]:
     """What is to be predicted of its images, where that is no mask."""
     if name != "CelebA":
         return "classes"

@@ -28,11 +28,11 @@ class Scenes(Dataset[tuple[Any, int]]):
     def __init__(self, root: Path, classes: Sequence[str]) -> None:
         self.classes = [name.rpartition("_")[0] for name in classes]
         self._folders = [root / f"{name}_lmdb" for name in classes]
-        self._opened: dict[tuple[int, int], Any] = {}
-        """By the process and the number of the class."""
+        self._opened: dict[int, Any] = {}
+        """In this process, by the number of the class."""
+        self._process = os.getpid()
         self._keys = [self._keys_of(number) for number in range(len(classes))]
         self._ends = list(itertools.accumulate(map(len, self._keys)))
-        self._close()
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -53,17 +53,19 @@ class Scenes(Dataset[tuple[Any, int]]):
             return list(reading.cursor().iternext(keys=True, values=False))
 
     def _database(self, number: int) -> Any:
-        here = os.getpid(), number
-        if here not in self._opened:
+        if self._process != os.getpid():  # forked since
+            self._close()
+        if number not in self._opened:
             lmdb: Any = importlib.import_module("lmdb")
             how = {"readonly": True, "lock": False, "readahead": False, "meminit": False, "create": False}
             try:
-                self._opened[here] = lmdb.open(str(self._folders[number]), **how)
+                self._opened[number] = lmdb.open(str(self._folders[number]), **how)
             except lmdb.Error as error:
                 raise OSError(str(error)) from error
-        return self._opened[here]
+        return self._opened[number]
 
     def _close(self) -> None:
         for database in self._opened.values():
             database.close()
         self._opened.clear()
+        self._process = os.getpid()

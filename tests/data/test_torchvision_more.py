@@ -154,7 +154,7 @@ IN_A = "dataset.options={%s}"
         (celeba, "CelebA", (IN_A % "target_type: identity", "dataset.val_fraction=0.25"), (3, 6, 5), (9, 3, 0), 4),
         (clevr, "CLEVRClassification", (), (3, 6, 8), (8, 3, 0), 11),
         (fer, "FER2013", ("dataset.val_fraction=0.2",), (1, 48, 48), (8, 2, 5), 7),
-        (lambda root: fer(root, "train.csv"), "FER2013", (), (1, 48, 48), (14, 1, 0), 7),
+        (lambda root: fer(root, "train.csv"), "FER2013", (), (1, 48, 48), (13, 2, 0), 7),
         (inaturalist, "INaturalist", (), (3, 6, 6), (24, 6, 0), 6),
         (inaturalist, "INaturalist", (IN_A % "target_type: class",), (3, 6, 6), (24, 6, 0), 2),
         (inaturalist, "INaturalist", (IN_A % "version: 2018, target_type: super",), (3, 6, 6), (2, 1, 0), 2),

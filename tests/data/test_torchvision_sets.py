@@ -236,7 +236,10 @@ def test_every_kind_is_a_class_of_torchvision_that_takes_its_options(chosen: Cal
     assert set(KINDS) == set(get_args(SetName))
     shown = dataclasses.replace(chosen("SVHN").dataset, augment=Augment())
     for name in KINDS:
-        options = [{}, *({key: value} for key, values in OPTIONS.get(name, {}).items() for value in values)]
+        options: list[dict[str, Any]] = [
+            {},
+            *({key: value} for key, values in OPTIONS.get(name, {}).items() for value in values),
+        ]
         for given in options:
             given = {key: [value] if (name, key) in SEVERAL else value for key, value in given.items()}
             kind = kind_of(dataclasses.replace(shown, set=name, options=given))
