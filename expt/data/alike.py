@@ -24,7 +24,7 @@ def structure_of(sample: Any) -> Structure:
         return {key: structure_of(below) for key, below in sample.items()}
     if isinstance(sample, list | tuple):
         return [structure_of(below) for below in sample]
-    return float if isinstance(sample, bool | int | float | np.number) else type(sample)
+    return float if isinstance(sample, bool | int | float | np.number | np.bool_) else type(sample)
 
 
 def like(expected: Structure, check: Check) -> Check:
