@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from expt.config import tasks
 from expt.config.datasets import Torchvision
@@ -80,7 +83,9 @@ def _row(scaled: Callable[[Tensor], Tensor]) -> Callable[[Any], Tensor]:
 def _values_of(found: Any, *, counts: bool) -> tuple[Tensor, tuple[str, ...]]:
     """What is to be predicted of each sample, float32 [N, T], and the names of it."""
     if counts:
-        return torch.tensor(found._labels).float()[:, None], ("objects",)
+        counted = labels_of(found)
+        assert counted is not None
+        return counted.float()[:, None], ("objects",)
     (kind,) = found.target_type
     if kind == "attr":
         return found.attr.float(), tuple(name for name in found.attr_names if name)
@@ -113,7 +118,6 @@ def _of_level(found: Any) -> Sequence[int]:
 _LABELS: Mapping[str, Callable[[Any], Any]] = {
     "CelebA": _persons,
     "INaturalist": _of_level,
-    "Omniglot": lambda found: [number for _, number in found._flat_character_images],
     "QMNIST": lambda found: found.targets[:, 0],
 }
 
@@ -153,20 +157,36 @@ def _in_order(found: Any) -> Any:
     in another order, so that workers of two would take some twice, and leave others out.
     """
     name = type(found).__name__
-    if name == "SUN397":
-        pairs = sorted(zip(found._image_files, found._labels, strict=True))
-        found._image_files, found._labels = map(list, zip(*pairs, strict=True)) if pairs else ([], [])
+    if name == "INaturalist":
+        found.index.sort()
     elif name == "Cityscapes":
         pairs = sorted(zip(found.images, found.targets, strict=True))
-        found.images, found.targets = map(list, zip(*pairs, strict=True)) if pairs else ([], [])
-    elif name == "INaturalist":
-        found.index.sort()
+        found.images, found.targets = [image for image, _ in pairs], [masks for _, masks in pairs]
+    elif name == "SUN397":
+        base = Path(found.root) / name
+        files = sorted(base.rglob("sun_*.jpg"))
+        labels = [found.class_to_idx["/".join(file.relative_to(base).parts[1:-1])] for file in files]
+        return _Listed(files, labels, found.classes)
     elif name == "Omniglot":  # even its classes are numbered so
-        before, found._characters = found._characters, sorted(found._characters)
-        numbers = {character: number for number, character in enumerate(found._characters)}
-        renumbered = ((image, numbers[before[number]]) for image, number in found._flat_character_images)
-        found._flat_character_images = sorted(renumbered, key=lambda each: each[::-1])
+        folders = sorted(folder for folder in Path(found.target_folder).glob("*/*") if folder.is_dir())
+        listed = [(file, label) for label, folder in enumerate(folders) for file in sorted(folder.glob("*.png"))]
+        names = [f"{folder.parent.name}/{folder.name}" for folder in folders]
+        return _Listed([file for file, _ in listed], [label for _, label in listed], names)
     return found
+
+
+class _Listed(Dataset[tuple[Any, int]]):
+    """Images in files, each of one class."""
+
+    def __init__(self, files: Sequence[Path], targets: Sequence[int], classes: Sequence[str]) -> None:
+        self._files, self.targets, self.classes = files, targets, classes
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        with Image.open(self._files[index]) as picture:
+            return picture.copy(), self.targets[index]
 
 
 def _in_memory(dataset: Any, kind: Kind, device: torch.device) -> Part:
@@ -200,5 +220,4 @@ _NAMES: Mapping[str, Callable[[Any], Sequence[str]]] = {
     "CelebA": lambda found: list(map(str, found.identity[:, 0].unique().tolist())),
     "INaturalist": _levels,
     "LFWPeople": lambda found: list(found.class_to_idx),
-    "Omniglot": lambda found: found._characters,
 }
