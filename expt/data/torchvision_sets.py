@@ -106,7 +106,8 @@ def labels_of(found: Any) -> Tensor | None:
 
 def _persons(found: Any) -> Tensor:
     """CelebA's, numbered without gaps."""
-    return found.identity[:, 0].unique(return_inverse=True)[1]
+    numbers: Tensor = found.identity[:, 0].unique(return_inverse=True)[1]
+    return numbers
 
 
 def _of_level(found: Any) -> Sequence[int]:
@@ -213,7 +214,7 @@ def _class_names(found: Any, number: int | None) -> tuple[str, ...]:
 
 def _levels(found: Any) -> Sequence[str]:
     (kind,) = found.target_type
-    return found.all_categories if kind == "full" else list(found.categories_index[kind])  # type: ignore[no-any-return]
+    return found.all_categories if kind == "full" else list(found.categories_index[kind])
 
 
 _NAMES: Mapping[str, Callable[[Any], Sequence[str]]] = {

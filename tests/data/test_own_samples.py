@@ -15,6 +15,7 @@ from expt.data.alike import structure_of
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 
+FILES: dict[str, Any] = {}
 OPTIONS = LoaderOptions(batch_size=4, device=torch.device("cpu"))
 
 
@@ -31,7 +32,7 @@ class Rows(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         row, odd = torch.full((3,), float(index)), index == 5
         if odd and self.kind == "mistake":
-            return {}["five"]
+            return FILES["five"]
         if odd and self.kind == "disk":
             raise OSError("the disk is gone")
         other: dict[str, Any] = {
@@ -44,7 +45,7 @@ class Rows(Dataset[Any]):
             "keys": ({"row": row, "more": row}, row.sum()),
             "image": (torch.rand(1, 2, 2), 1, 3),
         }
-        usual = {"integers": ({"row": row}, row.sum()), "keys": ({"row": row}, row.sum())}
+        usual: dict[str, Any] = {"integers": ({"row": row}, row.sum()), "keys": ({"row": row}, row.sum())}
         usual["image"] = (torch.rand(1, 2, 2), 1)
         return other[self.kind] if odd and self.kind in other else usual.get(self.kind, (row, row.sum()))
 
@@ -105,7 +106,7 @@ def test_what_reading_raises_is_told_with_the_sample_and_the_line(
     kind: str, error: type[ExptError], told: str, num_workers: int, name: str
 ) -> None:
     """Alike from a process that reads; a mistake is not tried again, and what the disk has a part in may be."""
-    codes = {"mistake": '            return {}["five"]', "disk": '            raise OSError("the disk is gone")'}
+    codes = {"mistake": '            return FILES["five"]', "disk": '            raise OSError("the disk is gone")'}
     lines = {each: line_of(code) for each, code in codes.items()}
     method = {"Rows": "__getitem__", "Stream": "__iter__"}[name]
     with pytest.raises(ExptError) as caught:
