@@ -10,6 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from expt.config.constraints import STRICT, Count, DottedName, Folder, Fraction, Positive, Size
+from expt.config.torchvision_sets import MASK_SETS, SetName
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -54,41 +55,14 @@ class Downloaded(Images):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Torchvision(Images):
-    """A dataset by the name of its class in torchvision.datasets; expt.data.torchvision_files knows each."""
+    """A dataset by the name of its class in torchvision.datasets; expt.data.torchvision_kinds knows each."""
 
     name: Literal["torchvision"]
-    set: Literal[
-        "CIFAR10",
-        "CIFAR100",
-        "Caltech101",
-        "Caltech256",
-        "Cityscapes",
-        "Country211",
-        "DTD",
-        "EMNIST",
-        "EuroSAT",
-        "FGVCAircraft",
-        "FashionMNIST",
-        "Flowers102",
-        "Food101",
-        "GTSRB",
-        "Imagenette",
-        "KMNIST",
-        "MNIST",
-        "OxfordIIITPet",
-        "PCAM",
-        "RenderedSST2",
-        "SBDataset",
-        "SEMEION",
-        "STL10",
-        "SUN397",
-        "SVHN",
-        "StanfordCars",
-        "USPS",
-        "VOCSegmentation",
-    ]
+    set: SetName
+    options: dict[str, Any] | None = None
     root: Folder | None
     download: bool
+    standardise_targets: bool = False
     image_size: Size | None
     channels: Literal[1, 3] | None = None
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)]
@@ -218,28 +192,6 @@ DATASETS: dict[str, Any] = {
 def has_rows(dataset: Any) -> bool:
     """Whether its samples are rows of numbers."""
     return isinstance(dataset, _Table) or (isinstance(dataset, HuggingFace) and not isinstance(dataset.input, str))
-
-
-MASK_SETS = {"Cityscapes": 19, "OxfordIIITPet": 3, "SBDataset": 21, "VOCSegmentation": 21}
-"""Of torchvision's those that have a mask for each image, and the number of its classes."""
-_BOXES, _CAPTIONS = "boxes", "captions"
-_FLOW, _PAIRS, _VIDEOS = "optical flow", "pairs of images", "videos"
-OTHER_SETS = {
-    **dict.fromkeys(("CocoDetection", "Kitti", "VOCDetection", "WIDERFace"), _BOXES),
-    **dict.fromkeys(("CocoCaptions", "Flickr30k", "Flickr8k", "SBU"), _CAPTIONS),
-    **dict.fromkeys(("FlyingChairs", "FlyingThings3D", "HD1K", "KittiFlow", "Sintel"), _FLOW),
-    **dict.fromkeys(("LFWPairs", "PhotoTour"), _PAIRS),
-    **dict.fromkeys(("HMDB51", "Kinetics", "MovingMNIST", "UCF101"), _VIDEOS),
-    "CelebA": "several labels for each image",
-}
-"""Of torchvision's those of which no task knows what to do with their targets, and what these are."""
-INSTEAD = {
-    "DatasetFolder": "image_folder",
-    "FakeData": "synthetic",
-    "ImageFolder": "image_folder",
-    "ImageNet": "image_folder",
-}
-"""Of torchvision's those for which there is another dataset here."""
 
 
 def has_masks(dataset: Any, segments: bool) -> bool:

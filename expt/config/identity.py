@@ -45,7 +45,7 @@ AT_FIRST |= {"sharding.param_dtype": "auto", "sharding.reduce_dtype": "float32"}
 AT_FIRST |= {"model.norm": "layer", "model.positions": "learned", "model.mlp": "gelu", "model.bias": True}
 _BEFORE: dict[str, dict[str, object]] = {
     "huggingface": {"dataset.standardise": True, "dataset.standardise_targets": False, "dataset.channels": None},
-    "torchvision": {"dataset.channels": None},
+    "torchvision": {"dataset.channels": None, "dataset.options": None, "dataset.standardise_targets": False},
     "image_folder": {"dataset.channels": 3},
     "segmentation_folder": {"dataset.channels": 3},
 }
@@ -96,7 +96,7 @@ def identity(
     if config.dataset.name == "text" and config.dataset.tokens != "bytes":
         settings["dataset.tokens"] = "tokenizer"  # what the file holds is in the content, wherever it lies
     for key, before in _BEFORE.get(config.dataset.name, {}).items():
-        if settings[key] == before:
+        if key in settings and settings[key] == before:
             del settings[key]
     if content is not None:
         digits = {"data": content.data, "code": content.code, "weights": content.weights}

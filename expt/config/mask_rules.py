@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from expt.config.datasets import (
-    MASK_SETS,
     Augment,
     HuggingFace,
     SegmentationFolder,
@@ -13,6 +12,7 @@ from expt.config.datasets import (
     mask_classes,
 )
 from expt.config.tasks import Segmentation, TargetTask
+from expt.config.torchvision_sets import MASK_SETS
 
 _CHOICES = " or ".join(MASK_SETS)
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from expt.config.constraints import kind
-from expt.config.datasets import INSTEAD, OTHER_SETS, Augment
+from expt.config.datasets import Augment
 from expt.config.groups import GROUPS, ParameterGroup
 from expt.config.schema import DDP, Checkpoint, EarlyStop, Patches, RunConfig, TensorBoard
+from expt.config.torchvision_sets import INSTEAD, OTHER_SETS
 from expt.config.trackers import MLflow, Wandb
 from expt.errors import did_you_mean
 
@@ -91,7 +92,7 @@ def _told(problem: ErrorDetails) -> str:
 def _other_set(name: str) -> str:
     """What to do with one of torchvision's datasets that is not read by its name."""
     if name in INSTEAD:
-        return f"use dataset={INSTEAD[name]}"
+        return f"use {INSTEAD[name]}"
     return (
         f"has {OTHER_SETS[name]}, of which no task here makes a loss; give it as a dataset of your own with a method "
         "collate, and a task of your own (docs/own.md)"

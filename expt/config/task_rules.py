@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from expt.config import mask_rules
+from expt.config import mask_rules, torchvision_rules
 from expt.config.constraints import Target
 from expt.config.datasets import (
     Diabetes,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from expt.config.schema import EarlyStop, RunConfig
 
 TASK_DATASETS: dict[str, tuple[type, ...]] = {
-    "multilabel": (TargetDataset, Table, HuggingFace),
-    "regression": (TargetDataset, Table, Diabetes, HuggingFace),
+    "multilabel": (TargetDataset, Table, HuggingFace, Torchvision),
+    "regression": (TargetDataset, Table, Diabetes, HuggingFace, Torchvision),
     "language_model": (Text, TargetDataset),
     "segmentation": (SegmentationFolder, TargetDataset, Torchvision, HuggingFace),
 }
@@ -139,6 +139,8 @@ def _task(config: RunConfig) -> list[str]:
             "task=multilabel or task=regression"
         )
     problems += mask_rules.of_masks(dataset, task)
+    if isinstance(dataset, Torchvision):
+        problems += torchvision_rules.of_torchvision(dataset, task)
     for name in in_evaluations_alone(task):
         if name in {"loss", *getattr(task, "METRICS", ())}:
             problems.append(f"task.metrics.{name}: the task has one of that name; choose another")

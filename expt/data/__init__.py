@@ -18,6 +18,7 @@
     image_folder_files  what lies in such a folder, and how one image is decoded
     image_folder_cache  such a folder, decoded once into the cache
     torchvision_files   torchvision's datasets by name: where their files lie, and how they get there
+    torchvision_kinds   what is known of each before it is read
     torchvision_sets    their images
     huggingface         a Hugging Face dataset in a folder, and huggingface_files its files
     pictures            what reads the images of both, one by one

@@ -228,7 +228,7 @@ def found(dataset: DatasetConfig, task: Any, device: torch.device, num_workers: 
     if isinstance(dataset, datasets.Torchvision):
         if datasets.has_masks(dataset, isinstance(task, tasks.Segmentation)):
             return torchvision_masks.source(dataset, num_workers, masks.values_of(dataset, task))
-        return torchvision_sets.source(dataset, device, num_workers)
+        return torchvision_sets.source(dataset, task, device, num_workers)
     if isinstance(dataset, datasets.HuggingFace):
         return huggingface.source(dataset, task, device, num_workers)
     if isinstance(dataset, datasets.ImageFolder):

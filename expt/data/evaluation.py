@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from expt.config import datasets
-from expt.data import build, checks, huggingface, table, table_source
+from expt.data import build, checks, huggingface, table, table_source, torchvision_sets
 from expt.data.files import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions
 from expt.data.source import Source
@@ -61,6 +61,8 @@ def load(
         source = table_source.rows_as_in(trained_on, dataset, task, options.device)
     elif isinstance(dataset, datasets.HuggingFace):
         source = huggingface.source(dataset, task, options.device, num_workers, trained_on)
+    elif isinstance(dataset, datasets.Torchvision) and "standardised" in trained_on:
+        source = torchvision_sets.source(dataset, task, options.device, num_workers, trained_on["standardised"])
     else:
         source = build.found(dataset, task, options.device, num_workers)
     tells = options.shard.rank == 0

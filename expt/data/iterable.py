@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from expt.data.checked_samples import Check, checked
+from expt.data.checked_samples import Check, checked, in_words
 from expt.data.indexing import Piece, mix
 from expt.data.loading import Batch, LoaderOptions, Order, ShardedLoader
 from expt.data.prefetch import prefetched
 from expt.data.stream import Collated, Finishing, loaded_batches, loading_settings, seeded
-from expt.errors import DataError
+from expt.errors import DataError, ExptError
 
 
 class IterableLoader(ShardedLoader):
@@ -56,22 +56,22 @@ class IterableLoader(ShardedLoader):
         loader: DataLoader[Any] = DataLoader(chosen, batch_size=None, collate_fn=self._collated, **how)
         yield from loaded_batches(loader, order, pieces, device, self._finish)
 
-    def _collated(self, samples: list[Any] | DataError) -> Any:
-        return samples if isinstance(samples, DataError) else self._collate(samples)
+    def _collated(self, samples: list[Any] | ExptError) -> Any:
+        return samples if isinstance(samples, ExptError) else self._collate(samples)
 
 
 class _Chosen(IterableDataset[Any]):
-    """For each of the lists of positions `wanted` its samples; a DataError is handed on as a value."""
+    """For each of the lists of positions `wanted` its samples; an error for a person is handed on as a value."""
 
     def __init__(
         self, dataset: IterableDataset[Any], check: Check, wanted: list[list[int]], seeds: tuple[int, int]
     ) -> None:
         self._dataset, self._check, self._wanted, self._seeds = dataset, check, wanted, seeds
 
-    def __iter__(self) -> Iterator[list[Any] | DataError]:
+    def __iter__(self) -> Iterator[list[Any] | ExptError]:
         try:
             yield from self._groups()
-        except DataError as error:
+        except ExptError as error:
             yield error
 
     def _groups(self) -> Iterator[list[Any]]:
@@ -79,13 +79,13 @@ class _Chosen(IterableDataset[Any]):
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(epoch)
         with seeded(mix(seed, epoch)):
-            samples = iter(self._dataset)
+            samples = _begun(self._dataset)
         read = 0
         for group in self._wanted:  # one lies behind the other, though not each in order
             found = {}
             while read <= max(group):
                 with seeded(mix(seed, epoch, read)):
-                    sample = _next(samples, read)
+                    sample = _next(samples, read, self._dataset)
                 if read in group:
                     found[read] = checked(self._check, read, sample)
                 read += 1
@@ -95,11 +95,20 @@ class _Chosen(IterableDataset[Any]):
 def first_of(dataset: IterableDataset[Any]) -> Any:
     """Its first sample. Raises DataError for one that has none."""
     with seeded(0):
-        return _next(iter(dataset), 0)
+        return _next(_begun(dataset), 0, dataset)
 
 
-def _next(samples: Iterator[Any], read: int) -> Any:
+def _begun(dataset: IterableDataset[Any]) -> Iterator[Any]:
+    try:
+        return iter(dataset)
+    except Exception as error:
+        raise in_words(error, f"{type(dataset).__name__}.__iter__") from error
+
+
+def _next(samples: Iterator[Any], read: int, dataset: IterableDataset[Any]) -> Any:
     try:
         return next(samples)
     except StopIteration:
         raise DataError(f"the dataset ended after {read} samples, of which its __len__ says more; mend it") from None
+    except Exception as error:
+        raise in_words(error, f"sample {read}: {type(dataset).__name__}.__iter__") from error

@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from expt.config import datasets, tasks, user_class
 from expt.data import samples
-from expt.data.checked_samples import Check
+from expt.data.alike import like, structure_of
+from expt.data.checked_samples import Check, in_words, read
 from expt.data.source import Part, Source, of_images, streamed
 from expt.data.stream import seeded, to_tensor
 from expt.data.target_checks import check_for
@@ -37,7 +38,7 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
     train = _construct(dataset, cls, {**dataset.kwargs, **dataset.train})
     test = _construct(dataset, cls, {**dataset.kwargs, **dataset.test})
     for name, part in (("training", train), ("test", test)):
-        if len(cast(Sized, part)) == 0:
+        if _size(part, dataset.target, name) == 0:
             raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
     if dataset.num_classes is None:
         found = _own_samples(train, test, num_workers, check_for(train, dataset, task))
@@ -62,7 +63,10 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
 
 def _own_samples(train: Dataset[Any], test: Dataset[Any], num_workers: int, check: Check) -> Source:
     """Samples of any kind, for a task that is not classification."""
-    example = samples.example(train, check)
+    first = samples.first(train)
+    if not hasattr(train, "collate"):  # which may make anything of anything
+        check = like(structure_of(first), check)
+    example = samples.example(train, first, check)
     parts = (Part(len(cast(Sized, part)), samples.loading(part, num_workers, check)) for part in (train, test))
     to_train, to_test = parts
     shapes, alike = samples.shapes(train, *example), torch.zeros(to_train.size)
@@ -77,7 +81,7 @@ def _some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:
         if isinstance(train, IterableDataset):
             found = [*itertools.islice(train, _SOME)]
         else:
-            found = [train[index] for index in indices[places].unique().tolist()]
+            found = [read(train, index) for index in indices[places].unique().tolist()]
     # One by one: they may differ in length.
     targets = [samples.collated([sample], getattr(train, "collate", None))[1] for sample in found]
     return torch.cat([target.flatten() for target in targets if isinstance(target, Tensor)])
@@ -91,6 +95,14 @@ def _classes_of(dataset: Dataset[Any]) -> Tensor:
     except (TypeError, ValueError, RuntimeError):  # boxes, texts, ...
         targets = torch.empty(0)
     return targets if targets.shape == (size,) else torch.zeros(size)
+
+
+def _size(part: Dataset[Any], target: str, name: str) -> int:
+    try:
+        return len(cast(Sized, part))
+    except Exception as error:
+        told = in_words(error, f"dataset._target_={target}: len() of its {name} part")
+        raise DataError(f"{told}; let __len__ return the number of its samples") from error
 
 
 def _construct(dataset: datasets.TargetDataset, cls: type[Dataset[Any]], arguments: dict[str, Any]) -> Dataset[Any]:

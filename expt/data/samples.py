@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from expt.config.user_code import own_frame
-from expt.data.checked_samples import Check, CheckedSamples, checked
+from expt.data.checked_samples import Check, CheckedSamples, checked, read
 from expt.data.iterable import IterableLoader, first_of
 from expt.data.loading import Load, Loader, LoaderOptions
 from expt.data.stream import SampleLoader
@@ -58,6 +58,11 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
     lengths = {len(tensor) if tensor.dim() else None for tensor in leaves((targets, inputs))}
     if None in lengths:
         raise DataError("a batch holds a tensor without a dimension for its samples; let its first be [samples, ...]")
+    if own and (size := len(next(leaves((targets, inputs))))) != len(samples):
+        raise DataError(
+            f"collate makes a batch of {size} of {len(samples)} samples, and each is to count once; let it keep them, "
+            "and leave others out of the dataset"
+        )
     found: tuple[Any, Any] = mapped(_single, (inputs, targets))
     return found
 
@@ -68,12 +73,12 @@ def _single(tensor: Tensor) -> Tensor:
 
 def first(dataset: Dataset[Any]) -> Any:
     """The first sample. Raises DataError where there is none."""
-    return first_of(dataset) if isinstance(dataset, IterableDataset) else dataset[0]
+    return first_of(dataset) if isinstance(dataset, IterableDataset) else read(dataset, 0)
 
 
-def example(dataset: Dataset[Any], check: Check) -> tuple[Any, Any]:
-    """Inputs and targets of the first sample, zeros. Raises DataError."""
-    batch = collated([checked(check, 0, first(dataset))], getattr(dataset, "collate", None))
+def example(dataset: Dataset[Any], sample: Any, check: Check) -> tuple[Any, Any]:
+    """Inputs and targets of the first `sample`, zeros. Raises DataError."""
+    batch = collated([checked(check, 0, sample)], getattr(dataset, "collate", None))
     found: tuple[Any, Any] = mapped(lambda tensor: torch.zeros_like(tensor[0]), batch)
     return found
 

@@ -24,7 +24,7 @@ from expt.data.image_folder_files import in_mode
 from expt.data.indexing import Piece, mix
 from expt.data.loading import Batch, Finish, LoaderOptions, Order, ShardedLoader, to_device, tree_to_device
 from expt.data.prefetch import prefetched
-from expt.errors import DataError
+from expt.errors import ConfigError, DataError, ExptError
 
 _BATCHES_AHEAD = 2  # for each reading process
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -69,7 +69,7 @@ class SampleLoader(ShardedLoader):
 def loaded_batches(
     loader: DataLoader[Any], order: Order, pieces: list[Piece], device: torch.device, finish: Finishing
 ) -> Iterator[Batch]:
-    """One for each of the `pieces`, of what the loader's processes read. Raises the DataError that they hand on."""
+    """One for each of the `pieces`, of what the loader's processes read. Raises the errors that they hand on."""
     drawn = None if order.drawn is None else to_device(order.drawn, device)
     for loaded, piece in zip(_read_ahead(loader), pieces, strict=True):
         inputs, targets = tree_to_device(loaded, device)
@@ -83,9 +83,9 @@ def _read_ahead(loader: DataLoader[Any]) -> Iterator[Any]:
         warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
         batches = iter(loader)
     for loaded in batches:
-        if isinstance(loaded, DataError):
+        if isinstance(loaded, ExptError):
             # Not `loaded` itself: its traceback would hold this frame, a cycle that ends the processes 5 s late.
-            raise DataError(loaded.problems)
+            raise type(loaded)(loaded.problems if isinstance(loaded, ConfigError) else str(loaded))
         yield loaded
 
 
@@ -160,7 +160,7 @@ class _BatchSampler(Sampler[list[tuple[int, int]]]):
 
 
 class _Seeded(Dataset[Any]):
-    """A dataset whose samples are seeded; a DataError is handed on as a value."""
+    """A dataset whose samples are seeded; an error for a person is handed on as a value."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset
@@ -170,12 +170,15 @@ class _Seeded(Dataset[Any]):
         try:
             with seeded(seed):
                 return self._dataset[index]
-        except DataError as error:  # raised in a loader process, it would come out wrapped in that process's traceback
+        except ExptError as error:  # raised in a loader process, it would come out wrapped in that process's traceback
             return error
 
 
 def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tuple[Tensor, int]:
     """A sample (image, label) as a tensor and a number. Raises DataError where they are not as they should be."""
+    if not isinstance(sample, list | tuple) or len(sample) != 2:
+        what = f"{len(sample)} values" if isinstance(sample, list | tuple) else f"a {type(sample).__name__}"
+        raise DataError(f"it is {what}, expected (image, label)")
     image, label = sample
     try:
         tensor = to_tensor(image)
@@ -219,19 +222,19 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class Collated:
-    """Makes a batch of samples; a DataError is handed on as a value."""
+    """Makes a batch of samples; an error for a person is handed on as a value."""
 
     def __init__(self, collate: Callable[[list[Any]], tuple[Any, Any]]) -> None:
         self._collate = collate
 
-    def __call__(self, samples: list[Any]) -> tuple[Any, Any] | DataError:
+    def __call__(self, samples: list[Any]) -> tuple[Any, Any] | ExptError:
         """Inputs and targets."""
-        wrong = next((sample for sample in samples if isinstance(sample, DataError)), None)
+        wrong = next((sample for sample in samples if isinstance(sample, ExptError)), None)
         if wrong is not None:
             return wrong
         try:
             return self._collate(samples)
-        except DataError as error:
+        except ExptError as error:
             return error
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from expt.config.datasets import Torchvision, mask_classes
 from expt.data.masks import MaskPictures, MaskValues, of_mask_pictures
 from expt.data.source import Source
-from expt.data.torchvision_files import KINDS, obtain
+from expt.data.torchvision_files import obtain
+from expt.data.torchvision_kinds import kind_of
 from expt.data.torchvision_sets import construct
 
 _Classes: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -30,7 +31,7 @@ def source(dataset: Torchvision, num_workers: int, values: MaskValues) -> Source
     """
     obtain(dataset)
     classes, sets = _classes_of(dataset.set, values.ignore_index), dict[str, MaskPictures]()
-    for part in KINDS[dataset.set].parts:
+    for part in kind_of(dataset).parts:
         found = construct(dataset, part, **_ARGUMENTS.get(dataset.set, {}))
         size, channels = dataset.image_size, dataset.channels or 3
         sets[part] = MaskPictures(found, values, channels=channels, size=size, classes=classes)

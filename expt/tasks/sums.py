@@ -132,7 +132,7 @@ class Sums:
         kept, loss = self._kept, self._columns["loss"]
         self._add_in_order(loss.start, [each.loss_sum for each in kept])
         self._add_weights(0, [each.samples for each in kept])
-        self._add_weights(loss.stop, [each.weight for each in kept])
+        self._add_weights(loss.stop, [each.weight for each in kept], refused_below_0=True)
         if kept[0].outputs is not None:
             targets = torch.cat([each.targets for each in kept])
             outputs = torch.cat([each.outputs for each in kept])
@@ -156,13 +156,19 @@ class Sums:
             self._values[columns] += several.sum(0, dtype=torch.float64)
             self._add_weights(columns.stop, [each[name][1] for each in terms])
 
-    def _add_weights(self, column: int, weights: Sequence[Tensor | float]) -> None:
+    def _add_weights(self, column: int, weights: Sequence[Tensor | float], *, refused_below_0: bool = False) -> None:
+        """With `refused_below_0` one that is makes the sum -inf: it would hide among others."""
         numbers = [weight for weight in weights if not isinstance(weight, Tensor)]
         tensors = [weight.reshape(()) for weight in weights if isinstance(weight, Tensor)]
+        if refused_below_0 and any(number < 0 for number in numbers):
+            numbers = [-math.inf]
         if numbers:
             self._values[column] += math.fsum(numbers)
         if tensors:
-            self._values[column] += torch.stack(tensors).sum(dtype=torch.float64)
+            together = torch.stack(tensors)
+            self._values[column] += together.sum(dtype=torch.float64)
+            if refused_below_0:
+                self._values[column] -= torch.where((together < 0).any(), math.inf, 0.0)
 
     def _forget(self) -> None:
         self._kept.clear()
@@ -182,19 +188,29 @@ class Sums:
             found = [value / weight if weight else math.nan for value in row[columns]]
             means[name] = found[0] if len(found) == 1 else found
         weight = row[self._columns["loss"].stop]
-        self._refuse_weight(weight, samples=row[0])
+        self._refuse_weight(weight, samples=row[0], loss=row[self._columns["loss"].start])
         known = {**means, **self._derived(means)}
         return Averages({name: known[name] for name in ("loss", *self._task.metrics)}, int(row[0]), bool(weight))
 
-    def _refuse_weight(self, weight: float, *, samples: float) -> None:
-        """Raise ConfigError where gradients were divided by another."""
+    def _refuse_weight(self, weight: float, *, samples: float, loss: float) -> None:
+        """Raise ConfigError where gradients were divided by another, or by what nothing can be divided by."""
         task = type(self._task).__name__
         if weight < 0:
-            raise ConfigError(f"{task}.loss: its weights add up to {weight:g}; let none be below 0")
+            raise ConfigError(f"{task}.loss: gives a weight below 0; let none be")
+        if math.isfinite(loss) and not math.isfinite(weight):  # else it is the loss that is told of
+            raise ConfigError(f"{task}.loss: its weights add up to {weight:g}; let each be a finite number")
         if self._task.weight_is_samples and weight != samples:
             raise ConfigError(
                 f"{task}.loss: its weights add up to {weight:g} for {samples:g} samples, and weight_is_samples says "
                 "that they are the samples; leave that out"
+            )
+
+    def refuse_weightless(self, averages: Averages, epoch: int) -> None:
+        """Raise ConfigError where nothing in all of an epoch had a weight: there were no gradients."""
+        if not averages.has_weight:
+            raise ConfigError(
+                f"{type(self._task).__name__}.loss: its weights add up to 0 in epoch {epoch}, so that nothing was "
+                "learned; give samples a weight, or targets that are not all to be ignored"
             )
 
     def _derived(self, means: Mapping[str, Any]) -> Mapping[str, float]:

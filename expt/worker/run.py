@@ -182,6 +182,7 @@ class Run:
 
     def _log_epoch(self, values: Averages, seconds: float, waited_s: float) -> None:
         """The averages over the epoch, so as to compare with those of the evaluation."""
+        self.sums.refuse_weightless(values, self.position.epoch)
         self._refuse_loss(values)
         points = {
             **{tags.metric(name, "train"): value for name, value in values.values.items()},

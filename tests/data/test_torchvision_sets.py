@@ -7,18 +7,20 @@ import dataclasses
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from expt.config.datasets import Torchvision
+from expt.config.datasets import Augment, Torchvision
 from expt.config.schema import RunConfig
+from expt.config.torchvision_sets import INSTEAD, OPTIONS, OTHER_SETS, SEVERAL, SetName
 from expt.data import torchvision_files
 from expt.data.build import Data
 from expt.data.fingerprint import content_of, of_data
+from expt.data.torchvision_kinds import KINDS, kind_of
 from expt.errors import ConfigError, DataError
 from expt.training.collectives import Worker
 from expt.worker.build import build_data
@@ -226,17 +228,32 @@ def test_a_download_comes_whole_or_not_at_all(
     assert of_data(dataset) is not None
 
 
-def test_every_kind_is_a_class_of_torchvision_that_takes_its_options() -> None:
+def test_every_kind_is_a_class_of_torchvision_that_takes_its_options(chosen: Callable[..., Any]) -> None:
     import inspect
 
     import torchvision.datasets
 
-    (known,) = (field.type for field in dataclasses.fields(Torchvision) if field.name == "set")
-    assert set(torchvision_files.KINDS) == {word.strip(" '\"") for word in str(known)[8:-1].split(",")}
-    for name, kind in torchvision_files.KINDS.items():
-        for how in kind.parts.values():
-            fetches = {"download": True} if kind.fetched else {}
-            inspect.signature(getattr(torchvision.datasets, name)).bind("root", **fetches, **(how or {}))
+    assert set(KINDS) == set(get_args(SetName))
+    shown = dataclasses.replace(chosen("SVHN").dataset, augment=Augment())
+    for name in KINDS:
+        options: list[dict[str, Any]] = [
+            {},
+            *({key: value} for key, values in OPTIONS.get(name, {}).items() for value in values),
+        ]
+        for given in options:
+            given = {key: [value] if (name, key) in SEVERAL else value for key, value in given.items()}
+            kind = kind_of(dataclasses.replace(shown, set=name, options=given))
+            assert kind.paths
+            for how in kind.parts.values():
+                fetches = {"download": True} if kind.fetched else {}
+                inspect.signature(getattr(torchvision.datasets, name)).bind("root", **fetches, **(how or {}))
+
+
+def test_of_all_that_torchvision_has_it_is_known_what_to_do() -> None:
+    import torchvision.datasets
+
+    there = set(torchvision.datasets.__all__) - {"wrap_dataset_for_transforms_v2"}
+    assert there <= {*get_args(SetName), *OTHER_SETS, *INSTEAD}
 
 
 def test_a_wrong_name_is_answered_with_the_nearest(configured: Configured) -> None:

@@ -91,6 +91,7 @@ class Own(expt.Task):
             "nothing": None,
             "weights": (squares.sum(), torch.ones(len(squares))),
             "negative": (squares.sum(), -1.0),
+            "no weights": (0 * squares.sum(), 0 * squares.sum().detach()),
             "other weight": (squares.sum(), 2.0),
         }.get(self.kind, (squares.sum(), len(squares)))
 
@@ -232,7 +233,8 @@ CASES = {
     "a loss that is complex": Bad(f"{TASK}complex", "Own.loss gives a complex number; return a real one, as by .abs()"),
     "no loss": Bad(f"{TASK}nothing", "Own.loss gives a NoneType; return the summed loss, a tensor [], and its weight"),
     "a loss with many weights": Bad(f"{TASK}weights", "Own.loss gives [] and the weight [8]; return the summed loss"),
-    "a loss with a negative weight": Bad(f"{TASK}negative", "Own.loss: its weights add up to -7; let none be below 0"),
+    "a loss with a negative weight": Bad(f"{TASK}negative", "Own.loss: gives a weight below 0; let none be"),
+    "a loss that never has a weight": Bad(f"{TASK}'no weights'", "weights add up to 0 in epoch 1, so that nothing was"),
     "a loss with an unsaid weight": Bad(f"{TASK}'other weight'", "Own.loss: its weights add up to 14 for 56 samples,"),
     "no sums": Bad(f"{TASK}'no measure'", "Own.measure gives a NoneType; return a dict of name: (sum, weight)"),
     "a sum without a weight": Bad(f"{TASK}'no pair'", "Own.measure: mae is a Tensor; give its sum and its weight"),

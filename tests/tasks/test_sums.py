@@ -219,3 +219,40 @@ def test_what_is_not_a_sum_is_refused(terms: dict[str, int], text: str, monkeypa
     monkeypatch.setattr(Counted, "measure", lambda *_: given)
     with pytest.raises(ConfigError, match=text):
         Sums(Counted(), CPU).add((torch.tensor(1.0), 1), torch.zeros(1), Batch(torch.zeros(1), None, 1))
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ((3.0, -1.0), "gives a weight below 0"),
+        ((torch.tensor(3), torch.tensor(-1)), "gives a weight below 0"),
+        ((torch.tensor(1.0), torch.tensor(math.nan)), "add up to nan; let each be a finite number"),
+        ((1, math.nan), "add up to nan; let each be a finite number"),
+        ((math.inf, 1.0), "add up to inf; let each be a finite number"),
+    ],
+)
+def test_a_weight_by_which_nothing_can_be_divided_is_refused(weights: tuple[Any, Any], told: str) -> None:
+    """One below 0 hides in a sum."""
+    sums, outputs = Sums(Plain(), CPU), torch.ones(2)
+    for weight in weights:
+        sums.add((torch.tensor(1.0), weight), outputs, Batch(outputs, None, 2))
+    with pytest.raises(ConfigError, match=f"^Plain.loss: .*{told}"):
+        sums.averages(sums.values)
+
+
+def test_where_the_loss_is_nan_it_is_told_of_and_not_the_weight() -> None:
+    sums, outputs = Sums(Plain(), CPU), torch.ones(2)
+    sums.add((torch.tensor(math.nan), torch.tensor(math.nan)), outputs, Batch(outputs, None, 2))
+    assert math.isnan(sums.averages(sums.values).loss)
+
+
+def test_an_epoch_without_any_weight_is_refused() -> None:
+    sums, outputs = Sums(Plain(), CPU), torch.ones(2)
+    for weight in (0, torch.tensor(0.0)):
+        sums.add((torch.tensor(0.0), weight), outputs, Batch(outputs, None, 2))
+    nothing = sums.averages(sums.values)
+    assert not nothing.has_weight
+    with pytest.raises(ConfigError, match=r"^Plain.loss: its weights add up to 0 in epoch 3, so that nothing was lea"):
+        sums.refuse_weightless(nothing, 3)
+    sums.add((torch.tensor(0.0), 0.5), outputs, Batch(outputs, None, 2))
+    sums.refuse_weightless(sums.averages(sums.values), 3)

@@ -1,0 +1,170 @@
+"""A person's own Dataset that raises, or gives what no batch can be made of: one line says which sample, and where."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from expt.config.datasets import TargetDataset
+from expt.data import own_dataset
+from expt.data.alike import structure_of
+from expt.data.loading import LoaderOptions
+from expt.errors import ConfigError, DataError, ExptError, RunFailed
+
+FILES: dict[str, Any] = {}
+OPTIONS = LoaderOptions(batch_size=4, device=torch.device("cpu"))
+
+
+class Rows(Dataset[Any]):
+    def __init__(self, train: bool, kind: str) -> None:
+        self.kind = kind
+        if kind in ("drops", "packs"):
+            self.collate = {"drops": lambda rows: default_collate([*filter(None, rows)]), "packs": packed}[kind]
+
+    def __len__(self) -> int:
+        size: Any = {"negative": -3, "half": 2.5, "no": {}}.get(self.kind, 8)
+        return size["N"] if size == {} else size  # type: ignore[no-any-return]
+
+    def __getitem__(self, index: int) -> Any:
+        row, odd = torch.full((3,), float(index)), index == 5
+        if odd and self.kind == "mistake":
+            return FILES["five"]
+        if odd and self.kind == "disk":
+            raise OSError("the disk is gone")
+        other: dict[str, Any] = {
+            "none": None,
+            "drops": None,
+            "dict": {"row": row},
+            "three": (row, row.sum(), 1),
+            "double": (row.double(), row.sum()),
+            "integers": ({"row": row.int()}, row.sum()),
+            "keys": ({"row": row, "more": row}, row.sum()),
+            "image": (torch.rand(1, 2, 2), 1, 3),
+        }
+        usual: dict[str, Any] = {"integers": ({"row": row}, row.sum()), "keys": ({"row": row}, row.sum())}
+        usual["image"] = (torch.rand(1, 2, 2), 1)
+        return other[self.kind] if odd and self.kind in other else usual.get(self.kind, (row, row.sum()))
+
+
+def packed(samples: list[Any]) -> Any:
+    return torch.cat([row for row, _ in samples])[None], None
+
+
+class Nothing(Rows):
+    def __getitem__(self, index: int) -> Any:
+        return None
+
+
+class Numbers(Rows):
+    """Of Python's kinds, which make the same batches."""
+
+    def __getitem__(self, index: int) -> Any:
+        return [index, float(index), True][index % 3], index
+
+
+class Unsized(Dataset[Any]):
+    pass
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, train: bool, kind: str) -> None:
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Any:
+        if self.kind == "begins":
+            raise KeyError("no file")
+        return map(Rows(True, self.kind).__getitem__, range(8))
+
+
+def batches(name: str, kind: str, num_workers: int = 0, **settings: Any) -> list[Any]:
+    config = TargetDataset(target=f"{__name__}.{name}", kwargs={"kind": kind}, **settings)
+    source = own_dataset.source(config, num_workers)
+    return list(source.train.load(torch.arange(8), OPTIONS).epoch(1))
+
+
+def line_of(code: str) -> int:
+    return inspect.getsource(inspect.getmodule(line_of)).splitlines().index(code) + 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["Rows", "Stream"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "error", "told"),
+    [
+        ("mistake", DataError, "raised KeyError: 'five' ({file}, line {mistake})"),
+        ("disk", RunFailed, "raised OSError: the disk is gone ({file}, line {disk})"),
+    ],
+)
+def test_what_reading_raises_is_told_with_the_sample_and_the_line(
+    kind: str, error: type[ExptError], told: str, num_workers: int, name: str
+) -> None:
+    """Alike from a process that reads; a mistake is not tried again, and what the disk has a part in may be."""
+    codes = {"mistake": '            return FILES["five"]', "disk": '            raise OSError("the disk is gone")'}
+    lines = {each: line_of(code) for each, code in codes.items()}
+    method = {"Rows": "__getitem__", "Stream": "__iter__"}[name]
+    with pytest.raises(ExptError) as caught:
+        batches(name, kind, num_workers)
+    assert type(caught.value) is error
+    assert str(caught.value) == f"sample 5: {name}.{method} " + told.format(file=__file__, **lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("Rows", "none", "sample 5: it is None; return (inputs, targets) from __getitem__"),
+        ("Nothing", "", "sample 0: it is None; return (inputs, targets) from __getitem__"),
+        ("Stream", "none", "sample 5: it is None; return"),
+        (
+            "Rows",
+            "dict",
+            "sample 5: it is a dict of row, and of the first training sample 2 values; make all alike, or",
+        ),
+        ("Rows", "three", "sample 5: it is 3 values, and of the first training sample 2 values; make all alike"),
+        (
+            "Rows",
+            "double",
+            "sample 5: [0] is a tensor of float64, and of the first training sample a tensor of float32",
+        ),
+        (
+            "Rows",
+            "integers",
+            "sample 5: [0]['row'] is a tensor of int32, and of the first training sample a tensor of f",
+        ),
+        ("Rows", "keys", "sample 5: [0] is a dict of row, more, and of the first training sample a dict of row; make"),
+        ("Rows", "drops", "collate makes a batch of 3 of 4 samples, and each is to count once; let it keep them, and"),
+        ("Rows", "packs", "collate makes a batch of 1 of 4 samples"),
+        ("Stream", "begins", "Stream.__iter__ raised KeyError: 'no file' ("),
+        ("Rows", "negative", "len() of its training part raised ValueError: __len__() should return >= 0; let __len__"),
+        (
+            "Rows",
+            "half",
+            "raised TypeError: 'float' object cannot be interpreted as an integer; let __len__ return the",
+        ),
+        ("Rows", "no", "len() of its training part raised KeyError: 'N' ("),
+        ("Unsized", "", "must have __len__; where an epoch ends, and which samples are whose, depends on it"),
+    ],
+)
+def test_samples_that_make_no_batch_are_told_in_a_line(name: str, kind: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        batches(name, kind)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "told"), [("image", "sample 5: it is 3 values, expected (image, label)")])
+def test_an_image_comes_with_its_label_alone(kind: str, told: str) -> None:
+    with pytest.raises(DataError, match=r"^" + told.replace("(", r"\(").replace(")", r"\)")):
+        batches("Rows", kind, num_classes=2)
+
+
+def test_numbers_of_pythons_are_all_alike() -> None:
+    first, second = (batch.inputs.tolist() for batch in batches("Numbers", ""))
+    assert [*first, *second] == [0, 1, 1, 3, 4, 1, 6, 7]
+    assert structure_of((True, [1.5])) == structure_of((2, [3]))
