@@ -87,11 +87,14 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
     )
 
 
-def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
-    """The model on `worker`'s device, and all that trains it; weights come from torch's global generator."""
+def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool = True) -> Learner:
+    """The model on `worker`'s device, and all that trains it; weights come from torch's global generator.
+
+    Without `fetch` published weights are left out, for those of a checkpoint are to be loaded.
+    """
     info = data.info
     example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
-    module = model_build.build(config.model, config.init, info.shapes, example)
+    module = model_build.build(config.model, config.init, info.shapes, example, fetch=fetch)
     own_layout = config.channels_last and not config.is_sharded  # torch shards contiguous parameters alone
     memory_format = torch.channels_last if own_layout else torch.contiguous_format
     module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
