@@ -140,9 +140,7 @@ def _for_channels(weight: Tensor, channels: int) -> Tensor:
     return repeated * (3 / channels)
 
 
-def _timm(
-    config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int, fetches: bool
-) -> nn.Module:
+def _timm(config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int, fetches: bool) -> nn.Module:
     if fetches:
         _know_whether_online()
     try:

@@ -120,7 +120,9 @@ def test_weights_that_were_fetched_before_and_are_damaged(tmp_path: Path, monkey
         file.write_bytes(content)
         with pytest.raises(ConfigError) as refused:
             named("torchvision", "squeezenet1_1", pretrained=True)
-        told = f"model.pretrained=true: {file}, the weights of squeezenet1_1 as they were fetched before, can't be read ("
+        told = (
+            f"model.pretrained=true: {file}, the weights of squeezenet1_1 as they were fetched before, can't be read ("
+        )
         assert str(refused.value).startswith(told)
         assert str(refused.value).endswith("); remove it, and they are fetched again")
         assert "\n" not in str(refused.value)
