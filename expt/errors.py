@@ -109,12 +109,13 @@ INTERRUPTED_UNWRITTEN = "interrupted; nothing was written: type the command agai
 INTERRUPTED_BEFORE = "interrupted before a run began; type the command again"
 
 
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """` Did you mean 'x'?`, or an empty string when nothing is near."""
+def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
+    """` Did you mean 'x'?`, or of up to `most` that are near `'x', 'y' or 'z'`; an empty string when nothing is."""
     known = sorted(set(choices))
-    near = [each for each in known if each.lower() == name.lower()]
-    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" Did you mean '{near[0]}'?" if near else ""
+    near = [each for each in known if each.lower() == name.lower()][:1]
+    near = near or difflib.get_close_matches(name, known, n=most, cutoff=0.6)
+    *others, last = [f"'{each}'" for each in near] or [""]
+    return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
 
 
 WARNING = "warning: "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -114,11 +113,8 @@ def _built(config: RunConfig, record: Record) -> nn.Module:
     if "image_size" in shapes:
         shapes["image_size"] = tuple(shapes["image_size"])
         example = torch.zeros(1, shapes["channels"], *shapes["image_size"])
-    chosen = config.model
-    if isinstance(chosen, groups.NamedModel):
-        chosen = dataclasses.replace(chosen, pretrained=False)  # nothing is downloaded
     with torch.random.fork_rng(devices=[]):
-        return model_build.build(chosen, groups.DefaultInit(name="default"), shapes, example)
+        return model_build.build(config.model, groups.DefaultInit(name="default"), shapes, example, fetch=False)
 
 
 @contextlib.contextmanager

@@ -38,11 +38,13 @@ def build(
     init: groups.Init,
     shapes: Mapping[str, Any],
     example: Any,
+    *,
+    fetch: bool = True,
 ) -> nn.Module:
     """The model for data of these `shapes`, its keywords, on the CPU, initialised from torch's global generator.
 
-    `example` is a blank batch of one sample, on the CPU. Raises ConfigError if a person's own class is no Module or
-    does not take the keywords.
+    `example` is a blank batch of one sample, on the CPU. Without `fetch` published weights are left out, for others
+    are to be loaded. Raises ConfigError if a person's own class is no Module or does not take the keywords.
     """
     if isinstance(config, constraints.Target):
         wanted = user_class.taken(user_class.resolve(config.target, nn.Module), shapes)
@@ -51,7 +53,7 @@ def build(
             raise ConfigError(f"{keys}: the dataset says what it is; leave it out of the model's YAML")
         module: nn.Module = user_class.build(config.target, nn.Module, **wanted, **config.kwargs)
     elif isinstance(config, groups.NamedModel):
-        module = named.build(config, **_wanted(named.build, config.name, shapes, example))
+        module = named.build(config, **_wanted(named.build, config.name, shapes, example), fetch=fetch)
     else:
         names = (field.name for field in dataclasses.fields(config) if field.name not in NAMES)
         cls = _CLASSES[type(config)]

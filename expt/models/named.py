@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pickle
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -21,18 +22,22 @@ from expt.models.partial_load import load_what_fits
 
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")  # in training they would return three outputs
 _CONNECT_TIMEOUT_S = 10.0
+_NEAREST = 3  # names that a wrong one is answered with
 
 
-def build(config: NamedModel, *, channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+def build(
+    config: NamedModel, *, channels: int, image_size: tuple[int, int], num_classes: int, fetch: bool = True
+) -> nn.Module:
     """The classifier `config.arch` for images of `channels` x `image_size`, from torch's global generator.
 
-    Raises ConfigError for a name that the library has not, images that the network can't take, and published weights
-    that can't be had.
+    Without `fetch` it is the same network, but that its weights are not the published ones. Raises ConfigError for a
+    name that the library has not, images that the network can't take, and published weights that can't be had.
     """
+    fetches = config.pretrained and fetch
     build_one = _torchvision if config.name == "torchvision" else _timm
     try:
-        with _fetching_alone() if config.pretrained else contextlib.nullcontext():
-            module = build_one(config, channels, image_size, num_classes)
+        with _fetching_alone() if fetches else contextlib.nullcontext():
+            module = build_one(config, channels, image_size, num_classes, fetches)
         _see_an_image(module, channels, image_size, num_classes)
     except ConfigError:
         raise
@@ -65,7 +70,9 @@ def _in_words(error: Exception, config: NamedModel, images: str) -> str:
     return f"model.arch={config.arch}: can't be built{wanted} for images of {images} ({why}); use another arch{mend}"
 
 
-def _torchvision(config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+def _torchvision(
+    config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int, fetches: bool
+) -> nn.Module:
     """An architecture has no word for the images' channels: its first convolution, made for 3, is adapted to them."""
     models: Any = importlib.import_module("torchvision.models")
     known = models.list_models(module=models)  # the classifiers; segmentation and the like are in modules of their own
@@ -73,8 +80,8 @@ def _torchvision(config: NamedModel, channels: int, image_size: tuple[int, int],
         raise _unknown(config, known)
     kwargs = _options(config, channels, image_size)
     module: nn.Module = models.get_model(config.arch, weights=None, num_classes=num_classes, **kwargs)
-    if config.pretrained:
-        state = models.get_model_weights(config.arch).DEFAULT.get_state_dict(progress=False, check_hash=True)
+    if fetches:
+        state = _published(config, models.get_model_weights(config.arch).DEFAULT)
         if isinstance(module, models.VisionTransformer):
             patches = importlib.import_module("torchvision.models.vision_transformer").interpolate_embeddings
             state = patches(module.image_size, module.patch_size, state)
@@ -82,6 +89,22 @@ def _torchvision(config: NamedModel, channels: int, image_size: tuple[int, int],
     if channels != 3:
         _adapt_first_convolution(module, channels)
     return module
+
+
+def _published(config: NamedModel, weights: Any) -> dict[str, Tensor]:
+    """What torchvision has fetched, now or before. Raises ConfigError where that is damaged."""
+    try:
+        state: dict[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
+        if not file.exists():  # what came was not what was published
+            raise OSError(error) from error
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ConfigError(
+            f"model.pretrained=true: {file}, the weights of {config.arch} as they were fetched before, can't be read "
+            f"({why}); remove it, and they are fetched again"
+        ) from error
+    return state
 
 
 def _options(config: NamedModel, channels: int, image_size: tuple[int, int]) -> dict[str, Any]:
@@ -117,8 +140,8 @@ def _for_channels(weight: Tensor, channels: int) -> Tensor:
     return repeated * (3 / channels)
 
 
-def _timm(config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
-    if config.pretrained:
+def _timm(config: NamedModel, channels: int, image_size: tuple[int, int], num_classes: int, fetches: bool) -> nn.Module:
+    if fetches:
         _know_whether_online()
     try:
         timm: Any = importlib.import_module("timm")
@@ -126,7 +149,7 @@ def _timm(config: NamedModel, channels: int, image_size: tuple[int, int], num_cl
         raise ConfigError("model=timm: needs timm; pip install 'expt[timm]'") from None
     if not timm.is_model(config.arch):
         raise _unknown(config, timm.list_models())
-    create: dict[str, Any] = {"pretrained": config.pretrained, "num_classes": num_classes, "in_chans": channels}
+    create: dict[str, Any] = {"pretrained": fetches, "num_classes": num_classes, "in_chans": channels}
     try:
         module: nn.Module = timm.create_model(config.arch, **create, img_size=image_size)
     except TypeError as error:  # of a network that takes images of any size; nothing has been drawn yet
@@ -137,7 +160,7 @@ def _timm(config: NamedModel, channels: int, image_size: tuple[int, int], num_cl
 
 
 def _unknown(config: NamedModel, known: list[str]) -> ConfigError:
-    hint = did_you_mean(config.arch, known)
+    hint = did_you_mean(config.arch, known, most=_NEAREST)
     mend = hint or f" It has {len(known)}, such as {', '.join(known[:: max(1, len(known) // 5)][:5])}."
     return ConfigError(f"model.arch={config.arch}: {config.name} has no such classifier.{mend}")
 

@@ -7,7 +7,6 @@ on any machine. What it takes as CPU tensors has the sizes that it has on a GPU.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -71,10 +70,7 @@ class Measuring:
 
     def __init__(self, config: RunConfig, sample: Sample) -> None:
         """`sample` is of the dataset."""
-        model = config.model
-        if isinstance(model, groups.NamedModel):
-            model = dataclasses.replace(model, pretrained=False)  # the same model, without its file
-        self._config = dataclasses.replace(config, model=model)
+        self._config = config
         self._sample = sample
 
     def model(self) -> Model:
@@ -144,7 +140,7 @@ class Measuring:
         with FakeTensorMode(allow_non_fake_inputs=True):
             try:
                 example = self._sample.batch(1).inputs
-                module = model_build.build(self._config.model, default, self._sample.shapes, example)
+                module = model_build.build(self._config.model, default, self._sample.shapes, example, fetch=False)
                 freeze(module, self._config.freeze)
                 yield module.train()
             except NUMBERS_WANTED as error:

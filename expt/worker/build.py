@@ -87,15 +87,12 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
     )
 
 
-def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
-    """The model on `worker`'s device, and all that trains it; weights come from torch's global generator."""
-    info = data.info
-    example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
-    module = model_build.build(config.model, config.init, info.shapes, example)
-    own_layout = config.channels_last and not config.is_sharded  # torch shards contiguous parameters alone
-    memory_format = torch.channels_last if own_layout else torch.contiguous_format
-    module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
-    freeze(module, config.freeze)
+def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool = True) -> Learner:
+    """The model on `worker`'s device, and all that trains it; weights come from torch's global generator.
+
+    Without `fetch` published weights are left out, for those of a checkpoint are to be loaded.
+    """
+    info, module = data.info, _module(config, data, worker, fetch=fetch)
     memory = parallel_build.build_shared_memory(config, module, worker)
     parallel_build.refuse_uneven_last_batch(config, data.train.size)
     module, average_statistics = parallel_build.with_batch_norm(config, module, worker, memory)
@@ -147,6 +144,16 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         ema=ema,
         **sharding.of_learner(config, data, ema.module if ema else module, outline, worker),
     )
+
+
+def _module(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) -> nn.Module:
+    example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
+    module = model_build.build(config.model, config.init, data.info.shapes, example, fetch=fetch)
+    own_layout = config.channels_last and not config.is_sharded  # torch shards contiguous parameters alone
+    memory_format = torch.channels_last if own_layout else torch.contiguous_format
+    module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
+    freeze(module, config.freeze)
+    return module
 
 
 def _precision(config: RunConfig, worker: Worker) -> Precision:

@@ -145,7 +145,8 @@ def run_as(
             return evaluation.carry_out(instead, config, paths, worker, beat)
         if isinstance(instead, Preflight):
             return preflight.carry_out(instead, config, paths, worker, typed_at=started, beat=beat)
-        run = Run(config, paths, worker, typed_at=started, beat=beat, until_epoch=until_epoch)
+        goes_on = source is not None
+        run = Run(config, paths, worker, typed_at=started, beat=beat, until_epoch=until_epoch, goes_on=goes_on)
         return run.train(source)
 
 

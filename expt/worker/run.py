@@ -50,8 +50,9 @@ class Run:
         typed_at: float,
         beat: Callable[[], None],
         until_epoch: int | None = None,
+        goes_on: bool = False,
     ) -> None:
-        """With `until_epoch` it pauses after that epoch, unless it ends before."""
+        """With `until_epoch` it pauses after that epoch, unless it ends before. One that `goes_on` has a checkpoint."""
         self.config, self.paths, self.worker, self.beat = config, paths, worker, beat
         self.until_epoch = math.inf if until_epoch is None else until_epoch
         random_state.seed(config.seed)  # the same weights on every rank
@@ -60,7 +61,7 @@ class Run:
         if config.eval_split == "val" and self.data.val is None:
             raise DataError("eval_split=val: no sample is left to validate on; add some, or use eval_split=test")
         beat()
-        self.learner = build.build_learner(config, self.data, worker)
+        self.learner = build.build_learner(config, self.data, worker, fetch=not goes_on)
         beat()
         random_state.seed(config.seed + 1 + worker.rank)  # but not the same dropout
         self.position = build.build_position(config, self.data)

@@ -63,12 +63,12 @@ def test_a_classifier_of_timms_takes_the_datas_images(arch: str, side: int) -> N
 @pytest.mark.parametrize(
     ("library", "arch", "shape", "says"),
     [
-        ("torchvision", "mobilenet_v3_smal", {}, "no such classifier. Did you mean 'mobilenet_v3_small'?"),
+        ("torchvision", "mobilenet_v3_smal", {}, "mean 'mobilenet_v3_small', 'mobilenet_v3_large' or 'mobilenet_v2'?"),
         ("torchvision", "deeplabv3_resnet50", {}, "torchvision has no such classifier. Did you mean "),
         ("torchvision", "zzz", {}, "no such classifier. It has 80, such as alexnet"),
         ("torchvision", "vgg11", {"image_size": (8, 8)}, "can't be built for images of 1 x 8 x 8 ("),
         ("torchvision", "vit_b_16", {"image_size": (32, 16)}, "takes square images, and these are 32x16"),
-        ("timm", "resnet26f", {}, "timm has no such classifier. Did you mean 'resnet26'?"),
+        ("timm", "resnet26f", {}, "timm has no such classifier. Did you mean 'resnet26', "),
     ],
 )  # fmt: skip
 def test_what_a_library_has_not_is_told_in_a_line(library: Any, arch: str, shape: Any, says: str) -> None:
@@ -109,6 +109,33 @@ def test_weights_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.Monk
         named("torchvision", "squeezenet1_1", pretrained=True)
     assert str(refused.value).startswith("model.pretrained=true: the weights of squeezenet1_1 can't be fetched (")
     assert str(refused.value).endswith("; use model.pretrained=false")
+
+
+def test_weights_that_were_fetched_before_and_are_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    models: Any = importlib.import_module("torchvision.models")
+    file = tmp_path / "hub/checkpoints" / Path(models.get_model_weights("squeezenet1_1").DEFAULT.url).name
+    file.parent.mkdir(parents=True)
+    for content in (b"", b"half of a file"):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError) as refused:
+            named("torchvision", "squeezenet1_1", pretrained=True)
+        told = (
+            f"model.pretrained=true: {file}, the weights of squeezenet1_1 as they were fetched before, can't be read ("
+        )
+        assert str(refused.value).startswith(told)
+        assert str(refused.value).endswith("); remove it, and they are fetched again")
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_without_fetching_it_is_the_same_network(channels: int) -> None:
+    """The published GoogLeNet normalises colours by itself."""
+    config = groups.NamedModel(name="torchvision", arch="googlenet", pretrained=True)
+    shapes = {"channels": channels, "image_size": (32, 32), "num_classes": 3}
+    with torch.device("meta"):
+        module: Any = build(config, DEFAULT, shapes, torch.zeros(1, channels, 32, 32), fetch=False)
+    assert module.transform_input == (channels == 3)
 
 
 def test_a_named_model_trains_by_command_and_a_wrong_name_is_refused(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +16,13 @@ from torch import nn
 from expt.config.parse import parse
 from expt.errors import ConfigError
 from expt.machine import SIMULATED_GPUS, Machine
+from expt.runs.paths import RunPaths
 from expt.training.precision import Precision
 from expt.worker import main
 from expt.worker.parallel import AutocastDataParallel
 from tests.composing import composed
-from tests.conftest import Configured
+from tests.conftest import Configured, RunFolder
+from tests.worker.conftest import ALONE as ONE
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
@@ -119,3 +124,27 @@ def test_a_replica_computes_in_the_type_of_the_run(monkeypatch: pytest.MonkeyPat
         thread.join()
     assert found == [torch.float16, torch.bfloat16]
     assert "forward" not in vars(module)
+
+
+def test_a_run_that_goes_on_has_no_need_of_published_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: Configured
+) -> None:
+    """They would be fetched once more, on a machine that may not have them, and be overwritten."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody listens there
+    models: Any = importlib.import_module("torchvision.models")
+    file = tmp_path / "hub/checkpoints" / Path(models.get_model_weights("squeezenet1_1").DEFAULT.url).name
+    file.parent.mkdir(parents=True)
+    torch.save(models.get_model("squeezenet1_1").state_dict(), file)
+    images = ("dataset=synthetic", "dataset.train_size=32", "dataset.test_size=8", "dataset.image_size=[32,32]")
+    words = (*images, "model=torchvision", "model.arch=squeezenet1_1", "model.pretrained=true", "batch_size=8")
+    words += ("tensorboard.graph=false", "patches.malloc=false", f"threads={torch.get_num_threads()}")
+    config, paths = configured(*words, "max_steps=2"), RunPaths(tmp_path / "run")
+    paths.folder.mkdir()
+    assert main.run_as(ONE, config, paths, 0.0) == "completed"
+    file.unlink()
+    longer = configured(*words, "max_steps=3")
+    assert main.run_as(ONE, longer, paths, 0.0, paths.last) == "completed"
+    assert RunFolder(paths.folder).result["steps"] == 3
+    with pytest.raises(ConfigError, match=r"^model\.pretrained=true: the weights of squeezenet1_1 can't be fetched \("):
+        main.run_as(ONE, longer, RunPaths(tmp_path / "other"), 0.0)
