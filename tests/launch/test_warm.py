@@ -134,7 +134,9 @@ def test_an_edited_file_of_expt_tells_it_apart(tmp_path: Path) -> None:
     here = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     file = tmp_path / "expt" / "training" / "loop.py"
     found = [_ours(), _fingerprint(here, cwd=tmp_path)]
-    for change in (lambda: os.utime(file, (1, 1)), file.with_name("added.py").touch, file.unlink):
+    added = file.with_name("added.py")
+    changes: list[Callable[[], object]] = [lambda: os.utime(file, (1, 1)), added.touch, file.unlink]
+    for change in changes:
         change()
         found.append(_fingerprint(here, cwd=tmp_path))
     assert len({*found}) == 5, "another copy; touched, new and gone"
