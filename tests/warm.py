@@ -34,7 +34,7 @@ from expt.launch.warm_server import close_all_but
 FOLDER = "EXPT_TEST_TEMPLATES"
 """The variable that says where the processes listen that commands are forked from."""
 PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live")
-LIBRARIES = ("timm", "torchmetrics")
+LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload_sharded")
 """What few commands need, which are forked from a process of their own: these add half to what a fork copies."""
 
 

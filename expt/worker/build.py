@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
@@ -91,10 +92,11 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     """The model on `worker`'s device, and all that trains it; weights come from torch's global generator."""
     info = data.info
     example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
-    module = model_build.build(config.model, config.init, info.shapes, example)
-    own_layout = config.channels_last and not config.is_sharded  # torch shards contiguous parameters alone
-    memory_format = torch.channels_last if own_layout else torch.contiguous_format
-    module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
+    make = functools.partial(model_build.build, config.model, config.init, info.shapes, example)
+    module, values = sharding.build_late(config, make) if config.is_sharded else (make(), None)
+    if values is None:  # else no worker is to have the whole on its device
+        memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
     freeze(module, config.freeze)
     memory = parallel_build.build_shared_memory(config, module, worker)
     parallel_build.refuse_uneven_last_batch(config, data.train.size)
@@ -107,7 +109,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         compile_module(module, config.compile)
     precision = _precision(config, worker)
     outline = sharding.outline(config, module)
-    ema = sharding.shard(config, module, worker, precision) if config.is_sharded else None
+    ema = sharding.shard(config, module, worker, precision, values) if values else None
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
     if config.offload and worker.device.type == "cuda":  # on the CPU they are there
         offload_states(optimizer)

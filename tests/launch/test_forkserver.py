@@ -99,7 +99,9 @@ STARTS = """
 def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) -> None:
     words = ["-m", "model=mlp,timm", "+task.metrics.auroc._target_=torchmetrics.AUROC", "dataset.root=a/mytimmy"]
     assert forkserver.libraries_in(words) == ["timm", "torchmetrics"]
-    assert forkserver.libraries_in(["model=mlp"]) == []
+    assert forkserver.libraries_in(["model=mlp", "strategy=ddp"]) == []
+    for word in ("strategy=fsdp", "strategy=ddp,hsdp"):
+        assert forkserver.libraries_in(["model=mlp", word]) == ["expt.launch.preload_sharded"]
     code = """
         forkserver.warm(["colorsys", "no_such_library"])
         started("builtins:exec", "import sys; print('colorsys' in sys.modules)").join(30)

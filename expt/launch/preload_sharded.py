@@ -1,0 +1,11 @@
+"""What the forkserver imports beside the rest for sharded models: else each worker would, in 2 seconds of a core."""
+
+from __future__ import annotations
+
+import gc
+
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.tensor  # noqa: F401
+
+gc.freeze()  # as expt.launch.preload says
