@@ -21,6 +21,8 @@ from expt.errors import ConfigError, did_you_mean
 from expt.models.blocks import CONTAINERS, blocks
 from expt.training.collectives import Worker, max_across_workers, sum_across_workers
 
+Fill = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""From some parameters or buffers of a model to what they are to hold, on the worker's device."""
 LEAST_SHARE = 0.02
 """Of a model's numbers: what a layer outside of all blocks has at least to be a unit by itself."""
 
@@ -53,7 +55,7 @@ def shard(
     *,
     shards: int,
     units: Sequence[nn.Module],
-    values: Callable[[Tensor], Tensor],
+    values: Fill,
     reshard_after_forward: bool,
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
@@ -61,9 +63,9 @@ def shard(
     """Cut `module` into so many parts, one for each worker of a group of neighbours; the groups are replicas.
 
     `units` are gathered one at a time; what is in none of them is gathered with the whole. `values` gives what each of
-    its tensors is to hold, on the worker's device: for a unit's parameters just before that is cut, so that no worker
-    has all of them. In `param_dtype` they travel and compute, in `reduce_dtype` their gradients are averaged; None is
-    that of the parameters.
+    its tensors is to hold: for a unit's parameters just before that is cut, so that no worker has all of them. In
+    `param_dtype` they travel and compute, in `reduce_dtype` their gradients are averaged; None is that of the
+    parameters.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -86,27 +88,29 @@ def shard(
 
 
 @torch.no_grad()
-def _fill_parameters(module: nn.Module, values: Callable[[Tensor], Tensor]) -> None:
+def _fill_parameters(module: nn.Module, values: Fill) -> None:
     """Give those that are not sharded yet their values; what modules share they share after it."""
-    filled: dict[nn.Parameter, nn.Parameter] = {}
+    wanted = [parameter for parameter in module.parameters() if not is_sharded(parameter)]
+    full = values([parameter.detach() for parameter in wanted])
+    filled = {
+        parameter: nn.Parameter(tensor.contiguous(), requires_grad=parameter.requires_grad)
+        for parameter, tensor in zip(wanted, full, strict=True)
+    }
     for part in module.modules():
         for name, parameter in [*part.named_parameters(recurse=False, remove_duplicate=False)]:
-            if is_sharded(parameter):
-                continue
-            if parameter not in filled:
-                full = values(parameter.detach()).contiguous()
-                filled[parameter] = nn.Parameter(full, requires_grad=parameter.requires_grad)
-            setattr(part, name, filled[parameter])
+            if parameter in filled:
+                setattr(part, name, filled[parameter])
 
 
-def _fill_buffers(module: nn.Module, values: Callable[[Tensor], Tensor]) -> None:
+def _fill_buffers(module: nn.Module, values: Fill) -> None:
     """Give all buffers inside `module` their values; where they have memory they stay the tensors that they are."""
-    for part in module.modules():
-        for name, buffer in [*part.named_buffers(recurse=False)]:
-            if buffer.is_meta:
-                setattr(part, name, values(buffer))
-            else:
-                buffer.data = values(buffer)
+    named = [(part, name, one) for part in module.modules() for name, one in part.named_buffers(recurse=False)]
+    full = values([buffer for *_, buffer in named])
+    for (part, name, buffer), tensor in zip(named, full, strict=True):
+        if buffer.is_meta:
+            setattr(part, name, tensor)
+        else:
+            buffer.data = tensor
 
 
 @torch.no_grad()

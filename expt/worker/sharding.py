@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -15,7 +14,7 @@ from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.data.build import Data
 from expt.errors import ConfigError
-from expt.training import batch_norm, sharding
+from expt.training import batch_norm, collectives, sharding
 from expt.training.collectives import Worker
 from expt.training.ema import ema_of
 from expt.training.patches import late_values
@@ -56,7 +55,7 @@ def shard(
     # Before a parameter has memory, which no worker is to have for two whole models.
     ema = ema_of(module, config.ema, before=sharding.outline) if config.ema else None
 
-    def cut(model: nn.Module, values: Values) -> None:
+    def cut(model: nn.Module, values: sharding.Fill) -> None:
         sharding.shard(
             model,
             worker,
@@ -68,17 +67,17 @@ def shard(
             reduce_dtype=_DTYPES[wanted.reduce_dtype] or torch.float32,
         )
 
-    cut(module, lambda tensor: _of_rank_0(values(tensor), worker.device))
+    cut(module, lambda tensors: _of_rank_0(map(values, tensors), worker.device))
     if ema is not None:
-        cut(ema.module, functools.partial(torch.empty_like, device=worker.device))
+        cut(ema.module, lambda tensors: [torch.empty_like(each, device=worker.device) for each in tensors])
         sharding.copy_shares(module, ema.module)
     return ema
 
 
-def _of_rank_0(tensor: Tensor, device: torch.device) -> Tensor:
+def _of_rank_0(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
     """Rank 0's, on `device`; a collective."""
-    mine = tensor.to(device, memory_format=torch.contiguous_format)
-    dist.broadcast(mine, src=0)
+    mine = [tensor.to(device, memory_format=torch.contiguous_format) for tensor in tensors]
+    collectives.broadcast(mine)
     return mine
 
 

@@ -124,9 +124,7 @@ def _block(work: Callable[[], object], times: int, device: torch.device) -> tupl
     return (time.perf_counter() - began) / times, (time.process_time() - before) / times
 
 
-def _alternately(
-    step: Callable[..., None], times: int, device: torch.device
-) -> tuple[float, list[list[float]]]:
+def _alternately(step: Callable[..., None], times: int, device: torch.device) -> tuple[float, list[list[float]]]:
     """The median seconds of a step with the sum of gradients, and those of each worker's steps without it.
 
     Blocks of both take turns, so that what else the machine does falls on either. All workers begin each step without

@@ -1,4 +1,4 @@
-"""compile=blocks, really compiled: the numbers of a run without it, its names, and what is done with its checkpoints."""
+"""compile=blocks, really compiled: the numbers of a run without it, its names, and runs that go on."""
 
 from __future__ import annotations
 

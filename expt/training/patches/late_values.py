@@ -1,6 +1,6 @@
-"""Models whose parameters take no memory until their values are asked for: those that they would have had from the start.
+"""Models whose parameters take no memory until their values are asked for: those that they would have had all along.
 
-While a model is built, what is done to memory that torch.empty gives is noted, and done when a parameter is wanted. So a
+While a model is built, what is done to memory that torch.empty gives is noted, and done when a parameter is wanted: a
 worker that keeps an Nth of a model never holds all of it. What draws is done at once, too, to leave the generator where
 it would be.
 """
