@@ -15,7 +15,8 @@ def ema_of(
 ) -> AveragedModel:
     """A copy of `module` whose update after each step keeps `decay` of its weights; it begins with those of the first.
 
-    Buffers, such as a batch norm's statistics, are copied. The copy is of what `before` makes of it. Raises ConfigError where the model can't be copied.
+    Buffers, such as a batch norm's statistics, are copied. The copy is of what `before` makes of it. Raises
+    ConfigError where the model can't be copied.
     """
     try:
         average = AveragedModel(before(module), multi_avg_fn=get_ema_multi_avg_fn(decay))

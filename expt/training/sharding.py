@@ -103,14 +103,10 @@ def _fill_parameters(module: nn.Module, values: Fill) -> None:
 
 
 def _fill_buffers(module: nn.Module, values: Fill) -> None:
-    """Give all buffers inside `module` their values; where they have memory they stay the tensors that they are."""
-    named = [(part, name, one) for part in module.modules() for name, one in part.named_buffers(recurse=False)]
-    full = values([buffer for *_, buffer in named])
-    for (part, name, buffer), tensor in zip(named, full, strict=True):
-        if buffer.is_meta:
-            setattr(part, name, tensor)
-        else:
-            buffer.data = tensor
+    """Give all buffers inside `module`, which stay the tensors that they are, their values."""
+    buffers = list(module.buffers())
+    for buffer, tensor in zip(buffers, values(buffers), strict=True):
+        buffer.data = tensor
 
 
 @torch.no_grad()

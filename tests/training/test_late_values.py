@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +52,7 @@ def made(build: Callable[[], Any]) -> tuple[Any, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "model", [tied, lambda: ResNet18(**IMAGES), lambda: MLP(**IMAGES), lambda: ConvNet(**IMAGES), Odd]
+    "model", [tied, Orthogonal, lambda: ResNet18(**IMAGES), lambda: MLP(**IMAGES), lambda: ConvNet(**IMAGES), Odd]
 )
 def test_values_are_those_of_a_model_that_has_them_at_once(model: Callable[[], nn.Module]) -> None:
     (module, values), drawn_after = made(lambda: late_values.build(model))
@@ -58,16 +60,18 @@ def test_values_are_those_of_a_model_that_has_them_at_once(model: Callable[[], n
     assert torch.equal(drawn_after, expected_after), "the generator is where it would be"
     late, at_once = (dict([*each.named_parameters(), *each.named_buffers()]) for each in (module, whole))
     assert late.keys() == at_once.keys()
-    assert all(parameter.is_meta for parameter in module.parameters())
     before = torch.get_rng_state()
     for name in reversed(late):  # in any order
         assert torch.equal(values(late[name].detach()), at_once[name]), name
     assert torch.equal(torch.get_rng_state(), before), "nor is it moved"
 
 
-def test_a_model_that_reads_its_numbers_is_made_whole() -> None:
-    (module, values), after = made(lambda: late_values.build(Orthogonal))
-    whole, expected_after = made(Orthogonal)
-    assert torch.equal(values(module.weight), whole.weight)
-    assert torch.equal(after, expected_after)
-    assert not module.weight.is_meta
+def test_memory_is_taken_when_values_are_asked_for() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    module, values = late_values.build(lambda: nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(8))))
+    before = resident()
+    one = values(module[0].weight.detach())
+    assert resident() - before > 0.9 * one.nbytes
+    assert resident() - before < 2 * one.nbytes, "the other seven have none yet"

@@ -64,7 +64,7 @@ def _steps(config: RunConfig, worker: Worker) -> tuple[int, int]:
     learner = build_learner(config, data, worker)
     batch = data.blank(1)._replace(global_size=config.batch_size)
     sums = Sums(learner.task, worker.device)
-    for _ in range(3):
+    for _ in range(2):
         accumulate_gradients(learner, batch, sums.add)
         learner.precision.update(learner.optimizer, learner.module.parameters())
     return sum(parameter.numel() for parameter in learner.module.parameters()), kib("VmRSS")
@@ -81,6 +81,7 @@ def main(folder: Path) -> None:
         each = functools.partial(taken, *(dataclasses.replace(one, **more) for one in (tiny, large)))
         (folder / str(workers)).mkdir()
         found[workers] = max(together(folder / str(workers), workers, each))
+        print(workers, found[workers], file=sys.stderr, flush=True)
     print(json.dumps(found))
 
 
