@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 
+import torch
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
-import torch.distributed.tensor  # noqa: F401
+import torch.distributed.tensor
 
+torch.compiler.reset()  # imports torch._dynamo, by which fully_shard keeps its hooks from being compiled
 gc.freeze()  # as expt.launch.preload says

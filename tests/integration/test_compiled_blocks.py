@@ -30,7 +30,7 @@ def words(tmp_path: Path) -> tuple[str, ...]:
     return (*MODEL, *DATA, *LENGTH, f"dataset.root='{tmp_path / 'text.txt'}'")
 
 
-@pytest.mark.parametrize("recomputes", ["null", "auto"])
+@pytest.mark.parametrize("recomputes", ["[]", "auto"])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_blocks_that_are_compiled_train_as_others_do(
     strategy: str, recomputes: str, words: tuple[str, ...], trained: Trained

@@ -1,0 +1,235 @@
+"""Two hosts, as network namespaces joined by a cable: torchrun on both trains one run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
+from tests.conftest import RunFolder, Trained, alive, descendants, environment
+from tests.faults.running import wait_until
+from tests.integration.test_resume import _assert_equal
+
+pytestmark = pytest.mark.slow
+PORT = 29400
+LIMIT_S = 600
+SETTINGS = ("model.dropout=0.3", "epochs=4", "threads=1", "log_every=5", "checkpoint.every_steps=7")
+
+
+class Hosts:
+    """The hosts a and b, each with a name, an address and torchrun."""
+
+    def __init__(self, tag: str, folder: Path) -> None:
+        self.names = {name: f"expt{tag}{name}" for name in "ab"}
+        self.folder = folder
+        (folder / "own").mkdir()
+        self.started: list[subprocess.Popen[str]] = []
+
+    def connect(self) -> None:
+        a, b = self.names.values()
+        for name, space in self.names.items():
+            etc = Path("/etc/netns") / space  # what `ip netns exec` shows there as /etc
+            etc.mkdir(parents=True)
+            (etc / "hosts").write_text(f"127.0.0.1 localhost\n10.201.0.1 {a}\n10.201.0.2 {b}\n")
+            _ip("netns", "add", space)
+            _ip("-n", space, "link", "set", "lo", "up")
+            if name == "b":
+                _ip("link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable", "netns", b)
+        for number, space in enumerate((a, b), 1):
+            _ip("-n", space, "address", "add", f"10.201.0.{number}/24", "dev", "cable")
+            _ip("-n", space, "link", "set", "cable", "up")
+            # TCP gives up after 3 s instead of 15 min: torchrun itself waits for its rendezvous as long as that.
+            _ip("netns", "exec", space, "sh", "-c", "echo 3 > /proc/sys/net/ipv4/tcp_retries2")
+
+    def disconnect(self) -> None:
+        for process in self.started:
+            for pid in alive(descendants(process.pid) | {process.pid}):
+                os.kill(pid, 9)
+            process.communicate()
+        for space in self.names.values():
+            subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)
+            shutil.rmtree(Path("/etc/netns") / space, ignore_errors=True)
+
+    def cut(self) -> None:
+        _ip("-n", self.names["a"], "link", "set", "cable", "down")
+
+    def torchrun(
+        self, name: str, *arguments: str, workers: int = 2, options: tuple[str, ...] = ()
+    ) -> subprocess.Popen[str]:
+        """torchrun's part on host `name`, in a folder that both see; but what is in `own`, b has for itself."""
+        space = self.names[name]
+        rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.names['a']}:{PORT}")
+        nodes = () if "--nnodes" in options else ("--nnodes", "2")
+        torchrun = ("-m", "torch.distributed.run", *nodes, "--nproc-per-node", str(workers), *rendezvous, *options)
+        own_disk = "mount -t tmpfs none own && " if name == "b" else ""
+        renamed = ("unshare", "--uts", "--mount", "sh", "-c", f'{own_disk}hostname "$0" && exec "$@"', space)
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", space, *renamed, sys.executable, *torchrun, "-m", "expt", *arguments],
+            cwd=self.folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *arguments: str, options: tuple[str, ...] = ()) -> dict[str, subprocess.CompletedProcess[str]]:
+        """torchrun on both, to the end."""
+        processes = {name: self.torchrun(name, *arguments, options=options) for name in self.names}
+        return {name: _ended(process) for name, process in processes.items()}
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+def _ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    out, err = process.communicate(timeout=LIMIT_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
+        pytest.skip("needs root, and the commands ip and unshare, to make network namespaces")
+    both = Hosts(f"{os.getpid():x}", tmp_path_factory.mktemp("hosts"))
+    try:
+        try:
+            both.connect()
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"network namespaces are not permitted here: {getattr(error, 'stderr', error)}")
+        yield both
+    finally:
+        both.disconnect()
+
+
+MORTAL = """
+import os, pathlib, signal
+from expt.models.mlp import MLP
+class Net(MLP):
+    steps = 0
+    def forward(self, images):
+        Net.steps += self.training
+        mark = pathlib.Path('killed')
+        if Net.steps == 50 and os.environ['RANK'] == '3' and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(images)
+"""
+OWN = ("+model._target_=mortal.Net", "~model.hidden", *SETTINGS)
+
+
+def _local(trained: Trained) -> RunFolder:
+    """The same run by four workers of this machine, whose gradients gloo adds up as it does on two hosts."""
+    return trained(*SETTINGS, "world_size=4", "ddp.shared_memory=false", name="local")
+
+
+def _killed_once(hosts: Hosts, name: str, *settings: str) -> RunFolder:
+    """A run on both hosts, in folder `name`, of which a worker on host b is killed."""
+    (hosts.folder / "mortal.py").write_text(MORTAL)
+    (hosts.folder / "killed").unlink(missing_ok=True)
+    for host, done in hosts.run(*OWN, *settings, f"hydra.run.dir='{name}'", options=("--max-restarts", "2")).items():
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("run folder") == (host == "a")
+    restarted = RunFolder(hosts.folder / name)
+    assert (restarted.result["status"], restarted.result["attempts"]) == ("completed", 2)
+    assert restarted.result["resumed_from"]["step"] in (35, 40, 42, 49)
+    return restarted
+
+
+def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, trained: Trained) -> None:
+    run, (a, b) = _killed_once(hosts, "shared"), hosts.names.values()
+    assert (run.result["world_size"], run.result["local_world_size"], run.result["node"]) == (4, 2, a)
+    assert run.result["hosts"] == [{"name": a, "ranks": [0, 1]}, {"name": b, "ranks": [2, 3]}]
+    assert not (hosts.folder / "outputs").exists(), "one folder"
+    for attempt in "01":
+        assert {path.name for path in (run.folder / "logs" / attempt).iterdir()} == set("0123")
+    _assert_equal(run, _local(trained))
+    as_usual = trained(*SETTINGS, "world_size=4", name="local, in shared memory")
+    for tag in ("running/loss", "loss/train", "loss/val", "loss/test"):
+        points, others = run.curve(tag), as_usual.curve(tag)
+        assert len(points) == len(others) > 0
+        for mine, other in zip(points, others, strict=True):
+            assert mine == pytest.approx(other, abs=1e-4)
+
+
+SHARDED = ("optimizer=adamw", "optimizer.lr=0.001", "ema=0.9")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("strategy=fsdp",), ("strategy=fsdp", "checkpoint.sharded=true"), ("strategy=hsdp", "checkpoint.sharded=true")],
+    ids=["one file", "parts", "replicas, parts"],
+)
+def test_a_sharded_run_of_two_hosts_goes_on_after_a_worker_is_killed(
+    words: tuple[str, ...], hosts: Hosts, trained: Trained
+) -> None:
+    settings = (*SHARDED, *words)
+    restarted = _killed_once(hosts, "-".join(words).replace("=", " "), *settings)
+    of_this_machine = ("sharding.shards=2",) if "hsdp" in words[0] else ()  # as `auto` is there
+    whole = trained(*SETTINGS, *settings, *of_this_machine, "world_size=4", name="local")
+    _assert_equal(restarted, whole)
+    last = RunPaths(restarted.folder).last
+    checkpoint.check(last)
+    assert bool(checkpoint.load(last, lazily=True).get("parts")) == ("checkpoint.sharded=true" in words)
+
+
+def test_a_run_that_nothing_disturbs(hosts: Hosts, trained: Trained) -> None:
+    for name, done in hosts.run(*SETTINGS).items():
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("run folder") == (name == "a")
+    (folder,) = (hosts.folder / "outputs").glob("*/*")
+    assert {path.name for path in (folder / "logs/0").iterdir()} == set("0123")
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+    _assert_equal(RunFolder(folder), _local(trained))
+
+
+def test_checkpoints_on_a_disk_that_one_host_alone_sees(hosts: Hosts, trained: Trained) -> None:
+    restarted = _killed_once(hosts, "own/run")
+    for attempt in "01":
+        assert {path.name for path in (restarted.folder / "logs" / attempt).iterdir()} == {"0", "1"}
+    _assert_equal(restarted, _local(trained))
+
+
+def test_a_host_that_is_gone_leaves_the_global_batch_as_it_was(hosts: Hosts, trained: Trained) -> None:
+    settings = ("epochs=40", "threads=1", "log_every=20", "checkpoint.every_steps=20", "timeout_s=5")
+    soon = "last_call_timeout=3,keep_alive_interval=1"  # else torchrun waits for half a minute for more hosts
+    elastic = ("--nnodes", "1:2", "--max-restarts", "2", "--rdzv-conf", soon)
+    arguments = (*settings, "hydra.run.dir=elastic")
+    processes = {name: hosts.torchrun(name, *arguments, workers=1, options=elastic) for name in hosts.names}
+    metrics = hosts.folder / "elastic/metrics.jsonl"
+    wait_until(lambda: metrics.exists() and '"step": 100,' in metrics.read_text())
+    b = processes["b"]
+    for pid in alive(descendants(b.pid) | {b.pid}):
+        os.kill(pid, 9)
+    done = _ended(processes["a"])
+    assert done.returncode == 0, done.stderr
+    elastic_run, local = RunFolder(hosts.folder / "elastic"), trained(*settings)
+    assert (elastic_run.result["world_size"], elastic_run.result["attempts"]) == (1, 2)
+    assert elastic_run.result["steps"] == local.result["steps"]
+    for mine, other in zip(elastic_run.curve("running/loss"), local.curve("running/loss"), strict=True):
+        assert mine == pytest.approx(other, abs=1e-4)
+
+
+def test_a_cut_cable_ends_both_sides(hosts: Hosts) -> None:
+    long = ("epochs=100000", "log_every=1", "threads=1", "timeout_s=3", "hydra.run.dir=cut")
+    impatient = ("--rdzv-conf", "read_timeout=3")  # of torchrun itself; its default is 60 s
+    processes = {name: hosts.torchrun(name, *long, workers=1, options=impatient) for name in hosts.names}
+    metrics = hosts.folder / "cut/metrics.jsonl"
+    wait_until(lambda: metrics.exists() and '"step": 20,' in metrics.read_text())
+    started = {pid for process in processes.values() for pid in descendants(process.pid)}
+    hosts.cut()
+    for process in processes.values():
+        done = _ended(process)
+        assert done.returncode == 1
+        assert "has lost the other workers: one has died, or the network is cut" in done.stderr
+    assert not alive(started)
+    assert RunFolder(hosts.folder / "cut").result["status"] == "failed"
