@@ -111,6 +111,18 @@ def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) ->
     assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path)[0] == "True"
 
 
+@pytest.mark.slow
+def test_what_sharded_models_need_is_imported_once(tmp_path: Path) -> None:
+    code = """
+        forkserver.warm(forkserver.libraries_in(["strategy=fsdp"]))
+        needed = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")
+        started("builtins:exec", f"import sys; print([name in sys.modules for name in {needed}])").join(60)
+        print(open("out").read())
+        forkserver.kill()
+    """
+    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path)[0] == "[True, True, True]"
+
+
 def test_a_workers_logs_are_as_private_as_its_command(tmp_path: Path) -> None:
     code = """
         os.umask(0)
