@@ -101,7 +101,8 @@ def filled(path: Path, state: Mapping[str, Any], like: Callable[[tuple[Any, ...]
 
     def part_like(place: tuple[Any, ...], key: str) -> Any:
         pattern = like(place) if like else None
-        return pattern if hasattr(pattern, "to_local") and pattern.shape == known[key].size else None
+        sharded: Any = pattern if hasattr(pattern, "to_local") else None
+        return sharded if sharded is not None and sharded.shape == known[key].size else None
 
     def num_bytes(place: tuple[Any, ...], key: str) -> int:
         """Of the whole, where it is to be one."""

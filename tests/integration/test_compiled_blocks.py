@@ -48,8 +48,8 @@ def test_blocks_that_are_compiled_train_as_others_do(
     assert states[0]["ema"].keys() == states[1]["ema"].keys()
     _goes_on(compiled, words, trained)
     tokens = torch.randint(64, (1, 8))
-    gave = [expt.load(run.folder)(tokens) for run in (compiled, plain)]
-    assert torch.allclose(*gave, atol=1e-3)
+    mine, other = (expt.load(run.folder)(tokens) for run in (compiled, plain))
+    assert torch.allclose(mine, other, atol=1e-3)
 
 
 def _goes_on(whole: RunFolder, words: tuple[str, ...], trained: Trained) -> None:

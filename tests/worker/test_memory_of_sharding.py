@@ -20,6 +20,7 @@ from expt.machine import Machine
 from expt.tasks.sums import Sums
 from expt.training.collectives import Worker
 from expt.training.loop import accumulate_gradients
+from expt.training.patches import malloc
 from expt.worker.build import build_data, build_learner
 from tests.composing import composed
 from tests.conftest import environment
@@ -27,7 +28,7 @@ from tests.ranks import together
 
 WORKERS = (1, 2, 4)
 LM = ("model=transformer", "task=language_model", "dataset=text", "dataset.context=16", "optimizer=adamw", "threads=1")
-LARGE, TINY = ("model.width=384", "model.layers=40", "model.heads=6"), ("model.width=48", "model.layers=2")
+LARGE, TINY = ("model.width=256", "model.layers=40", "model.heads=4"), ("model.width=48", "model.layers=2")
 BYTES = 16
 """Of a parameter with its gradient and AdamW's two states, in float32."""
 
@@ -49,6 +50,7 @@ def kib(field: str) -> int:
 
 def taken(tiny: RunConfig, large: RunConfig, worker: Worker) -> list[float]:
     """See Taken; from before the model is built."""
+    malloc.give_back_freed()  # as worker.main does
     _steps(tiny, worker)  # which brings the libraries' code into memory
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -70,15 +72,21 @@ def _steps(config: RunConfig, worker: Worker) -> tuple[int, int]:
     return sum(parameter.numel() for parameter in learner.module.parameters()), kib("VmRSS")
 
 
+def _of(workers: int, *words: str) -> RunConfig:
+    config = parse(composed(*words), Machine(gpus=(), cpus=2))
+    if workers == 1:
+        return dataclasses.replace(config, world_size=1, strategy="ddp")
+    return dataclasses.replace(config, world_size=workers)
+
+
 def main(folder: Path) -> None:
     """Print what workers take of 1, 2 and 4, in a process that has no memory of other tests."""
     (folder / "book.txt").write_text("to be or not to be, that is the question\n" * 300)
     found = {}
     for workers in WORKERS:
         words = (*LM, f"dataset.root='{folder / 'book.txt'}'", "world_size=4", "strategy=fsdp", "batch_size=4")
-        tiny, large = (parse(composed(*words, *size), Machine(gpus=(), cpus=2)) for size in (TINY, LARGE))
-        more = {"world_size": workers, **({"strategy": "ddp"} if workers == 1 else {})}
-        each = functools.partial(taken, *(dataclasses.replace(one, **more) for one in (tiny, large)))
+        tiny, large = (_of(workers, *words, *size) for size in (TINY, LARGE))
+        each = functools.partial(taken, tiny, large)
         (folder / str(workers)).mkdir()
         found[workers] = max(together(folder / str(workers), workers, each))
         print(workers, found[workers], file=sys.stderr, flush=True)
