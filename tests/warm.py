@@ -35,7 +35,7 @@ FOLDER = "EXPT_TEST_TEMPLATES"
 """The variable that says where the processes listen that commands are forked from."""
 PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live")
 LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload_sharded")
-"""What few commands need, which are forked from a process of their own: these add half and more to what a fork copies."""
+"""What few commands need, forked from a process of their own: these add half and more to what a fork copies."""
 
 
 class Command:
