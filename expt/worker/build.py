@@ -41,6 +41,7 @@ from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
 from expt.training.offload import offload_states
 from expt.training.patches import onednn_linear
+from expt.training.patches.late_values import Values
 from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
 from expt.worker import parallel as parallel_build
@@ -91,12 +92,7 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
 def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
     """The model on `worker`'s device, and all that trains it; weights come from torch's global generator."""
     info = data.info
-    example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
-    make = functools.partial(model_build.build, config.model, config.init, info.shapes, example)
-    module, values = sharding.build_late(config, make) if config.is_sharded else (make(), None)
-    if values is None:  # else no worker is to have the whole on its device
-        memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-        module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
+    module, values = _build_module(config, data, worker)
     freeze(module, config.freeze)
     memory = parallel_build.build_shared_memory(config, module, worker)
     parallel_build.refuse_uneven_last_batch(config, data.train.size)
@@ -149,6 +145,16 @@ def build_learner(config: RunConfig, data: Data, worker: Worker) -> Learner:
         ema=ema,
         **sharding.of_learner(config, data, ema.module if ema else module, outline, worker),
     )
+
+
+def _build_module(config: RunConfig, data: Data, worker: Worker) -> tuple[nn.Module, Values | None]:
+    """The model on `worker`'s device; of one that is to be sharded what fills its tensors, which are still empty."""
+    example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
+    make = functools.partial(model_build.build, config.model, config.init, data.info.shapes, example)
+    if config.is_sharded:  # no worker is to have the whole on its device
+        return sharding.build_late(config, make)
+    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    return make().to(worker.device, memory_format=memory_format), None  # type: ignore[call-overload]
 
 
 def _precision(config: RunConfig, worker: Worker) -> Precision:
