@@ -37,8 +37,8 @@ from expt.launch.warm_server import close_all_but
 FOLDER = "EXPT_TEST_TEMPLATES"
 """The variable that says where the processes listen that commands are forked from."""
 PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live")
-LIBRARIES = ("timm", "torchmetrics")
-"""What few commands need, which are forked from a process of their own: these add half to what a fork copies."""
+LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload_sharded")
+"""What few commands need, forked from a process of their own: these add half and more to what a fork copies."""
 
 
 class Command:
@@ -177,9 +177,9 @@ def _tell_end(handle: int, pid: int, told: int) -> None:
 
 
 def _modules(package: str) -> list[str]:
-    """The names of all modules in `package`, but those that are commands."""
+    """The names of all modules in `package`, but those that are commands, or LIBRARIES."""
     found = pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
-    return [module.name for module in found if not module.name.endswith("__main__")]
+    return [module.name for module in found if not module.name.endswith("__main__") and module.name not in LIBRARIES]
 
 
 def _become(told: int, passed: Sequence[int]) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,12 +105,23 @@ def _asked(options: argparse.Namespace) -> Asked:
         settings = plain(composed)
     except COMPOSING as error:
         raise as_config_error(error, options.words, may_sweep=False) from error
-    settings |= {"strategy": "ddp", "resume": None, "weights": None}
+    settings |= {"resume": None, "weights": None}
     tokenizer = str((settings.get("dataset") or {}).get("tokens", ""))
     if tokens is None and tokenizer.endswith(".json") and not Path(tokenizer).exists():
         tokens = GPT2_VOCABULARY
         notes.append(f"a vocabulary of {tokens:,} tokens, as GPT-2 has: there is no {tokenizer}")
-    return Asked(parse(settings, _with_gpus(settings.get("gpus"))), tokens, notes)
+    here = _with_gpus(settings.get("gpus"))
+    if settings.get("strategy") == "hsdp" and len(here.gpus) > options.per_node:
+        settings["sharding"] = {"shards": options.per_node, **_given(settings.get("sharding"))}
+    config = parse(settings, here)
+    if config.is_sharded:
+        notes.append(f"every strategy, {config.strategy} among them, with sharding.wrap=auto")
+    return Asked(dataclasses.replace(config, strategy="ddp"), tokens, notes)
+
+
+def _given(sharding: Any) -> dict[str, Any]:
+    """What of it is not left to be found out."""
+    return {key: value for key, value in (sharding or {}).items() if (key, value) != ("shards", "auto")}
 
 
 def _with_gpus(gpus: Any) -> machine.Machine:

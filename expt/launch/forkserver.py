@@ -20,12 +20,17 @@ from expt.launch import warm as warm_server
 WORKER_MODULES = ("expt.launch.preload",)
 SWEEP_MODULES = ("expt.launch.preload_sweep",)
 """More to import before the first run, where many runs share the forkserver."""
-_LIBRARIES = ("timm", "torchmetrics", "torchvision")
+_LIBRARIES = {
+    "timm": r"\btimm\b",
+    "torchmetrics": r"\btorchmetrics\b",
+    "torchvision": r"\btorchvision\b",
+    "expt.launch.preload_sharded": r"(?:^| )strategy=(?:\S+,)?(?:fsdp|hsdp)\b",
+}
 
 
 def libraries_in(words: Sequence[str]) -> list[str]:
-    """The libraries, slow to import, that a command names: to import them once and not in each worker."""
-    return [name for name in _LIBRARIES if re.search(rf"\b{name}\b", " ".join(words))]
+    """The libraries, slow to import, that a command asks for: to import them once and not in each worker."""
+    return [name for name, pattern in _LIBRARIES.items() if re.search(pattern, " ".join(words))]
 
 
 def warm(extra_modules: Sequence[str] = ()) -> None:

@@ -65,7 +65,6 @@ def card(text: str) -> Card:
         unit = {"gib": GIB, "gb": 1e9, "mib": 2**20, "mb": 1e6}[size[2].lower()]
         if float(size[1]) > 0:
             return Card(text, float(size[1]) * unit)
-    raise ConfigError(
-        f"--card {text}: neither a known card ({', '.join(CARDS)}) nor its memory, as in 24GiB."
-        f"{did_you_mean(text, CARDS)}"
-    )
+    sizes = [name for name in CARDS if name.startswith(f"{text.lower()}-")]
+    hint = f" Did you mean {' or '.join(map(repr, sizes))}?" if sizes else did_you_mean(text, CARDS)
+    raise ConfigError(f"--card {text}: neither a known card ({', '.join(CARDS)}) nor its memory, as in 24GiB.{hint}")

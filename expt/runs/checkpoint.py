@@ -53,11 +53,17 @@ def full_disk_in_words(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in FULL:
             raise
         # Of a RuntimeError: torch's word for a full disk is "unexpected pos".
-        free_mb = shutil.disk_usage(path.parent).free / 1e6
-        raise CheckpointError(
-            f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free. "
-            f"The checkpoint before it is kept. ({str(error).splitlines()[0][:200]})"
-        ) from error
+        raise CheckpointError(not_written(path, str(error).splitlines()[0])) from error
+
+
+def not_written(path: Path, reason: str) -> str:
+    """What to tell of a checkpoint that probably found no room on its disk."""
+    free_mb = shutil.disk_usage(path.parent).free / 1e6
+    before = "The checkpoint before it is kept" if any(path.parent.glob("*.pt")) else "There is none before it"
+    return (
+        f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free. {before}. Make "
+        f"room, or name a folder on another disk by hydra.run.dir. ({reason[:200]})"
+    )
 
 
 @contextlib.contextmanager

@@ -38,16 +38,20 @@ _SAFE = {
 """What the description of the parts may be made of, which torch reads with pickle; None is all of a module."""
 
 
-def parted(state: Any, is_part: Callable[[Any], bool], path: tuple[Any, ...] = ()) -> tuple[Any, dict[str, Tensor]]:
-    """`state` with a key in the place of each tensor that is a part, and the tensors by their keys, in copies."""
+def parted(
+    state: Any, is_part: Callable[[Any], bool], *, copies: bool, path: tuple[Any, ...] = ()
+) -> tuple[Any, dict[str, Tensor]]:
+    """`state` with a key in the place of each tensor that is a part, and the tensors by their keys, in `copies`."""
     if isinstance(state, Tensor) and is_part(state):
-        key = "/".join(map(str, path))
-        return {_AT: key}, {key: state.detach().clone() if state.device.type == "cpu" else state.detach().cpu()}
+        key, part = "/".join(map(str, path)), state.detach()
+        if copies:
+            part = part.clone() if part.device.type == "cpu" else part.cpu()
+        return {_AT: key}, {key: part}
     if isinstance(state, Mapping):
-        found = {key: parted(value, is_part, (*path, key)) for key, value in state.items()}
+        found = {key: parted(value, is_part, copies=copies, path=(*path, key)) for key, value in state.items()}
         return {key: rest for key, (rest, _) in found.items()}, _joined(found.values())
     if isinstance(state, list | tuple):
-        several = [parted(value, is_part, (*path, index)) for index, value in enumerate(state)]
+        several = [parted(value, is_part, copies=copies, path=(*path, at)) for at, value in enumerate(state)]
         return type(state)(rest for rest, _ in several), _joined(several)
     return state.clone() if isinstance(state, Tensor) else state, {}
 
@@ -92,26 +96,46 @@ def filled(path: Path, state: Mapping[str, Any], like: Callable[[tuple[Any, ...]
 
     reader = _reader(path.parent / state[PARTS]["folder"])
     known = reader.read_metadata().state_dict_metadata
+    rest = {key: value for key, value in state.items() if key != PARTS}
     targets: dict[str, Tensor] = {}
-    needed = 0
+
+    def part_like(place: tuple[Any, ...], key: str) -> Any:
+        pattern = like(place) if like else None
+        sharded: Any = pattern if hasattr(pattern, "to_local") else None
+        return sharded if sharded is not None and sharded.shape == known[key].size else None
+
+    def num_bytes(place: tuple[Any, ...], key: str) -> int:
+        """Of the whole, where it is to be one."""
+        about = known[key]
+        return 0 if part_like(place, key) is not None else about.size.numel() * about.properties.dtype.itemsize
 
     def target(place: tuple[Any, ...], key: str) -> Tensor:
-        nonlocal needed
-        about, pattern = known[key], like(place) if like else None
+        about, pattern = known[key], part_like(place, key)
         dtype: torch.dtype = about.properties.dtype
-        if pattern is not None and hasattr(pattern, "to_local") and pattern.shape == about.size:
-            targets[key] = torch.empty_like(pattern, dtype=dtype, requires_grad=False)
-        else:
-            needed += about.size.numel() * dtype.itemsize
-            _refuse_too_large(path, needed)
+        if pattern is None:
             targets[key] = torch.empty(about.size, dtype=dtype)
+        else:
+            targets[key] = torch.empty_like(pattern, dtype=dtype, requires_grad=False)
         return targets[key]
 
-    whole = _replaced({key: value for key, value in state.items() if key != PARTS}, target)
+    _refuse_too_large(path, sum(num_bytes(*each) for each in _places(rest)))
+    whole = _replaced(rest, target)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
         dcp.load(targets, storage_reader=reader, no_dist=True)
     return whole
+
+
+def _places(state: Any) -> list[tuple[tuple[Any, ...], str]]:
+    """Where keys stand for tensors, and these."""
+    found: list[tuple[tuple[Any, ...], str]] = []
+
+    def note(place: tuple[Any, ...], key: str) -> Tensor:
+        found.append((place, key))
+        return torch.empty(0)
+
+    _replaced(state, note)
+    return found
 
 
 def _replaced(state: Any, target: Callable[[tuple[Any, ...], str], Tensor], place: tuple[Any, ...] = ()) -> Any:

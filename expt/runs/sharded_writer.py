@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,10 @@ class ShardedWriter(checkpoint.InThread):
             self._error = error
         except BaseException as error:  # torch's CheckpointException, which says what happened to each worker, is none
             told = str(error).strip().splitlines() or [type(error).__name__]
-            self._error = CheckpointError(
-                f"{folder}: the checkpoint could not be written; is the disk full? The checkpoint before it is kept. "
-                f"({told[-1][:200]})"
-            )
+            self._error = CheckpointError(checkpoint.not_written(folder, told[-1]))
+        if self._error and state is not None:
+            with contextlib.suppress(Exception):  # what is half written takes room, and nothing names it
+                remove_unnamed(self._last.parent)
 
 
 def remove_unnamed(checkpoints: Path) -> None:

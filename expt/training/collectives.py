@@ -134,16 +134,17 @@ def stack_across_workers(values: torch.Tensor) -> torch.Tensor:
 
 def broadcast_buffers(module: nn.Module) -> None:
     """Give every worker rank 0's buffers, in one collective for each data type."""
-    _broadcast(module.buffers())
+    broadcast(module.buffers())
 
 
 def broadcast_parameters(module: nn.Module) -> None:
     """Give every worker rank 0's parameters and buffers, in one collective for each data type."""
-    _broadcast([*module.parameters(), *module.buffers()])
+    broadcast([*module.parameters(), *module.buffers()])
 
 
 @torch.no_grad()
-def _broadcast(tensors: Iterable[torch.Tensor]) -> None:
+def broadcast(tensors: Iterable[torch.Tensor]) -> None:
+    """Give every worker rank 0's `tensors`, in their place, in one collective for each data type."""
     if not dist.is_initialized():
         return
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from expt.data.loading import Batch
@@ -22,6 +21,8 @@ from expt.errors import ConfigError, did_you_mean
 from expt.models.blocks import CONTAINERS, blocks
 from expt.training.collectives import Worker, max_across_workers, sum_across_workers
 
+Fill = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""From some parameters or buffers of a model to what they are to hold, on the worker's device."""
 LEAST_SHARE = 0.02
 """Of a model's numbers: what a layer outside of all blocks has at least to be a unit by itself."""
 
@@ -54,14 +55,17 @@ def shard(
     *,
     shards: int,
     units: Sequence[nn.Module],
+    values: Fill,
     reshard_after_forward: bool,
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
 ) -> None:
     """Cut `module` into so many parts, one for each worker of a group of neighbours; the groups are replicas.
 
-    `units` are gathered one at a time; what is in none of them is gathered with the whole. In `param_dtype` they
-    travel and compute, in `reduce_dtype` their gradients are averaged; None is that of the parameters.
+    `units` are gathered one at a time; what is in none of them is gathered with the whole. `values` gives what each of
+    its tensors is to hold: for a unit's parameters just before that is cut, so that no worker has all of them. In
+    `param_dtype` they travel and compute, in `reduce_dtype` their gradients are averaged; None is that of the
+    parameters.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -70,8 +74,11 @@ def shard(
     sizes, names = ((shards,), ("shard",)) if replicas == 1 else ((replicas, shards), ("replicate", "shard"))
     mesh = init_device_mesh(worker.device.type, sizes, mesh_dim_names=names)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    _fill_buffers(module, values)
     for unit in units:
+        _fill_parameters(unit, values)
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    _fill_parameters(module, values)
     # What the whole has beside its units is needed again at once, at the start of the backward pass.
     fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=None if reshard_after_forward else False)
     if worker.device.type == "cpu":
@@ -80,10 +87,38 @@ def shard(
                 part.set_force_sum_reduction_for_comms(True)  # not every gloo knows how to average
 
 
-def broadcast_each(module: nn.Module) -> None:
-    """Give every worker rank 0's parameters and buffers, one at a time: no worker holds more than it has."""
-    for tensor in itertools.chain(module.parameters(), module.buffers()):
-        dist.broadcast(tensor.detach(), src=0)
+@torch.no_grad()
+def _fill_parameters(module: nn.Module, values: Fill) -> None:
+    """Give those that are not sharded yet their values; what modules share they share after it."""
+    wanted = [parameter for parameter in module.parameters() if not is_sharded(parameter)]
+    full = values([parameter.detach() for parameter in wanted])
+    filled = {
+        parameter: nn.Parameter(tensor.contiguous(), requires_grad=parameter.requires_grad)
+        for parameter, tensor in zip(wanted, full, strict=True)
+    }
+    for part in module.modules():
+        for name, parameter in [*part.named_parameters(recurse=False, remove_duplicate=False)]:
+            if parameter in filled:
+                setattr(part, name, filled[parameter])
+
+
+def _fill_buffers(module: nn.Module, values: Fill) -> None:
+    """Give all buffers inside `module`, which stay the tensors that they are, their values."""
+    buffers = list(module.buffers())
+    for buffer, tensor in zip(buffers, values(buffers), strict=True):
+        buffer.data = tensor
+
+
+@torch.no_grad()
+def copy_shares(source: nn.Module, target: nn.Module) -> None:
+    """Let `target` hold what this worker has of `source`, a model of the same making."""
+    pairs = zip(
+        itertools.chain(source.parameters(), source.buffers()),
+        itertools.chain(target.parameters(), target.buffers()),
+        strict=True,
+    )
+    for mine, other in pairs:
+        local(other).copy_(local(mine))
 
 
 def choose_units(module: nn.Module, wrap: str | int | Sequence[str]) -> list[nn.Module]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
@@ -40,6 +41,7 @@ from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
 from expt.training.offload import offload_states
 from expt.training.patches import onednn_linear
+from expt.training.patches.late_values import Values
 from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
 from expt.worker import parallel as parallel_build
@@ -92,7 +94,8 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
 
     Without `fetch` published weights are left out, for those of a checkpoint are to be loaded.
     """
-    info, module = data.info, _module(config, data, worker, fetch=fetch)
+    info = data.info
+    module, values = _build_module(config, data, worker, fetch)
     memory = parallel_build.build_shared_memory(config, module, worker)
     parallel_build.refuse_uneven_last_batch(config, data.train.size)
     module, average_statistics = parallel_build.with_batch_norm(config, module, worker, memory)
@@ -104,7 +107,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
     compile_module(module, compiled)
     precision = _precision(config, worker)
     outline = sharding.outline(config, module)
-    ema = sharding.shard(config, module, worker, precision) if config.is_sharded else None
+    ema = sharding.shard(config, module, worker, precision, values) if values else None
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
     if config.offload and worker.device.type == "cuda":  # on the CPU they are there
         offload_states(optimizer)
@@ -146,14 +149,17 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
     )
 
 
-def _module(config: RunConfig, data: Data, worker: Worker, *, fetch: bool) -> nn.Module:
+def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) -> tuple[nn.Module, Values | None]:
+    """The model on `worker`'s device; of one that is to be sharded what fills its tensors, which are still empty."""
     example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
-    module = model_build.build(config.model, config.init, data.info.shapes, example, fetch=fetch)
-    own_layout = config.channels_last and not config.is_sharded  # torch shards contiguous parameters alone
-    memory_format = torch.channels_last if own_layout else torch.contiguous_format
-    module.to(worker.device, memory_format=memory_format)  # type: ignore[call-overload]
+    make = functools.partial(model_build.build, config.model, config.init, data.info.shapes, example, fetch=fetch)
+    if config.is_sharded:  # no worker is to have the whole on its device
+        module, values = sharding.build_late(config, make)
+    else:
+        memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        module, values = make().to(worker.device, memory_format=memory_format), None  # type: ignore[call-overload]
     freeze(module, config.freeze)
-    return module
+    return module, values
 
 
 def _precision(config: RunConfig, worker: Worker) -> Precision:

@@ -19,7 +19,7 @@ from expt.runs.sharded_writer import ShardedWriter
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner
-from expt.training.sharding import is_sharded
+from expt.training.sharding import is_sharded, local
 from expt.training.whole_state import gathered, map_tensors
 
 ROOM = 0.5
@@ -80,7 +80,8 @@ class Checkpoints:
         keeps_best: bool,
         target: Path | None,
     ) -> None:
-        rest, tensors = parts.parted(state, is_sharded)
+        copies = _own_bytes(state) < ROOM * available_memory() / self._worker.local_world_size
+        rest, tensors = parts.parted(state, is_sharded, copies=copies)
         mine, folder = self._worker.rank == 0, None
         if mine:
             self._paths.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -88,6 +89,8 @@ class Checkpoints:
         folder = collectives.from_rank_0(folder, self._worker.device)
         known = {**rest, **about()} if mine else None
         writer.save(known, tensors, folder, is_best=is_best, keeps_best=keeps_best, target=target)
+        if not copies:
+            writer.wait()  # training is to change none of them before
 
     def _writes_parts(self, state: Mapping[str, Any]) -> bool:
         """Asked once: what does not fit at the first checkpoint will not at the next."""
@@ -109,10 +112,19 @@ class Checkpoints:
 
 def _num_bytes(state: Mapping[str, Any]) -> int:
     """Of the whole tensors, wherever their parts are."""
+    return _sum_of_tensors(state, lambda tensor: tensor.numel() * tensor.element_size())
+
+
+def _own_bytes(state: Mapping[str, Any]) -> int:
+    """Of this worker's parts."""
+    return _sum_of_tensors(state, lambda tensor: local(tensor).nbytes if is_sharded(tensor) else 0)
+
+
+def _sum_of_tensors(state: Mapping[str, Any], size: Callable[[Tensor], int]) -> int:
     sizes: list[int] = []
 
     def note(_: object, tensor: Tensor) -> torch.Tensor:
-        sizes.append(tensor.numel() * tensor.element_size())
+        sizes.append(size(tensor))
         return tensor
 
     map_tensors(note, state)

@@ -128,9 +128,9 @@ def run_as(
     until_epoch: int | None = None,
 ) -> str:
     """Train or evaluate as `worker`, in this process; returns what became of it. Calls `beat` with each batch."""
-    # What fsdp gathers is of many sizes: kept when freed, it would fill the memory that the sharding saves.
-    if config.patches.malloc and worker.device.type == "cpu" and not config.is_sharded:
-        malloc.keep_freed()
+    if config.patches.malloc and worker.device.type == "cpu":
+        # What fsdp gathers is of many sizes: kept when freed, it would fill the memory that the sharding saves.
+        malloc.give_back_freed() if config.is_sharded else malloc.keep_freed()
     torch.set_num_threads(config.threads)
     if worker.gpus:
         require(worker.gpus)

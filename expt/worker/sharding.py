@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.data.build import Data
 from expt.errors import ConfigError
-from expt.training import batch_norm, sharding
+from expt.training import batch_norm, collectives, sharding
 from expt.training.collectives import Worker
 from expt.training.ema import ema_of
+from expt.training.patches import late_values
+from expt.training.patches.late_values import Values
 from expt.training.precision import Precision
 from expt.training.whole_state import gathered
 
@@ -37,28 +40,45 @@ def shards_of(config: RunConfig, worker: Worker) -> int:
     return shards
 
 
-def shard(config: RunConfig, module: nn.Module, worker: Worker, precision: Precision) -> AveragedModel | None:
+def shard(
+    config: RunConfig, module: nn.Module, worker: Worker, precision: Precision, values: Values
+) -> AveragedModel | None:
     """Cut `module` into parts, and its moving average, which is returned where there is one.
 
-    Raises ConfigError where the model can't be cut as is wanted.
+    `values` gives those of its parameters that have none yet; all workers get rank 0's. Raises ConfigError where the
+    model can't be cut as is wanted.
     """
     wanted = config.sharding
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigError(f"strategy={config.strategy}: the model has no parameter to train; use strategy=ddp")
     param_dtype = _param_dtype(config, module, precision)
-    sharding.broadcast_each(module)
-    ema = ema_of(module, config.ema) if config.ema else None
-    for model in (module, *([ema.module] if ema else [])):
+    # Before a parameter has memory, which no worker is to have for two whole models.
+    ema = ema_of(module, config.ema, before=sharding.outline) if config.ema else None
+
+    def cut(model: nn.Module, values: sharding.Fill) -> None:
         sharding.shard(
             model,
             worker,
             shards=shards_of(config, worker),
             units=sharding.choose_units(model, wanted.wrap),
+            values=values,
             reshard_after_forward=wanted.reshard_after_forward,
             param_dtype=param_dtype,
             reduce_dtype=_DTYPES[wanted.reduce_dtype] or torch.float32,
         )
+
+    cut(module, lambda tensors: _of_rank_0(map(values, tensors), worker.device))
+    if ema is not None:
+        cut(ema.module, lambda tensors: [torch.empty_like(each, device=worker.device) for each in tensors])
+        sharding.copy_shares(module, ema.module)
     return ema
+
+
+def _of_rank_0(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
+    """Rank 0's, on `device`; a collective."""
+    mine = [tensor.to(device, memory_format=torch.contiguous_format) for tensor in tensors]
+    collectives.broadcast(mine)
+    return mine
 
 
 def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> torch.dtype | None:
@@ -73,6 +93,13 @@ def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> 
         of_amp = str(precision.dtype).removeprefix("torch.")
         raise ConfigError(f"sharding.param_dtype={wanted}: amp={config.amp} computes in {of_amp} here; use auto")
     return dtype
+
+
+def build_late(config: RunConfig, make: Callable[[], nn.Module]) -> tuple[nn.Module, Values]:
+    """The model that `make` makes, without memory for its parameters where it can be, and what gives their values."""
+    if isinstance(config.model, constraints.Target):  # who knows what else it keeps its tensors for
+        return make(), lambda tensor: tensor
+    return late_values.build(make)
 
 
 def outline(config: RunConfig, module: nn.Module) -> nn.Module | None:

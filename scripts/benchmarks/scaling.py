@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from expt.machine import usable_cpus
@@ -37,7 +38,7 @@ def main() -> None:
         if model in given:
             compute_s, origin = given[model], "given"
         elif alone["on_gpu"]:
-            compute_s, origin = alone["alone_s"], "measured here"
+            compute_s, origin = slowest_s(alone["alone_times_s"][0], 1), "measured here"
         else:
             compute_s = args.overhead_ms / 1e3 + alone["flop"] / (args.tflop_per_s * 1e12)
             origin = f"assumed: {alone['flop'] / 1e9:.1f} GFLOP"
@@ -74,19 +75,29 @@ def _arguments() -> argparse.Namespace:
 
 def _check(model: str, batch: int) -> None:
     """Predict the step of 2 and of 4 workers here from links measured with 2 alone."""
-    link = None
+    link, cores = None, usable_cpus()
     for workers in (2, 4):
         found = _measure(model, workers, batch)
         link = link or _link(found)
-        # Computing and sending take the same cores; workers that share cores compute as long as measured.
-        here = Cluster(workers, link, link, overlap=0.0, cores=None if found["on_gpu"] else usable_cpus())
-        compute_s = slowest_s(found["alone_times_s"], workers)
+        # Computing and sending take the same cores.
+        here = Cluster(workers, link, link, overlap=0.0, cores=None if found["on_gpu"] else cores)
+        compute_s = _slowest_s(found["alone_times_s"])
         predicted = step_s(compute_s, found["gradient_bytes"], workers, here, bucket_bytes=BUCKET_MIB * 2**20)
+        off, shared = predicted / found["together_s"] - 1, " that share cores" if workers > cores else ""
         print(
-            f"{model}, {workers} workers here: predicted {1e3 * predicted:.2f} ms, measured "
-            f"{1e3 * found['together_s']:.2f} ms ({predicted / found['together_s'] - 1:+.0%})",
+            f"{model}, {workers} workers here{shared}: predicted {1e3 * predicted:.2f} ms ({1e3 * compute_s:.2f} of "
+            f"them computation), measured {1e3 * found['together_s']:.2f} ms, off by {off:+.1%}",
             flush=True,
         )
+
+
+def _slowest_s(times_s: Sequence[Sequence[float]]) -> float:
+    """The mean of the slowest worker's seconds in each step, which all have begun together.
+
+    Workers that share cores, or the memory's bus, are not slow independently of one another: where all of them can be
+    measured at once there is nothing to assume.
+    """
+    return statistics.fmean(map(max, zip(*times_s, strict=True)))
 
 
 def _link(found: Mapping[str, Any]) -> Link:

@@ -23,6 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from scripts.benchmarks.scaling import BUCKET_MIB, IMAGE, SIZES
 
+BLOCKS = 5
+
 
 def main() -> None:
     """Time steps with and without the sum of gradients, and sums of two sizes."""
@@ -64,10 +66,10 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
+    together_s, alone_times_s = _alternately(step, args.steps, device)
     found: dict[str, Any] = {
-        "together_s": _seconds(lambda: step(together=True), args.steps, device)[0],
-        "alone_s": _seconds(lambda: step(together=False), args.steps, device)[0],
-        "alone_times_s": _everyones(_each(lambda: step(together=False), 4 * args.steps, device)),
+        "together_s": together_s,
+        "alone_times_s": alone_times_s,
         "flop": _flop(parallel, images, labels),
         "on_gpu": cuda,
         "gradient_bytes": sum(4 * p.numel() for p in module.parameters()),
@@ -105,37 +107,55 @@ def _model(name: str) -> nn.Module:
 
 
 def _seconds(work: Callable[[], object], times: int, device: torch.device) -> tuple[float, float]:
-    """The median of 5 blocks, after one that warms up; and of the time of cores that this process has taken."""
-    blocks = []
-    for _ in range(6):
-        dist.barrier()
-        began, before = time.perf_counter(), time.process_time()
-        for _ in range(times):
-            work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        blocks.append(((time.perf_counter() - began) / times, (time.process_time() - before) / times))
+    """The median of blocks, after one that warms up; and of the time of cores that this process has taken."""
+    blocks = [_block(work, times, device) for _ in range(BLOCKS + 1)]
     seconds, of_cores = zip(*blocks[1:], strict=True)
     return statistics.median(seconds), statistics.median(of_cores)
 
 
-def _each(work: Callable[[], object], times: int, device: torch.device) -> list[float]:
-    """The seconds of each, all workers beginning together."""
+def _block(work: Callable[[], object], times: int, device: torch.device) -> tuple[float, float]:
+    """Seconds of each of so many, and of cores."""
+    dist.barrier()
+    began, before = time.perf_counter(), time.process_time()
+    for _ in range(times):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - began) / times, (time.process_time() - before) / times
+
+
+def _alternately(step: Callable[..., None], times: int, device: torch.device) -> tuple[float, list[list[float]]]:
+    """The median seconds of a step with the sum of gradients, and those of each worker's steps without it.
+
+    Blocks of both take turns, so that what else the machine does falls on either. All workers begin each step without
+    the sum together, as the sum makes them, and so share cores as they do with it.
+    """
+    together: list[float] = []
+    alone: list[float] = []
+    for block in range(BLOCKS + 1):
+        (seconds, *_), times_s = _block(lambda: step(together=True), times, device), _each(step, times, device)
+        if block:  # the first one warms up
+            together.append(seconds)
+            alone += times_s
+    return statistics.median(together), _everyones(alone)
+
+
+def _each(step: Callable[..., None], times: int, device: torch.device) -> list[float]:
     found = []
     for _ in range(times):
         dist.barrier()
         began = time.perf_counter()
-        work()
+        step(together=False)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         found.append(time.perf_counter() - began)
     return found
 
 
-def _everyones(times: list[float]) -> list[float]:
+def _everyones(times: list[float]) -> list[list[float]]:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, times)
-    return [each for one in gathered for each in one]
+    return gathered
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
 from tests.conftest import RunFolder, Trained, alive, descendants, environment
 from tests.faults.running import wait_until
 from tests.integration.test_resume import _assert_equal
@@ -130,11 +132,11 @@ def _local(trained: Trained) -> RunFolder:
     return trained(*SETTINGS, "world_size=4", "ddp.shared_memory=false", name="local")
 
 
-def _killed_once(hosts: Hosts, name: str) -> RunFolder:
+def _killed_once(hosts: Hosts, name: str, *settings: str) -> RunFolder:
     """A run on both hosts, in folder `name`, of which a worker on host b is killed."""
     (hosts.folder / "mortal.py").write_text(MORTAL)
     (hosts.folder / "killed").unlink(missing_ok=True)
-    for host, done in hosts.run(*OWN, f"hydra.run.dir={name}", options=("--max-restarts", "2")).items():
+    for host, done in hosts.run(*OWN, *settings, f"hydra.run.dir='{name}'", options=("--max-restarts", "2")).items():
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("run folder") == (host == "a")
     restarted = RunFolder(hosts.folder / name)
@@ -157,6 +159,27 @@ def test_a_worker_killed_on_one_host_starts_both_again(hosts: Hosts, trained: Tr
         assert len(points) == len(others) > 0
         for mine, other in zip(points, others, strict=True):
             assert mine == pytest.approx(other, abs=1e-4)
+
+
+SHARDED = ("optimizer=adamw", "optimizer.lr=0.001", "ema=0.9")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("strategy=fsdp",), ("strategy=fsdp", "checkpoint.sharded=true"), ("strategy=hsdp", "checkpoint.sharded=true")],
+    ids=["one file", "parts", "replicas, parts"],
+)
+def test_a_sharded_run_of_two_hosts_goes_on_after_a_worker_is_killed(
+    words: tuple[str, ...], hosts: Hosts, trained: Trained
+) -> None:
+    settings = (*SHARDED, *words)
+    restarted = _killed_once(hosts, "-".join(words).replace("=", " "), *settings)
+    of_this_machine = ("sharding.shards=2",) if "hsdp" in words[0] else ()  # as `auto` is there
+    whole = trained(*SETTINGS, *settings, *of_this_machine, "world_size=4", name="local")
+    _assert_equal(restarted, whole)
+    last = RunPaths(restarted.folder).last
+    checkpoint.check(last)
+    assert bool(checkpoint.load(last, lazily=True).get("parts")) == ("checkpoint.sharded=true" in words)
 
 
 def test_a_run_that_nothing_disturbs(hosts: Hosts, trained: Trained) -> None:

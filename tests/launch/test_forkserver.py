@@ -99,7 +99,9 @@ STARTS = """
 def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) -> None:
     words = ["-m", "model=mlp,timm", "+task.metrics.auroc._target_=torchmetrics.AUROC", "dataset.root=a/mytimmy"]
     assert forkserver.libraries_in(words) == ["timm", "torchmetrics"]
-    assert forkserver.libraries_in(["model=mlp"]) == []
+    assert forkserver.libraries_in(["model=mlp", "strategy=ddp"]) == []
+    for word in ("strategy=fsdp", "strategy=ddp,hsdp"):
+        assert forkserver.libraries_in(["model=mlp", word]) == ["expt.launch.preload_sharded"]
     code = """
         forkserver.warm(["colorsys", "no_such_library"])
         started("builtins:exec", "import sys; print('colorsys' in sys.modules)").join(30)
@@ -107,6 +109,18 @@ def test_what_a_command_names_is_imported_for_all_its_workers(tmp_path: Path) ->
         forkserver.kill()
     """
     assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path)[0] == "True"
+
+
+@pytest.mark.slow
+def test_what_sharded_models_need_is_imported_once(tmp_path: Path) -> None:
+    code = """
+        forkserver.warm(forkserver.libraries_in(["strategy=fsdp"]))
+        needed = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")
+        started("builtins:exec", f"import sys; print([name in sys.modules for name in {needed}])").join(60)
+        print(open("out").read())
+        forkserver.kill()
+    """
+    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path)[0] == "[True, True, True]"
 
 
 def test_a_workers_logs_are_as_private_as_its_command(tmp_path: Path) -> None:

@@ -167,6 +167,22 @@ def test_a_card(text: str, gib: float) -> None:
     assert card(text).memory_bytes == gib * GIB
 
 
+def test_a_card_of_several_sizes_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean 'a100-80' or 'a100-40'\?$"):
+        card("A100")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])
+def test_a_strategy_that_is_named_is_one_of_those_that_are_planned(
+    strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model=mlp", "gpus=8", "batch_size=64", f"strategy={strategy}", "--per-node", "4", "--card", "l4"]
+    assert command.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "\nhsdp" in shown
+    assert f"assumed     every strategy, {strategy} among them, with sharding.wrap=auto" in shown
+
+
 @pytest.mark.parametrize("text", ["h300", "24", "0GiB", "GiB"])
 def test_an_unknown_card_is_told(text: str) -> None:
     with pytest.raises(ConfigError, match=rf"^--card {text}: neither a known card \(b200, h200, "):
@@ -187,6 +203,8 @@ def test_the_word(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("words", "says"), [
     (["model=rsnet"], "model=rsnet: not one of"), (["gpus=3"], "batch_size=64: is the global batch and must divide"),
+    (["gpus=1", "strategy=fsdp"], "strategy=fsdp: shares the model out among at least 2 workers"),
+    (["gpus=8", "strategy=hsdp", "batch_size=8"], "strategy=hsdp: replicas of 8 workers each, and the run has no more"),
     (["--per-node", "0"], "--per-node 0: give a number above 0"), (["--card", "x"], "--card x: neither a known card"),
 ])  # fmt: skip
 def test_what_cannot_be_planned_is_told(words: list[str], says: str) -> None:

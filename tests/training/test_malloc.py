@@ -31,3 +31,29 @@ def test_a_step_takes_no_fresh_pages() -> None:
         return int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)
 
     assert faults("kept") < 100 < faults("as it comes")
+
+
+GAPS = """
+import mmap, sys
+import numpy as np
+from expt.training.patches import malloc
+if sys.argv[1] == "given back":
+    malloc.give_back_freed()
+np.ones(2_000_000, np.float32)  # freed, and all that is smaller lies in one heap from now on
+before = int(open("/proc/self/statm").read().split()[1])
+gathered, kept = [], []
+for _ in range(60):
+    gathered.append(np.ones(300_000, np.float32))
+    kept.append(np.ones(25_000, np.float32))
+gathered.clear()
+print((int(open("/proc/self/statm").read().split()[1]) - before) * mmap.PAGESIZE)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
+def test_what_is_freed_between_what_stays_is_given_back() -> None:
+    def held(how: str) -> int:
+        return int(subprocess.run([sys.executable, "-c", GAPS, how], capture_output=True, check=True).stdout)
+
+    kept = 60 * 25_000 * 4
+    assert held("given back") < 2 * kept < 5 * kept < held("as it comes")

@@ -137,8 +137,9 @@ def test_a_run_that_goes_on_has_no_need_of_published_weights(
     file.parent.mkdir(parents=True)
     torch.save(models.get_model("squeezenet1_1").state_dict(), file)
     images = ("dataset=synthetic", "dataset.train_size=32", "dataset.test_size=8", "dataset.image_size=[32,32]")
-    words = (*images, "model=torchvision", "model.arch=squeezenet1_1", "model.pretrained=true", "batch_size=8")
-    words += ("tensorboard.graph=false", "patches.malloc=false", f"threads={torch.get_num_threads()}")
+    model = ("model=torchvision", "model.arch=squeezenet1_1", "model.pretrained=true", "batch_size=8")
+    threads = f"threads={torch.get_num_threads()}"
+    words = (*images, *model, "tensorboard.graph=false", "patches.malloc=false", threads)
     config, paths = configured(*words, "max_steps=2"), RunPaths(tmp_path / "run")
     paths.folder.mkdir()
     assert main.run_as(ONE, config, paths, 0.0) == "completed"

@@ -12,8 +12,19 @@ import sys
 # Their numbers in malloc.h; mallopt takes a C int.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 2**28
+GIVEN_BACK_BYTES = 2**16
 MMAP_LIMIT_BYTES = 2**25
 """What glibc before 2.35 allows at most."""
+
+
+def give_back_freed() -> None:
+    """Have all tensors of 64 KiB and more returned to the kernel when they are freed, in this process; glibc only.
+
+    What fully_shard gathers comes and goes between what stays: in one heap it leaves gaps that take several times a
+    worker's share of the model. By itself glibc does so only with what is larger than all that was freed before.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
 
 
 def keep_freed() -> None:
