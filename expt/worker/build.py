@@ -90,10 +90,7 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
 
 
 def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool = True) -> Learner:
-    """The model on `worker`'s device, and all that trains it; weights come from torch's global generator.
-
-    Without `fetch` published weights are left out, for those of a checkpoint are to be loaded.
-    """
+    """The model on `worker`'s device, and all that trains it; without `fetch` no published weights are taken."""
     info = data.info
     module, values = _build_module(config, data, worker, fetch)
     memory = parallel_build.build_shared_memory(config, module, worker)
