@@ -28,8 +28,8 @@ from tests.conftest import run
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = (ROOT / "README.md", *PAGES)
-NO_SETTINGS = {"KEY", "device", "weights_only", "MASTER_PORT", "early_stop.metric", "split", "folder", "quiet"}
-"""What else stands before an equals sign; `split` is of expt evaluate, the last two are keywords of Python."""
+NO_SETTINGS = {"KEY", "device", "weights_only", "MASTER_PORT", "early_stop.metric", "split", "which", "folder", "quiet"}
+"""What else stands before an equals sign; `split` and `which` are of expt evaluate, the last two keywords of Python."""
 PROGRAMS = ("python", "expt", "pip", "torchrun", "tensorboard", "pytest")
 PRINTED = re.compile(r"(?:python -m expt|tensorboard --logdir) .*$", re.MULTILINE)
 
