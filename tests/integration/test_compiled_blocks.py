@@ -20,7 +20,7 @@ pytestmark = [
 ]
 MODEL = ("model=transformer", "model.layers=3", "model.width=16", "model.heads=2")
 DATA = ("task=language_model", "dataset=text", "dataset.context=8", "batch_size=64", "drop_last=false")
-LENGTH = ("epochs=2", "log_every=1", "threads=1", "optimizer=adamw", "ema=0.9")
+LENGTH = ("log_every=1", "threads=1", "optimizer=adamw", "ema=0.9")
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def test_blocks_that_are_compiled_train_as_others_do(
     strategy: str, recomputes: str, words: tuple[str, ...], trained: Trained
 ) -> None:
     words = (*words, f"strategy={strategy}", f"activation_checkpointing={recomputes}", "world_size=2")
-    plain = trained(*words, name="plain")
-    compiled = trained(*words, "compile=blocks", name="compiled")
+    plain = trained(*words, "epochs=2", name="plain")
+    compiled = trained(*words, "epochs=2", "compile=blocks", name="compiled")
     for tag in ("running/loss", "loss/train", "loss/val", "loss/test"):
         points, others = compiled.curve(tag), plain.curve(tag)
         assert len(points) == len(others) > 0
@@ -56,7 +56,7 @@ def _goes_on(whole: RunFolder, words: tuple[str, ...], trained: Trained) -> None
     """The run of one epoch, resumed for another with blocks compiled anew, is the whole one."""
     words = (*words, "compile=blocks")
     trained(*words, "epochs=1", name="resumed")
-    resumed = trained(*words, f"resume='{whole.folder.parent / 'resumed'}'", name="resumed")
+    resumed = trained(*words, "epochs=2", "resume=auto", name="resumed")
     points, others = resumed.curve("running/loss"), whole.curve("running/loss")
     assert len(points) == len(others)
     for mine, other in zip(points, others, strict=True):
