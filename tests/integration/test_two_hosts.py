@@ -17,9 +17,9 @@ from tests.conftest import RunFolder, Trained, alive, descendants, environment
 from tests.faults.running import wait_until
 from tests.integration.test_resume import _assert_equal
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 PORT = 29400
-LIMIT_S = 60
+LIMIT_S = 180
 SETTINGS = ("model.dropout=0.3", "epochs=4", "threads=1", "log_every=5", "checkpoint.every_steps=7")
 
 
