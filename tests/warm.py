@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import gc
 import importlib
 import itertools
@@ -32,7 +31,7 @@ from typing import Any, NoReturn
 
 from expt import signals
 from expt.launch import forkserver
-from expt.launch.warm_server import close_all_but
+from expt.launch.warm_server import close_all_but, place
 
 FOLDER = "EXPT_TEST_TEMPLATES"
 """The variable that says where the processes listen that commands are forked from."""
@@ -188,12 +187,7 @@ def _become(told: int, passed: Sequence[int]) -> NoReturn:
     with socket.socket(fileno=told) as teller, teller.makefile("rb") as asked:
         teller.sendall(os.getpid().to_bytes(8, "big", signed=True))
         request = json.loads(asked.read(int.from_bytes(asked.read(8), "big")))
-    numbers = request["descriptors"]
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, max(numbers) + 1) for descriptor in passed]
-    close_all_but(moved)
-    for descriptor, number in zip(moved, numbers, strict=True):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+    place(passed, request["descriptors"])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])

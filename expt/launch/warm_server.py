@@ -167,12 +167,7 @@ class Server:
 def _become(request: Mapping[str, Any], folder: str, received: Sequence[int]) -> NoReturn:
     """Be the process that was asked for, with only the descriptors that it would have."""
     try:
-        numbers = request["descriptors"]
-        moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, max(numbers) + 1) for descriptor in received]
-        close_all_but(moved)
-        for descriptor, number in zip(moved, numbers, strict=True):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
+        place(received, request["descriptors"])
         os.chdir(folder)
         os.umask(request["umask"])
         if request["deaf"]:
@@ -186,6 +181,15 @@ def _become(request: Mapping[str, Any], folder: str, received: Sequence[int]) ->
     code = exit_code(lambda: exec(request["program"], {"__name__": "__main__"}))
     sys.stderr.flush()
     os._exit(code)
+
+
+def place(received: Sequence[int], numbers: Sequence[int]) -> None:
+    """Have the descriptors received by these numbers, and no others but the standard ones."""
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, max(numbers) + 1) for descriptor in received]
+    close_all_but(moved)
+    for descriptor, number in zip(moved, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
 
 
 def close_all_but(kept: Collection[int]) -> None:
