@@ -71,6 +71,8 @@ def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
         near = did_you_mean(_last(key), there).replace("'", f"'{key.removesuffix(_last(key))}", 1)
         mend = f".{near} If not," if near else ";"
         return f"{typed}: the YAML has no key '{key}'{mend} add it there, or type +{typed}"
+    if re.fullmatch(r"task\.metrics\.\w+", key):
+        return f"{typed}: there is no key '{key}' yet; type +{typed}"
     return f"{typed}: there is no key '{key}'.{_meant(key, known)}"
 
 

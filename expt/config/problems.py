@@ -31,6 +31,15 @@ BELOW_A_CHOICE: dict[str, Any] = {"augment": Augment, "groups": ParameterGroup}
 """Keys of a group's choice that have others below them, or a list of such."""
 
 
+_OF_TEXTS = ("freeze", "dataset.features", "dataset.input")
+"""Keys that are lists of texts."""
+_MAPPINGS = {
+    "task.metrics": "give each metric the way that is better, as in 'task.metrics={near: max}'",
+    "dataset.transforms": "give each a class, as in 'dataset.transforms=[{_target_: mine.Noise}]'",
+}
+"""Keys whose values, or those in their list, have keys of their own."""
+
+
 def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
     """One line for each wrong key: the key, its value, the rule, the nearest valid name."""
     rules_by_key: dict[str, list[str]] = {}
@@ -67,6 +76,8 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
             line = f"{key}={value}: {_other_set(value)}"
         elif rule == "literal_error" and len(names := _names_in(problem)) > FEW:
             line = f"{key}={value}: not one of {', '.join(names)}.{did_you_mean(str(value), names)}"
+        elif rule == "dict_type" and (mend := _MAPPINGS.get(key)):
+            line = f"{key}={value!r}: {mend}"
         elif rule == "dataclass_type" and path[0] == "task":
             line = f"{key}={value!r}: input should be of torchmetrics, {{_target_: ..., better: max}}"
         elif rule == "dataclass_type":
@@ -107,6 +118,8 @@ def _names_in(problem: ErrorDetails) -> list[str]:
 def _as_a_list(key: str, value: object) -> str:
     if cls := BELOW_A_CHOICE.get(key.rpartition(".")[2]):
         return f", as in {key}=[{{{dataclasses.fields(cls)[0].name}: ...}}]"
+    if key in _OF_TEXTS:
+        return f", as in '{key}=[\"{value}\"]'"
     example = f"{value},{value}" if isinstance(value, int | float) and value > 0 and value is not True else "1,2"
     return f", as in {key}=[{example}]"
 

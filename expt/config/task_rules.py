@@ -23,6 +23,7 @@ from expt.config.groups import Plateau, Transformer, UNet
 from expt.config.tasks import (
     Classification,
     LanguageModel,
+    Multilabel,
     Regression,
     Segmentation,
     TargetTask,
@@ -92,7 +93,9 @@ def _classes(config: RunConfig) -> list[str]:
     """What evens out classes, where there are any, once."""
     task, sampling = config.task, config.dataset.sampling
     if not isinstance(task, Classification):
-        return [f"dataset.sampling={sampling}: is of task=classification; use sampling=null"] if sampling else []
+        return (
+            [f"dataset.sampling={sampling}: is of task=classification; use dataset.sampling=null"] if sampling else []
+        )
     if isinstance(task.class_weights, tuple) and not any(task.class_weights):
         return ["task.class_weights: all are 0, which leaves nothing to train on; give a class a weight"]
     if sampling and task.class_weights == "balanced":
@@ -127,6 +130,10 @@ def _task(config: RunConfig) -> list[str]:
     has_classes = getattr(dataset, "num_classes", 1) is not None
     if isinstance(task, Classification) and not has_classes:
         problems.append("dataset.num_classes: task=classification needs it, as in dataset.num_classes=10")
+    if isinstance(dataset, TargetDataset) and isinstance(task, Multilabel | Regression | LanguageModel) and has_classes:
+        problems.append(
+            f"dataset.num_classes={dataset.num_classes}: task={task.name} takes no classes; leave it out of the dataset"
+        )
     if isinstance(task, Classification) and isinstance(dataset, Diabetes):
         problems.append("task=classification: dataset=diabetes has a number to predict, no class; use task=regression")
     key = "target" if isinstance(dataset, HuggingFace) else "targets"
@@ -138,6 +145,8 @@ def _task(config: RunConfig) -> list[str]:
             f"task=classification: dataset.{key} names {len(targets)} columns, and a class is one; name one, or use "
             "task=multilabel or task=regression"
         )
+    if isinstance(dataset, Table) and isinstance(task, Classification) and dataset.standardise_targets:
+        problems.append("dataset.standardise_targets=true: is of numbers to predict, and a class is none; use false")
     problems += mask_rules.of_masks(dataset, task)
     if isinstance(dataset, Torchvision):
         problems += torchvision_rules.of_torchvision(dataset, task)

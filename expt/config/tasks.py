@@ -98,7 +98,8 @@ def metrics_of(task: Any) -> dict[str, Better]:
     A record of before there were tasks has None.
     """
     if isinstance(task, Mapping):
-        kind, more = _kind(task), task.get("metrics") or {}
+        kind, more = _kind(task), task.get("metrics")
+        more = more if isinstance(more, Mapping) else {}  # which is refused later
     else:
         kind, more = type(task) if task else Classification, getattr(task, "metrics", {})
     return {"loss": "min", **getattr(kind, "METRICS", {}), **{name: _better(metric) for name, metric in more.items()}}

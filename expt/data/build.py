@@ -139,6 +139,7 @@ def build(
     """
     source = found(dataset, task, device, num_workers)
     checks.check_image_keys(dataset, source)
+    checks.check_mixed(source.example[0], mixup, cutmix)
     train_idx, val_idx = split(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
     if (limit := dataset.train_limit) and limit > len(train_idx) and shard.rank == 0:

@@ -44,12 +44,21 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
         raise ConfigError("dataset.mean, std and augment: are of images with classes; leave them out here")
 
 
+def check_mixed(inputs: Any, mixup: float | None, cutmix: float | None) -> None:
+    """Raise ConfigError where samples like `inputs` cannot be mixed."""
+    for key, value, mixes, dims in (("mixup", mixup, "adds", (1, 2, 3)), ("cutmix", cutmix, "cuts", (3,))):
+        if value and not (isinstance(inputs, Tensor) and inputs.dim() in dims):
+            found = list(inputs.shape) if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
+            what = "images" if dims == (3,) else "tensors"
+            raise ConfigError(f"{key}={value}: {mixes} {what}, and a sample's inputs are {found}; use {key}=null")
+
+
 def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:
     """The class of each training sample, int64 [N]. Raises ConfigError where it shows only once a sample is read."""
     if not source.tells_classes:
         raise ConfigError(
             f"dataset.sampling={dataset.sampling}: needs the class of each sample before it is read; give the dataset "
-            "an attribute `targets`, a list of them, or use sampling=null"
+            "an attribute `targets`, a list of them, or use dataset.sampling=null"
         )
     return source.classes
 

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from expt.config import tasks
 from expt.config.datasets import HuggingFace, has_masks
-from expt.data import table
+from expt.data import table, table_cells
 from expt.data.cache import cache_dir
 from expt.data.huggingface_files import NEEDS
 from expt.data.image_folder_files import MODES
@@ -74,9 +74,9 @@ def _numbered(
     _refuse_pictures(splits["train"], {"target": _names(dataset.target)})
     for part, split in splits.items():
         path, columns = Path(dataset.path) / part, {name: _column(split, name) for name in _names(dataset.target)}
-        values, names = table.numbers_of(path, columns, _names(dataset.target))
+        values, names = table_cells.numbers_of(path, columns, _names(dataset.target))
         if isinstance(task, tasks.Multilabel):
-            table.check_labels(path, names, values)
+            table_cells.check_labels(path, names, values)
         targets[part] = torch.from_numpy(values).float()
     return of_numbers(
         lambda scaled: _pictures(dataset, column, splits, targets, scaled),
@@ -122,13 +122,13 @@ def _table(
             Path(dataset.path) / part,
             {name: _column(split, name) for name in (*features, *_names(dataset.target))},
         )
-        values, feature_names = table.numbers_of(path, columns, features)
+        values, feature_names = table_cells.numbers_of(path, columns, features)
         found.setdefault("features", []).append(values)
         if not isinstance(task, tasks.Classification):
-            answers, target_names = table.numbers_of(path, columns, _names(dataset.target))
+            answers, target_names = table_cells.numbers_of(path, columns, _names(dataset.target))
             found.setdefault("targets", []).append(answers)
             if isinstance(task, tasks.Multilabel):
-                table.check_labels(path, target_names, answers)
+                table_cells.check_labels(path, target_names, answers)
     names: Sequence[str] = ()
     if isinstance(task, tasks.Classification):
         known, numbers = _classes(dataset, splits)

@@ -18,7 +18,7 @@ from expt.data.alike import like, structure_of
 from expt.data.checked_samples import Check, in_words, read
 from expt.data.source import Part, Source, of_images, streamed
 from expt.data.stream import seeded, to_tensor
-from expt.data.target_checks import check_for
+from expt.data.target_checks import check_for, checked_class
 from expt.errors import ConfigError, DataError
 
 _SOME = 8  # samples, whose targets tell where all lie
@@ -40,29 +40,45 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
     for name, part in (("training", train), ("test", test)):
         if _size(part, dataset.target, name) == 0:
             raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
-    if dataset.num_classes is None:
-        found = _own_samples(train, test, num_workers, check_for(train, dataset, task))
-        if not isinstance(task, tasks.Segmentation):
-            return found
-        return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
-    try:
-        image, _ = samples.first(train)
-        channels, height, width = to_tensor(image).shape
-    except (TypeError, ValueError) as error:
-        raise DataError(f"dataset._target_={dataset.target}: its sample 0 is not (image, label): {error}") from error
-    names = tuple(map(str, getattr(train, "classes", None) or range(dataset.num_classes)))
+    if dataset.num_classes is not None:
+        return _of_classes(dataset, train, test, num_workers)
+    found = _own_samples(train, test, num_workers, check_for(train, dataset, task))
+    if not isinstance(task, tasks.Segmentation):
+        return found
+    return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
+
+
+def _of_classes(dataset: datasets.TargetDataset, train: Dataset[Any], test: Dataset[Any], num_workers: int) -> Source:
+    """Samples (inputs, label): images, or inputs of any kind."""
+    names = tuple(map(str, getattr(train, "classes", None) or range(cast(int, dataset.num_classes))))
     if len(names) != dataset.num_classes:
         raise ConfigError(
             f"dataset.num_classes={dataset.num_classes}: {dataset.target}.classes has {len(names)}; "
             f"use dataset.num_classes={len(names)}"
         )
-    shape = channels, height, width
-    to_train, to_test = (streamed(part, shape, len(names), num_workers) for part in (train, test))
-    return of_images(shape, names, to_train, to_test, classes=_classes_of(train))
+    try:
+        inputs, _ = samples.first(train)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"dataset._target_={dataset.target}: its sample 0 is not (inputs, label): {error}") from error
+    try:
+        channels, height, width = shape = to_tensor(inputs).shape
+    except TypeError:  # no image: a row of numbers, several tensors, ...
+        check = functools.partial(checked_class, num_classes=len(names))
+        found = _own_samples(train, test, num_workers, check)
+        shapes = {**found.shapes, "num_classes": len(names)}
+        return dataclasses.replace(found, shapes=shapes, class_names=names, classes=_classes_of(train), targets_of=None)
+    if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
+        raise DataError(
+            f"dataset._target_={dataset.target}: its images are {tuple(shape)}, read as (channels, height, width), and "
+            "look like (height, width, channels); give tensors as image.permute(2, 0, 1)"
+        )
+    size = channels, height, width
+    to_train, to_test = (streamed(part, size, len(names), num_workers) for part in (train, test))
+    return of_images(size, names, to_train, to_test, classes=_classes_of(train))
 
 
 def _own_samples(train: Dataset[Any], test: Dataset[Any], num_workers: int, check: Check) -> Source:
-    """Samples of any kind, for a task that is not classification."""
+    """Samples of any kind."""
     first = samples.first(train)
     if not hasattr(train, "collate"):  # which may make anything of anything
         check = like(structure_of(first), check)

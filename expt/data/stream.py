@@ -189,12 +189,17 @@ def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tupl
             f"its image is {tuple(tensor.shape)}, expected {shape} (channels, height, width) as in the first sample; "
             "resize the images to one size"
         )
+    return tensor, class_of(label, num_classes)
+
+
+def class_of(label: Any, num_classes: int) -> int:
+    """The label as a number. Raises DataError where it is none of a class."""
     number = _integral(label)
     if number is None or not 0 <= number < num_classes:
         raise DataError(
             f"its label is {label!r}, expected 0 to {num_classes - 1}; mend the label, or dataset.num_classes"
         )
-    return tensor, number
+    return number
 
 
 def _integral(label: Any) -> int | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from expt.config import datasets, tasks
+from expt.data.table_cells import MEND, check_labels, classes_of, numbers_of
 from expt.data.table_files import Column, columns_of
 from expt.errors import ConfigError, DataError, did_you_mean
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no 
 TableConfig: TypeAlias = datasets.Table | datasets.Diabetes
 Kind: TypeAlias = Literal["class", "label", "number"]
 
-_MEND = "give it a number, or remove the row"
 _LABELS = "a label is 0 or 1: give each a column of them, or use task=classification"
 DIABETES = Path(__file__).with_name("diabetes.csv")
 
@@ -72,26 +72,15 @@ def _load(
     given, features = features, _chosen(path, columns, targets, features)
     if not len(columns[features[0]]):
         raise DataError(f"{path}: has no rows; give it some")
-    mend = _MEND if given else "name the columns of numbers, as in 'dataset.features=[a,b]', or mend it"
+    mend = MEND if given else "name the columns of numbers, as in 'dataset.features=[a,b]', or mend it"
     found, feature_names = numbers_of(path, columns, features, mend)
     if kind == "class":
-        answers, class_names = _classes(path, targets[0], columns[targets[0]])
+        answers, class_names = classes_of(path, targets[0], columns[targets[0]])
         return Rows(found, answers, feature_names, targets, class_names)
-    answers, target_names = numbers_of(path, columns, targets, _LABELS if kind == "label" else _MEND)
+    answers, target_names = numbers_of(path, columns, targets, _LABELS if kind == "label" else MEND)
     if kind == "label":
         check_labels(path, target_names, answers)
     return Rows(found, answers, feature_names, target_names, ())
-
-
-def numbers_of(
-    path: Path, columns: Mapping[str, Column], names: Sequence[str], mend: str = _MEND
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The columns `names` as float64 [N, K], and the names of these K. Raises DataError for what is no number."""
-    import numpy as np
-
-    found = [_numbers(path, name, columns[name], mend) for name in names]
-    parts = tuple(each for name, values in zip(names, found, strict=True) for each in _parts(name, values))
-    return np.concatenate(found, axis=1), parts
 
 
 def _chosen(
@@ -114,100 +103,6 @@ def _chosen(
     if not features:
         raise ConfigError(f"dataset.features: {path} has no column beside the targets; give it one")
     return tuple(features)
-
-
-def _parts(name: str, values: np.ndarray) -> list[str]:
-    """The names of a column's numbers: an array of an .npz may hold several in each row."""
-    return [name] if values.shape[1] == 1 else [f"{name}[{number}]" for number in range(values.shape[1])]
-
-
-def _numbers(path: Path, name: str, column: Column, mend: str) -> np.ndarray:
-    """A column as float64 [N, K]. Raises DataError for a cell that is no finite number of float32."""
-    import numpy as np
-
-    try:
-        values = np.asarray(column, dtype=np.float64) if _may_be_numbers(column) else None
-    except (TypeError, ValueError):
-        values = None
-    if values is None:
-        row = next(row for row, cell in enumerate(column) if not _is_number(cell))
-        raise _wrong(path, name, row, column[row], mend)
-    values = values.reshape(len(values), -1)
-    wrong = ~(np.abs(values) <= np.finfo(np.float32).max)
-    if wrong.any():
-        row, part = np.argwhere(wrong)[0]
-        cell = column[row] if values.shape[1] == 1 else values[row, part]
-        raise _wrong(path, name, int(row), cell, _MEND)
-    return values
-
-
-def _may_be_numbers(column: Column) -> bool:
-    """Whether numpy may be asked: it takes a date for a number too, and drops the imaginary part of one."""
-    dtype = getattr(column, "dtype", None)
-    return dtype is None or dtype.kind in "biufUSO"
-
-
-def _is_number(cell: Any) -> bool:
-    try:
-        float(cell)
-    except (TypeError, ValueError):
-        return False
-    return not hasattr(cell, "dtype") or cell.dtype.kind in "biufUSO"
-
-
-def _wrong(path: Path, name: str, row: int, cell: Any, mend: str) -> DataError:
-    text = str(cell).strip() if cell is not None else ""
-    what = "is empty" if not text else f"is {text}" if _is_number(cell) else f"{text[:40]!r} is no number"
-    return DataError(f"{path}: column {name}, row {row + 1}: {what}; {mend}")
-
-
-def _classes(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The class of each row, int64 [N], and their names: texts in order of the alphabet, or integers."""
-    import numpy as np
-
-    cells = np.asarray(column)
-    if cells.ndim == 2 and cells.shape[1] == 1:
-        cells = cells[:, 0]
-    if cells.ndim != 1:
-        raise DataError(f"{path}: column {name} has {cells.shape[1]} numbers in each row; a class is one")
-    if cells.dtype.kind in "OUS" and not all(map(_is_number, cells)):
-        texts = ["" if cell is None else _text(cell).strip() for cell in cells]
-        if "" in texts:
-            raise _wrong(path, name, texts.index(""), "", "give it a class, or remove the row")
-        names, classes = np.unique(texts, return_inverse=True)
-    else:
-        numbers = _numbers(path, name, column, _MEND)[:, 0]
-        if (numbers != np.floor(numbers)).any():
-            row = int(np.argmax(numbers != np.floor(numbers)))
-            raise DataError(
-                f"{path}: column {name}, row {row + 1}: {numbers[row]:g} is no class, which is an integer or a text; "
-                "mend it, or use task=regression"
-            )
-        found, classes = np.unique(numbers, return_inverse=True)
-        names = np.array([f"{number:.0f}" for number in found])
-    if len(names) == 1:
-        raise DataError(f"{path}: column {name}: all rows are of one class, {names[0]}; name another target")
-    if len(names) > max(20, len(classes) / 2):
-        told = f"has {len(names)} classes in {len(classes)} rows, too few of each to learn one"
-        raise DataError(f"{path}: column {name}: {told}; use task=regression for numbers, or name another target")
-    return classes.astype(np.int64), tuple(map(str, names))
-
-
-def _text(cell: Any) -> str:
-    return cell.decode(errors="replace") if isinstance(cell, bytes) else str(cell)
-
-
-def check_labels(path: Path, names: Sequence[str], values: np.ndarray) -> None:
-    """Raise DataError for what is neither 0 nor 1."""
-    import numpy as np
-
-    wrong = (values != 0) & (values != 1)
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        raise DataError(
-            f"{path}: column {names[column]}, row {row + 1}: {values[row, column]:g} is no label, which is 0 or 1; "
-            "mend it, or use task=regression"
-        )
 
 
 def standardised(

@@ -6,12 +6,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from expt.config import datasets, tasks
 from expt.data import masks
 from expt.data.checked_samples import Check
+from expt.data.stream import class_of
 from expt.data.text import NO_TARGET
 from expt.errors import DataError
 
@@ -24,7 +27,9 @@ def check_for(dataset: Dataset[Any], config: datasets.TargetDataset, task: Any) 
     if isinstance(task, tasks.Segmentation):
         return functools.partial(masks.checked_mask, values=masks.values_of(config, task))
     if isinstance(task, tasks.Multilabel):
-        return functools.partial(_unless, wrong=_labels)
+        return functools.partial(_unless, wrong=functools.partial(_target, dataset, _label))
+    if isinstance(task, tasks.Regression):
+        return functools.partial(_unless, wrong=functools.partial(_target, dataset, _number))
     if isinstance(task, tasks.LanguageModel) and hasattr(dataset, "vocab_size"):
         return functools.partial(_unless, wrong=_tokens(dataset.vocab_size))
     return _any
@@ -34,6 +39,15 @@ def _any(sample: Any) -> Any:
     return sample
 
 
+def checked_class(sample: Any, num_classes: int) -> tuple[Any, int]:
+    """The sample (inputs, label), its label a number. Raises DataError where it is no class."""
+    if not isinstance(sample, list | tuple) or len(sample) != 2:
+        what = f"{len(sample)} values" if isinstance(sample, list | tuple) else f"a {type(sample).__name__}"
+        raise DataError(f"it is {what}, expected (inputs, label)")
+    inputs, label = sample
+    return inputs, class_of(label, num_classes)
+
+
 def _unless(sample: Any, wrong: _Wrong) -> Any:
     """The sample as it is. Raises DataError where something is wrong with its inputs and targets."""
     if isinstance(sample, list | tuple) and len(sample) == 2 and (told := wrong(*sample)):
@@ -41,12 +55,27 @@ def _unless(sample: Any, wrong: _Wrong) -> Any:
     return sample
 
 
-def _labels(_: Any, labels: Any) -> str | None:
-    if not isinstance(labels, Tensor) or not (wrong := (labels != 0) & (labels != 1)).any():
+def _target(dataset: Dataset[Any], wrong: Callable[[Tensor], str | None], _: Any, target: Any) -> str | None:
+    """What is wrong with the numbers of a target; of a dataset with a method `collate` it may be no tensor yet."""
+    if isinstance(target, Tensor | np.ndarray | np.number | float | int):
+        return wrong(torch.as_tensor(target))
+    if hasattr(dataset, "collate"):
+        return None
+    return f"its target is a {type(target).__name__}, expected a tensor; return torch.tensor(target)"
+
+
+def _label(target: Tensor) -> str | None:
+    if not (wrong := (target != 0) & (target != 1)).any():
         return None
     return (
-        f"its target holds {labels[wrong][0].item():g}, expected 0 or 1 for each label; mend it, or use task=regression"
+        f"its target holds {target[wrong][0].item():g}, expected 0 or 1 for each label; mend it, or use task=regression"
     )
+
+
+def _number(target: Tensor) -> str | None:
+    if not (wrong := ~torch.isfinite(target)).any():
+        return None
+    return f"its target holds {target[wrong][0].item()}; mend it, or leave the sample out"
 
 
 def _tokens(vocab_size: int) -> _Wrong:

@@ -129,12 +129,14 @@ class Numbers(Form):
         return {name: self._in_units(tensor) for name, tensor in found.items()}
 
     def _in_units(self, values: Tensor) -> np.ndarray:
-        numbers = values.double().cpu().numpy()
+        numbers = values.float().cpu().numpy()
         if not self._scales:
-            return numbers
-        means, deviations = np.array(self._scales).T
-        scaled: np.ndarray = numbers * deviations + means
-        return scaled
+            shortest: np.ndarray = numbers.astype(str).astype(
+                np.float64
+            )  # that these float32 are: 0.1, not 0.100000001
+            return shortest
+        columns = [_in_unit(column, *scale) for column, scale in zip(numbers.T, self._scales, strict=True)]
+        return np.stack(columns, axis=1)
 
     def values(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
         """By the targets' names."""
@@ -259,12 +261,18 @@ def _check(predicted: Any, shape: tuple[int | None, ...] | None, wanted: str) ->
         raise ConfigError(f"the model gives {gives} where {wanted} is needed")
 
 
+def _in_unit(standardised: np.ndarray, mean: float, deviation: float) -> np.ndarray:
+    """In the target's unit, to five decimals after the first digit of its deviation: a float32 is no more exact."""
+    decimals = 5 - math.floor(math.log10(deviation))
+    numbers: np.ndarray = np.round(standardised.astype(np.float64) * deviation + mean, decimals)
+    return numbers
+
+
 def _short(array: np.ndarray) -> list[Any]:
-    """As nested lists: float32 with all its digits, and float64, which was computed from some, without noise."""
-    if array.dtype.kind != "f":
+    """As nested lists, float32 with all its digits."""
+    if array.dtype != np.float32:
         return list(array.tolist())
-    digits = 7 if array.dtype == np.float64 else 9
-    rounded: list[Any] = [float(f"{number:.{digits}g}") for number in array.ravel().tolist()]
+    rounded: list[Any] = [float(f"{number:.9g}") for number in array.ravel().tolist()]
     for size in reversed(array.shape[1:]):
         rounded = [rounded[start : start + size] for start in range(0, len(rounded), size)] if size else []
     return rounded

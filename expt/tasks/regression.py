@@ -19,6 +19,9 @@ _LOSSES: dict[str, Callable[..., Tensor]] = {
     "huber": functional.huber_loss,
 }
 
+ROUNDING = 1e-13
+"""Of a sum of squares: what is left of equal targets when the square of their mean is taken away."""
+
 
 class Regression(Task):
     """Outputs and targets of one shape [B, ...], each value counted alike; outputs [B, 1] go with targets [B] too.
@@ -65,7 +68,7 @@ class Regression(Task):
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """RMSE and R^2, which is nan where all targets are equal."""
         variance = means["squared_target"] - means["target"] ** 2
-        r2 = 1 - means["squared_error"] / variance if variance > 0 else math.nan
+        r2 = 1 - means["squared_error"] / variance if variance > ROUNDING * means["squared_target"] else math.nan
         return {"rmse": math.sqrt(means["squared_error"]), "r2": r2}
 
 

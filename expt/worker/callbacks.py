@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from expt.config import user_class
 from expt.config.constraints import Target
 from expt.config.user_code import own_frame
-from expt.errors import ExptError, RunFailed
+from expt.errors import ExptError, RunFailed, did_you_mean, warn
 from expt.runs import tags
 from expt.training import batch_norm, collectives
 from expt.training.callback import Callback, View
@@ -39,7 +39,15 @@ class Callbacks:
         self._callbacks: list[Callback] = []
         for index, target in enumerate(self._targets):
             with self._apart(index, "__init__"):
-                self._callbacks.append(user_class.build(target.target, Callback, **target.kwargs))
+                self._callbacks.append(built := user_class.build(target.target, Callback, **target.kwargs))
+                self._warn_of_others(index, type(built))
+
+    def _warn_of_others(self, index: int, cls: type[Callback]) -> None:
+        """Of methods that are named as if they were to be called."""
+        for name in dir(cls):
+            if name.startswith("on_") and not hasattr(Callback, name):
+                moments = [each for each in dir(Callback) if each.startswith("on_")]
+                warn(f"callbacks.{index}: {cls.__name__}.{name} is never called.{did_you_mean(name, moments)}")
 
     def end_epoch(self, model: nn.Module, record: Record, split: str) -> None:
         """An epoch has been trained on and evaluated, by `model`."""

@@ -176,6 +176,22 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "a word for a list": (
         0, ["model.hidden=abc"], ["model.hidden='abc': input should be a list, as in model.hidden=[1,2]"],
     ),
+    "a word for a list of words": (
+        0, ["freeze=conv"], ["freeze='conv': input should be a list, as in 'freeze=[\"conv\"]'"],
+    ),
+    "a list of metrics": (
+        0, ["task={_target_: mine.Own, metrics: [near]}"],
+        ["task.metrics=['near']: give each metric the way that is better, as in 'task.metrics={near: max}'"],
+    ),
+    "a transform without a class": (
+        0, ["dataset.transforms=[RandAugment]"],
+        ["dataset.transforms='RandAugment': give each a class, as in "
+         "'dataset.transforms=[{_target_: mine.Noise}]'"],
+    ),
+    "classes where there are none": (
+        0, ["task=regression", "dataset={_target_: mine.Rows, num_classes: 3}"],
+        ["dataset.num_classes=3: task=regression takes no classes; leave it out of the dataset"],
+    ),
     "too long a list": (
         0, ["dataset=synthetic", "dataset.image_size=[8,8,3]"],
         ["dataset.image_size=[8, 8, 3]: input should have at most 2 values"],

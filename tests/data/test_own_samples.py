@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from expt.config.datasets import TargetDataset
+from expt.config.tasks import Classification, Multilabel, Regression
 from expt.data import own_dataset
 from expt.data.alike import structure_of
+from expt.data.checks import check_mixed
 from expt.data.loading import LoaderOptions
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 
 FILES: dict[str, Any] = {}
+MULTILABEL, REGRESSION = Multilabel(name="multilabel", threshold=0.5), Regression(name="regression", loss="mse")
 OPTIONS = LoaderOptions(batch_size=4, device=torch.device("cpu"))
 
 
@@ -162,6 +167,85 @@ def test_samples_that_make_no_batch_are_told_in_a_line(name: str, kind: str, tol
 def test_an_image_comes_with_its_label_alone(kind: str, told: str) -> None:
     with pytest.raises(DataError, match=r"^" + told.replace("(", r"\(").replace(")", r"\)")):
         batches("Rows", kind, num_classes=2)
+
+
+class OfClasses(Rows):
+    """Rows of numbers, or two tensors, each of one class."""
+
+    def __getitem__(self, index: int) -> Any:
+        row = torch.arange(4.0) + index
+        label = {"float": float(index % 2), "fraction": 0.5, "third": 2}.get(self.kind, index % 2)
+        inputs: dict[str, Any] = {"dict": {"a": row, "b": row}, "array": row.double().numpy()}
+        return inputs.get(self.kind, row), label if index == 5 or self.kind == "float" else index % 2
+
+
+@pytest.mark.parametrize("kind", ["plain", "float", "array", "dict"])
+def test_what_has_a_class_need_be_no_image(kind: str) -> None:
+    config = TargetDataset(target=f"{__name__}.OfClasses", kwargs={"kind": kind}, num_classes=2)
+    source = own_dataset.source(config, 0, Classification())
+    first, second = source.train.load(torch.arange(8), OPTIONS).epoch(1)
+    inputs = first.inputs["b"] if kind == "dict" else first.inputs
+    assert torch.equal(inputs, torch.arange(4.0) + torch.arange(4)[:, None])
+    assert inputs.dtype == torch.float32
+    assert torch.equal(torch.cat([first.targets, second.targets]), torch.tensor([0, 1] * 4))
+    assert (source.class_names, source.shapes["num_classes"]) == (("0", "1"), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "task", "told"),
+    [
+        ("OfClasses", "fraction", Classification(), "sample 5: its label is 0.5, expected 0 to 1; mend the label, or"),
+        ("OfClasses", "third", Classification(), "sample 5: its label is 2, expected 0 to 1"),
+        ("Targets", "last", Classification(), "its images are (8, 8, 3), read as (channels, height, width), and look"),
+        (
+            "Targets",
+            "list",
+            MULTILABEL,
+            "sample 0: its target is a list, expected a tensor; return torch.tensor(target",
+        ),
+        ("Targets", "array", MULTILABEL, "sample 0: its target holds 2, expected 0 or 1 for each label; mend it, or"),
+        ("Targets", "list", REGRESSION, "sample 0: its target is a list, expected a tensor"),
+        ("Targets", "nan", REGRESSION, "sample 0: its target holds nan; mend it, or leave the sample out"),
+    ],
+)
+def test_wrong_targets_are_told_in_a_line(name: str, kind: str, task: Any, told: str) -> None:
+    number = 2 if isinstance(task, Classification) else None
+    config = TargetDataset(target=f"{__name__}.{name}", kwargs={"kind": kind}, num_classes=number)
+    with pytest.raises(DataError) as caught:
+        list(own_dataset.source(config, 0, task).train.load(torch.arange(8), OPTIONS).epoch(1))
+    assert told in str(caught.value)
+
+
+class Targets(Rows):
+    def __getitem__(self, index: int) -> Any:
+        found: dict[str, Any] = {"list": [0, 1], "array": np.array([0.0, 2.0]), "nan": float("nan"), "last": 1}
+        return torch.zeros(8, 8, 3) if self.kind == "last" else torch.zeros(3), found[self.kind]
+
+
+def test_a_method_collate_makes_targets_of_anything() -> None:
+    config = TargetDataset(target=f"{__name__}.Listed", kwargs={"kind": "list"})
+    batches = [*own_dataset.source(config, 0, MULTILABEL).train.load(torch.arange(8), OPTIONS).epoch(1)]
+    assert batches[0].targets.tolist() == [[0, 1]] * 4
+
+
+class Listed(Targets):
+    @staticmethod
+    def collate(samples: list[Any]) -> Any:
+        return torch.stack([row for row, _ in samples]), torch.tensor([target for _, target in samples])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "mixes", "told"),
+    [
+        (torch.zeros(4), {"cutmix": 0.5}, "cutmix=0.5: cuts images, and a sample's inputs are [4]; use cutmix=null"),
+        ({"a": 1}, {"mixup": 0.5}, "mixup=0.5: adds tensors, and a sample's inputs are a dict; use mixup=null"),
+        (torch.zeros(4), {"mixup": 0.5}, ""),
+    ],
+)
+def test_what_cannot_be_mixed(inputs: Any, mixes: Any, told: str) -> None:
+    with pytest.raises(ConfigError) if told else contextlib.nullcontext() as caught:
+        check_mixed(inputs, **{"mixup": None, "cutmix": None, **mixes})
+    assert not told or str(caught.value) == told
 
 
 def test_numbers_of_pythons_are_all_alike() -> None:

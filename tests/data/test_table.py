@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,31 @@ def test_columns_become_features_targets_and_classes(tmp_path: Path) -> None:
 def test_integers_are_classes_in_their_order(tmp_path: Path) -> None:
     rows = table.load(of(written(tmp_path, "a,y\n0,10\n0,-1\n0,9.0\n0,10\n"), features=None), CLASS)
     assert (rows.targets.tolist(), rows.class_names) == ([2, 0, 1, 2], ("-1", "9", "10"))
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes", "names"),
+    [
+        (["9007199254740993", "9007199254740992"] * 2, [1, 0, 1, 0], ("9007199254740992", "9007199254740993")),
+        (["01", "1", "001", "1"], [1, 2, 0, 2], ("001", "01", "1")),
+    ],
+)
+def test_classes_that_a_float_would_merge(
+    tmp_path: Path, cells: list[str], classes: list[int], names: tuple[str, ...]
+) -> None:
+    text = "".join(f"0,{cell}\n" for cell in cells)
+    rows = table.load(of(written(tmp_path, f"a,y\n{text}"), features=None), CLASS)
+    assert (rows.targets.tolist(), rows.class_names) == (classes, names)
+
+
+def test_true_and_false_are_numbers(tmp_path: Path) -> None:
+    rows = table.load(of(written(tmp_path, "a,b,y\nTrue,1,0\nfalse,2,1\n")), NUMBER)
+    assert rows.features.tolist() == [[1, 1], [0, 2]]
+
+
+def test_integers_of_an_array_are_classes_as_they_are(tmp_path: Path) -> None:
+    np.savez(path := tmp_path / "t.npz", a=np.zeros(3), y=np.array([2**60 + 1, 2**60, 2**60 + 1]))
+    assert table.load(of(path, features=None), CLASS).class_names == (str(2**60), str(2**60 + 1))
 
 
 def test_arrays_by_name_may_have_several_columns(tmp_path: Path) -> None:
@@ -317,6 +343,12 @@ def test_r2_keeps_its_digits_where_targets_lie_far_from_0(tmp_path: Path) -> Non
     for origin in origins[:2]:
         assert measured(NUMBER, outputs, rows.targets, origin)["r2"] == pytest.approx(expected, abs=1e-9)
     assert abs(measured(NUMBER, outputs, rows.targets)["r2"] - expected) > 1e-5, "without it"
+
+
+def test_r2_of_equal_targets_is_none() -> None:
+    """Also where rounding leaves something of their variance."""
+    targets = torch.full((71,), 0.7)
+    assert math.isnan(measured(NUMBER, targets + 1, targets)["r2"])
 
 
 def test_to_look_at_targets_draws_no_random_number() -> None:

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 import expt
 from expt.errors import ConfigError, DataError
+from expt.inference.answers import Numbers
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from tests import every_task
@@ -163,6 +164,16 @@ def test_targets_alone_may_be_standardised(make: Make, configured: Configured) -
     made = make("targets_alone", configured(*SHORT, *words, "optimizer.lr=1e-5"), data)
     found = expt.predict(made.folder, data)
     assert [record["progression"] for record in found] == pytest.approx(patients_by_hand(made), rel=1e-5)
+
+
+def test_numbers_come_back_by_their_deviation_not_their_size() -> None:
+    far = Numbers(["at", "x"], [(1.7e9, 40.0), (0.0, 0.003)])
+    arrays = far.arrays(torch.tensor([[0.25, 1.0], [-1.5, 2.5]]), torch.tensor([[0.3, 0.0], [0.0, 1.0]]))
+    assert arrays["values"].tolist() == [[1.7e9 + 10, 0.003], [1.7e9 - 60, 0.0075]]
+    assert arrays["target"].tolist() == [[1.7e9 + 12, 0.0], [1.7e9, 0.003]]
+    assert far.values({name: array.tolist() for name, array in arrays.items()}, 0)["at"] == 1.7e9 + 10
+    as_they_are = Numbers(["x"], []).arrays(torch.tensor([[0.1], [16777216.0]]), None)
+    assert as_they_are["values"].tolist() == [[0.1], [16777216.0]]
 
 
 def test_columns_are_found_by_name_in_every_kind_of_table(

@@ -146,7 +146,7 @@ def test_weights_that_do_not_fit_are_refused(weights: Any, counts: tuple[int, ..
         ((*TABLE, "cutmix=1.0"), "cutmix=1.0: cuts images, and dataset=table has rows of numbers; use mixup"),
         (("task.class_weights=balanced", "dataset.sampling=balanced"), "evens the classes out too; use one of them"),
         ((*TABLE, "task=regression", "dataset.sampling=balanced"),
-         "dataset.sampling=balanced: is of task=classification; use sampling=null"),
+         "dataset.sampling=balanced: is of task=classification; use dataset.sampling=null"),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_go_together_are_refused(

@@ -52,6 +52,11 @@ class Noting(expt.Callback):
         assert not view.model.training  # a copy, kept
 
 
+class Mistyped(expt.Callback):
+    def on_epoch_ends(self, view: expt.View) -> None:
+        """Whatever."""
+
+
 class Raising(expt.Callback):
     def on_evaluation_end(self, view: expt.View) -> None:
         view.scalar("loss/val", 0.0)

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from expt.config.constraints import Target
 from expt.errors import ConfigError, RunFailed
 from expt.runs import checkpoint, tags
 from expt.tensorboard.dashboard import Dashboard
-from expt.worker.callbacks import as_bytes
+from expt.training.collectives import Worker
+from expt.training.learner import Position
+from expt.worker.callbacks import Callbacks, as_bytes
 from expt.worker.run import Run
 from tests.conftest import Trained as TrainInWorkers
 from tests.worker.conftest import TrainAlone, Trained
@@ -112,6 +115,13 @@ def test_what_goes_wrong_is_told_in_a_line(train_alone: TrainAlone, name: str, e
         run.record.interrupt()  # closes its files, as the worker's end would
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("callbacks.1: " if error is RunFailed else "_target_=")
+
+
+def test_a_method_that_is_never_called_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    targets = [Target(target=f"{OWN}.{name}", kwargs={}) for name in ("Mistyped", "Noting")]
+    Callbacks(targets, Worker(0, 1, 0, 1, torch.device("cpu")), Position(1, 1), {})
+    told = "warning: callbacks.0: Mistyped.on_epoch_ends is never called. Did you mean 'on_epoch_end'?"
+    assert [line for line in capfd.readouterr().err.splitlines() if "never called" in line] == [told]
 
 
 def test_a_picture_is_made_of_what_looks_like_one() -> None:
