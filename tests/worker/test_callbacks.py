@@ -22,6 +22,7 @@ from tests.worker.looking_on import Busy, Noting
 from tests.worker.test_run import TURNING, measured, values
 
 OWN = "tests.worker.looking_on"
+ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 
 
 def words(*classes: str) -> str:
@@ -119,7 +120,7 @@ def test_what_goes_wrong_is_told_in_a_line(train_alone: TrainAlone, name: str, e
 
 def test_a_method_that_is_never_called_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     targets = [Target(target=f"{OWN}.{name}", kwargs={}) for name in ("Mistyped", "Noting")]
-    Callbacks(targets, Worker(0, 1, 0, 1, torch.device("cpu")), Position(1, 1), {})
+    Callbacks(targets, ALONE, Position(1, 1), {})
     told = "warning: callbacks.0: Mistyped.on_epoch_ends is never called. Did you mean 'on_epoch_end'?"
     assert [line for line in capfd.readouterr().err.splitlines() if "never called" in line] == [told]
 
