@@ -231,8 +231,8 @@ def _use(
     _give(parameters, gradients)
     groups = learner.optimizer.param_groups
     before = [dict(group) for group in groups]
-    for index, group in enumerate(groups) if rates is not None else ():
-        group["lr"] = rates[index]
+    for group, rate in zip(groups, () if rates is None else rates, strict=False):
+        group["lr"] = rate
         if "capturable" in group:  # Adam asks for it, and has it where it is fused
             group["capturable"] = True
     try:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn, optim
 
 from expt.tasks.sums import Sums
-from expt.training.cuda_graph import Graph
+from expt.training.cuda_graph import CudaGraph
 from expt.training.graphed_step import GraphedStep, graphed_step
 from expt.training.learner import Learner, Position
 from expt.training.loop import train_epoch
@@ -24,10 +28,11 @@ EXACT = 0.125
 """A rate that is a float32."""
 
 
-def a_learner(optimizer: type[optim.Optimizer] = optim.SGD, **settings: float) -> Learner:
+def a_learner(optimizer: type[optim.Optimizer] = optim.SGD, **settings: Any) -> Learner:
     """With dropout, batch norm, clipping, and a rate that halves after each step."""
     made = learner(model(), clip=0.5)
-    update = without_guards(optimizer)(made.module.parameters(), lr=EXACT, fused=True, **settings)  # type: ignore[call-arg]
+    unguarded: Any = without_guards(optimizer)
+    update = unguarded(made.module.parameters(), lr=EXACT, fused=True, **settings)
     schedule = optim.lr_scheduler.LambdaLR(update, lambda step: 0.5**step)
     return dataclasses.replace(made, optimizer=update, scheduler=schedule)
 
@@ -87,7 +92,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
-def test_a_graph_that_does_otherwise_is_found_out(wrong: type[Graph], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_graph_that_does_otherwise_is_found_out(wrong: type[StandIn], capsys: pytest.CaptureFixture[str]) -> None:
     what, why = WRONG[wrong]
     made = graphed(a_learner(optim.SGD, momentum=0.9), wrong)
     assert are_equal(left_by(made), left_by(a_learner(optim.SGD, momentum=0.9)))
@@ -97,7 +102,7 @@ def test_a_graph_that_does_otherwise_is_found_out(wrong: type[Graph], capsys: py
 
 
 @pytest.mark.parametrize("wrong", [graphs.Idle, graphs.OldInputs, graphs.OldWeights], ids=lambda wrong: wrong.__name__)
-def test_an_update_that_is_another_is_found_out(wrong: type[Graph], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_update_that_is_another_is_found_out(wrong: type[StandIn], capsys: pytest.CaptureFixture[str]) -> None:
     kinds = iter((StandIn, wrong))
     ours = graphed(a_learner(), lambda device: next(kinds)(device))
     assert are_equal(left_by(ours), left_by(a_learner()))
@@ -122,7 +127,7 @@ def test_what_two_eager_steps_differ_by_is_no_difference(capsys: pytest.CaptureF
 
 def test_a_hook_keeps_steps_eager(capsys: pytest.CaptureFixture[str]) -> None:
     made, seen = graphed(a_learner()), list[int]()
-    made.module[2].register_forward_hook(lambda *_: seen.append(1))  # type: ignore[operator, union-attr, index]
+    made.module[2].register_forward_hook(lambda *_: seen.append(1))  # type: ignore[index]
     left_by(made)
     assert len(seen) == 7
     assert "every step is eager: 2 has a hook, which a replay would not call\n" in capsys.readouterr().err
@@ -148,6 +153,44 @@ def test_settings_that_change_are_not_those_that_were_recorded() -> None:
     before = steps_of(ours).replayed
     assert are_equal(left_by(ours), left_by(plain))
     assert steps_of(ours).replayed == before
+
+
+class Stream:
+    """Notes who waits for whom."""
+
+    def __init__(self, *device: object, name: str = "aside", notes: list[str]) -> None:
+        self.name, self.notes = name, notes
+
+    def wait_stream(self, other: Stream) -> None:
+        self.notes.append(f"{self.name} waits for {other.name}")
+
+
+def test_a_card_records_aside_and_is_asked_for_what_torch_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, known = list[str](), inspect.signature(torch.cuda.graph)
+
+    @contextlib.contextmanager
+    def recording(*args: Any, **kwargs: Any) -> Iterator[None]:
+        given = known.bind(*args, **kwargs).arguments
+        notes.append(f"records {given['cuda_graph']} {given['stream'].name}, errors {given['capture_error_mode']}")
+        yield
+
+    @contextlib.contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        notes.append(f"on {stream.name}")
+        yield
+        notes.append(f"off {stream.name}")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "a graph")
+    monkeypatch.setattr(torch.cuda, "Stream", functools.partial(Stream, notes=notes))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(name="the step", notes=notes))
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    graph = CudaGraph(torch.device("cuda", 0))
+    assert graph.warm_up(functools.partial(len, "abc")) == 3
+    assert notes == ["aside waits for the step", "on aside", "off aside", "the step waits for aside"]
+    notes.clear()
+    assert graph.record(functools.partial(len, "abc")) == 3
+    assert notes == ["records a graph aside, errors thread_local"]
 
 
 def test_without_a_gpu_there_is_nothing_to_record() -> None:
