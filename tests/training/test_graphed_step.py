@@ -13,16 +13,18 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
+from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
 from expt.training.cuda_graph import CudaGraph
 from expt.training.graphed_step import GraphedStep, graphed_step
 from expt.training.learner import Learner, Position
 from expt.training.loop import train_epoch
 from expt.training.patches.unguarded import optimizer as without_guards
+from expt.training.precision import Precision
 from expt.worker import random_state
 from tests import graphs
 from tests.graphs import CPU, StandIn, graphed
-from tests.training.test_loop import batches, learner, model
+from tests.training.test_loop import batches, model
 
 EXACT = 0.125
 """A rate that is a float32."""
@@ -30,11 +32,18 @@ EXACT = 0.125
 
 def a_learner(optimizer: type[optim.Optimizer] = optim.SGD, **settings: Any) -> Learner:
     """With dropout, batch norm, clipping, and a rate that halves after each step."""
-    made = learner(model(), clip=0.5)
+    module = model()
     unguarded: Any = without_guards(optimizer)
-    update = unguarded(made.module.parameters(), lr=EXACT, fused=True, **settings)
-    schedule = optim.lr_scheduler.LambdaLR(update, lambda step: 0.5**step)
-    return dataclasses.replace(made, optimizer=update, scheduler=schedule)
+    update = unguarded(module.parameters(), lr=EXACT, fused=True, **settings)
+    return Learner(
+        module=module,
+        parallel=module,
+        optimizer=update,
+        scheduler=optim.lr_scheduler.LambdaLR(update, lambda step: 0.5**step),
+        precision=Precision(False, CPU, gradient_clip=0.5),
+        task=Classification(),
+        world_size=1,
+    )
 
 
 @pytest.fixture(autouse=True)
