@@ -38,6 +38,7 @@ OF_TRAINING = {
     "strategy": "ddp",
     "batch_norm": "per_worker",
     "compile": False,
+    "cuda_graph": False,
     "debug": False,
     "profile": False,
     "resume": None,

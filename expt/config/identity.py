@@ -24,7 +24,7 @@ NOT_IN_RESULT |= {"model.size"}  # a name for its layers, heads and width, which
 NOT_IN_RESULT |= {"activation_checkpointing", "offload"}  # where numbers wait, and which are computed again
 # How the same sums are computed. They may be added up in another order, as on another processor: a loss can then differ
 # in its last digits (the tests allow 1e-5), which is not another experiment.
-NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory"}
+NOT_IN_RESULT |= {"threads", "onednn", "ddp.shared_memory", "cuda_graph"}
 NOT_IN_RESULT |= {f"sharding.{key}" for key in ("wrap", "shards", "reshard_after_forward", "reduce_each_part")}
 # What was done before there was a choice: not in the hash, so that a run of then is found.
 AT_FIRST: dict[str, object] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from expt.config.constraints import Target
 from expt.config.datasets import has_rows
 from expt.config.groups import SGD, ConvNet, DefaultInit, NamedModel, ResNet18, TargetOptimizer, Transformer
 from expt.config.sharding_rules import of_sharding
@@ -26,6 +27,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *_strategy(config),
         *of_sharding(config, machine),
         *_compile(config),
+        *_cuda_graph(config),
         *_model(config),
         *_freeze(config),
         *_memory(config),
@@ -112,6 +114,28 @@ def _compile(config: RunConfig) -> list[str]:
         )
     if config.batch_norm == "sync" and not config.num_gpus and config.world_size > 1:
         problems.append("batch_norm=sync: torch.compile can't take these layers on a CPU; use batch_norm=groups")
+    return problems
+
+
+def _cuda_graph(config: RunConfig) -> list[str]:
+    """What a replay would leave out, or do otherwise than an eager step."""
+    if not config.cuda_graph:
+        return []
+    if not config.num_gpus:
+        return ["cuda_graph=true: records what a GPU is asked to do, and this run uses none; leave it out"]
+    problems, mend = [], "use cuda_graph=false"
+    if config.num_gpus > 1 or config.world_size > 1:
+        having = f"{_count(config.world_size, 'worker')} on {_count(config.num_gpus, 'GPU')}"
+        problems.append(f"cuda_graph=true: is for one worker on one GPU, and this run has {having}; {mend}")
+    if config.compile in ("reduce-overhead", "max-autotune"):
+        problems.append(f"cuda_graph=true: compile={config.compile} records graphs of its own; use compile=true")
+    if config.activation_checkpointing:
+        problems.append(
+            f"cuda_graph=true: activation_checkpointing puts random numbers back within a step, a graph can't; {mend}"
+        )
+    for key, own in {"model": config.model, "task": config.task}.items():
+        if isinstance(own, Target):
+            problems.append(f"cuda_graph=true: repeats no Python, which {key}._target_={own.target} may need; {mend}")
     return problems
 
 

@@ -115,6 +115,7 @@ class RunConfig:
     print_every: Count | None
     amp: bool | Literal["bf16", "fp16"]
     compile: bool | Literal["auto", "default", "reduce-overhead", "max-autotune", "blocks"]
+    cuda_graph: bool = False  # a run recorded before there was a choice has none
     matmul_precision: Literal["highest", "high", "medium"]
     channels_last: bool
     onednn: bool

@@ -152,6 +152,7 @@ class Settings(TypedDict, total=False):
     print_every: int | None
     amp: bool | Literal["bf16", "fp16"]
     compile: bool | CompileMode
+    cuda_graph: bool
     matmul_precision: Literal["highest", "high", "medium"]
     channels_last: bool | Auto
     onednn: bool | Auto
@@ -218,6 +219,7 @@ class SweepSettings(TypedDict, total=False):
     print_every: int | Sequence[int | None] | None
     amp: bool | Literal["bf16", "fp16"] | Sequence[bool | Literal["bf16", "fp16"]]
     compile: bool | CompileMode | Sequence[bool | CompileMode]
+    cuda_graph: bool | Sequence[bool]
     matmul_precision: Literal["highest", "high", "medium"] | Sequence[Literal["highest", "high", "medium"]]
     channels_last: bool | Auto | Sequence[bool | Auto]
     onednn: bool | Auto | Sequence[bool | Auto]

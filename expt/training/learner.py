@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
@@ -14,9 +14,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from expt.data.loading import Batch
 from expt.tasks.extra_metrics import ExtraMetrics
-from expt.tasks.task import Task
+from expt.tasks.task import Sum, Task
 from expt.training.phases import Phases
 from expt.training.precision import Precision
+
+Add = Callable[[Sum, Any, Batch, bool], None]
+"""Gets of a batch, or a part of it, the loss, the model's outputs, and whether it is a step's first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +74,23 @@ class Learner(Evaluator):
     """Whether shards average gradients after each part of a batch, so that no worker ever has all of them."""
     phases: Phases = dataclasses.field(default_factory=dict)
     """The updates that a step is made of, and the parameters of each; empty where it is one of all."""
+    graphed: GraphedStep | None = None
+    """What computes a step in place of `loop.accumulate_gradients` and `loop.update`."""
 
     @property
     def evaluated(self) -> nn.Module:
         """The model whose numbers count."""
         return self.module if self.ema is None else self.ema.module
+
+
+class GraphedStep(Protocol):
+    """A step by CUDA graphs; see training/graphed_step."""
+
+    def gradients(self, learner: Learner, batch: Batch, add: Add) -> None:
+        """See `loop.accumulate_gradients`."""
+
+    def update(self, learner: Learner) -> bool:
+        """See `loop.update`."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ from expt.tasks.sums import Averages, Sums
 from expt.tasks.task import Sum
 from expt.training import phases, sharding
 from expt.training.collectives import gather_across_workers, sum_across_workers
-from expt.training.learner import Evaluator, Learner, Position
+from expt.training.learner import Add, Evaluator, Learner, Position
 from expt.training.memory_probe import largest_that_fits
 
 
@@ -72,10 +72,11 @@ def _learn(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[]
         if learner.phases:
             moved = _through_phases(learner, batch, sums, on_gradients)
         else:
-            accumulate_gradients(learner, batch, sums.add)
+            graphed = learner.graphed
+            (graphed.gradients if graphed else accumulate_gradients)(learner, batch, sums.add)
             check_gradients(learner)
             on_gradients()
-            moved = learner.precision.update(learner.optimizer, learner.module.parameters())
+            moved = (graphed.update if graphed else update)(learner)
         learner.average_statistics()
         if learner.ema is not None and moved:
             learner.ema.update_parameters(learner.module)
@@ -94,7 +95,7 @@ def _through_phases(learner: Learner, batch: Batch, sums: Sums, on_gradients: Ca
         with phases.only(trained, every):
             accumulate_gradients(learner, batch, note, phase=name)
             on_gradients()
-            moved |= learner.precision.update(learner.optimizer, learner.module.parameters())
+            moved |= update(learner)
     sums.add(learner.task.loss(losses, batch), losses, batch)
     return moved
 
@@ -103,14 +104,12 @@ def _note(losses: dict[str, Sum], phase: str, loss: Sum, *_: object) -> None:
     losses[phase] = added(losses.get(phase), loss)
 
 
-def accumulate_gradients(
-    learner: Learner, batch: Batch, add: Callable[[Sum, Any, Batch, bool], None], phase: str | None = None
-) -> None:
+def accumulate_gradients(learner: Learner, batch: Batch, add: Add, phase: str | None = None) -> None:
     """Forward and backward on this worker's part of a global batch.
 
     The loss and the outputs of each of its parts go to `add`, and whether it is the first. Waits for nothing.
     """
-    parts, task = _parts(batch, learner.gradient_accumulation), learner.task
+    parts, task = parts_of(batch, learner.gradient_accumulation), learner.task
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is the global batch's.
     weight = 0.0 if batch.weightless else learner.world_size / batch.global_size
     weights = list[Tensor | float]()
@@ -129,6 +128,11 @@ def accumulate_gradients(
         weights.append(0.0 if batch.weightless else loss[1])
     if not task.weight_is_samples:
         _divide_by_weight(learner, batch.global_size, weights)
+
+
+def update(learner: Learner) -> bool:
+    """Use the step's gradients, and drop them; see `Precision.update`."""
+    return learner.precision.update(learner.optimizer, learner.module.parameters())
 
 
 def _check_loss(loss: object, task: object) -> None:
@@ -167,7 +171,8 @@ def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | flo
             sharding.local(parameter.grad).mul_(factor)
 
 
-def _parts(batch: Batch, count: int) -> list[Batch]:
+def parts_of(batch: Batch, count: int) -> list[Batch]:
+    """At most `count` parts of a batch, one after the other. Raises ConfigError where its tensors differ in length."""
     if count == 1:
         return [batch]
     tensors = [tensor.chunk(count) for tensor in leaves((batch.inputs, batch.targets))]

@@ -40,6 +40,11 @@ class Precision:
         self._short_backward = short_backward and not skip_non_finite and not self.scaler.is_enabled()
 
     @property
+    def always_updates(self) -> bool:
+        """Whether an update is made whatever the gradients are."""
+        return not (self._skip or self.scaler.is_enabled())
+
+    @property
     def scale(self) -> torch.Tensor:
         """What the gradients are multiplied by until the update, a number [] on the device: nothing waits for it."""
         one = torch.ones((), device=self._device)

@@ -37,6 +37,7 @@ from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of
 from expt.training.ema import ema_of
+from expt.training.graphed_step import graphed_step
 from expt.training.learner import Learner, Position
 from expt.training.observer import Observer
 from expt.training.offload import offload_states
@@ -45,7 +46,7 @@ from expt.training.patches.late_values import Values
 from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
 from expt.worker import parallel as parallel_build
-from expt.worker import sharding
+from expt.worker import random_state, sharding
 from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes
 from expt.worker.steps import Steps
@@ -142,6 +143,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         overwrites=bool(compiled) or config.model.name == "_target_",
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
+        graphed=graphed_step(config.cuda_graph, worker.device, random_state),
         **sharding.of_learner(config, data, ema.module if ema else module, outline, worker),
     )
 

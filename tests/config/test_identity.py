@@ -77,6 +77,7 @@ NOT_IN_EXPERIMENT = {
     "tensorboard.images", "tensorboard.graph", "tensorboard.norms", "tensorboard.histograms", "tensorboard.health",
     "dataset.root", "dataset.download", "dataset.num_workers", "dataset.cache", "patches.unguarded", "patches.malloc",
     "patches.backward", "dataset.path", "checkpoint.sharded", "activation_checkpointing", "offload", "model.size",
+    "cuda_graph",
     "sharding.wrap", "sharding.shards", "sharding.reshard_after_forward", "sharding.reduce_each_part",
 }  # fmt: skip
 

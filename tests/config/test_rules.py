@@ -57,6 +57,28 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         {"gpus": 1, "gradient_accumulation": 2, "compile": "reduce-overhead"},
         "gradient_accumulation=2: with compile=reduce-overhead (CUDA graphs) each part of a batch would overwrite",
     ),
+    "a recorded step without a GPU": (
+        machine(1), {"gpus": 1, "cuda_graph": True}, {"gpus": 0, "world_size": 1, "cuda_graph": True},
+        "cuda_graph=true: records what a GPU is asked to do, and this run uses none; leave it out",
+    ),
+    "recorded steps of two workers": (
+        machine(2), {"gpus": 1, "cuda_graph": True}, {"gpus": 2, "cuda_graph": True},
+        "cuda_graph=true: is for one worker on one GPU, and this run has 2 workers on 2 GPUs; use cuda_graph=false",
+    ),
+    "recorded steps of dp": (
+        machine(2), {"strategy": "dp"}, {"strategy": "dp", "cuda_graph": True},
+        "cuda_graph=true: is for one worker on one GPU, and this run has 1 worker on 2 GPUs; ",
+    ),
+    "recorded steps of what records itself": (
+        machine(1), {"gpus": 1, "compile": True, "cuda_graph": True},
+        {"gpus": 1, "compile": "reduce-overhead", "cuda_graph": True},
+        "cuda_graph=true: compile=reduce-overhead records graphs of its own; use compile=true",
+    ),
+    "recorded steps with activations computed anew": (
+        machine(1), {"gpus": 1, "offload": "cpu", "amp": "fp16", "ema": 0.9, "cuda_graph": True},
+        {"gpus": 1, "activation_checkpointing": ["net"], "cuda_graph": True},
+        "cuda_graph=true: activation_checkpointing puts random numbers back within a step",
+    ),
     "shards for one worker": (
         machine(0), {"strategy": "fsdp", "world_size": 2}, {"strategy": "fsdp", "world_size": 1},
         "strategy=fsdp: shares the model out among at least 2 workers, and this run has one; use strategy=ddp, ",
@@ -227,6 +249,14 @@ def test_each_rule_at_its_edge(
     assert problems(defaults, on, **fine) == []
     (problem,) = problems(defaults, on, **wrong)
     assert problem.startswith(begins)
+
+
+@pytest.mark.parametrize("key", ["model", "task"])
+def test_a_persons_own_code_is_not_recorded(key: str, defaults: dict[str, Any]) -> None:
+    own = {**defaults, "gpus": 1, key: {"_target_": "mine.Own"}}
+    assert problems(own, machine(1)) == []
+    (problem,) = problems(own, machine(1), cuda_graph=True)
+    assert problem.startswith(f"cuda_graph=true: repeats no Python, which {key}._target_=mine.Own may need; ")
 
 
 @pytest.mark.parametrize(

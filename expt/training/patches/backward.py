@@ -25,7 +25,7 @@ def backward(loss: Tensor, weight: float) -> None:
     _run(run, loss, _gradient(weight, loss.dtype, loss.device))
 
 
-@functools.lru_cache(maxsize=8)  # an epoch's batches, and the last of it
+@functools.cache  # of an epoch's batches, and the last of it; a CUDA graph reads it where it lies
 def _gradient(weight: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), weight, dtype=dtype, device=device)
 
