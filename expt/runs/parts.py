@@ -88,13 +88,17 @@ def filled(path: Path, state: Mapping[str, Any], like: Callable[[tuple[Any, ...]
     """`state`, which the file at `path` holds, with its tensors again, on the CPU.
 
     Of what is `like` a sharded one it is this worker's part, where that is. No collective. Raises CheckpointError where
-    there is no room for whole ones.
+    there is no room for whole ones, or a part is not there.
     """
     if PARTS not in state:
         return state
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
 
-    reader = _reader(path.parent / state[PARTS]["folder"])
+    folder = path.parent / state[PARTS]["folder"]
+    if missing := [name for name in state[PARTS]["files"] if not (folder / name).is_file()]:
+        raise CheckpointError(f"{path}: {folder / missing[0]} is missing, which holds a part of it")
+    reader = _reader(folder)
     known = reader.read_metadata().state_dict_metadata
     rest = {key: value for key, value in state.items() if key != PARTS}
     targets: dict[str, Tensor] = {}
@@ -122,7 +126,10 @@ def filled(path: Path, state: Mapping[str, Any], like: Callable[[tuple[Any, ...]
     whole = _replaced(rest, target)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
-        dcp.load(targets, storage_reader=reader, no_dist=True)
+        try:
+            dcp.load(targets, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:  # which is no Exception
+            raise CheckpointError(f"{path}: {folder} can't be read ({str(error).strip().splitlines()[-1]})") from error
     return whole
 
 
@@ -180,13 +187,27 @@ class _Unpickler(pickle.Unpickler):
 
 def bring(parts: Mapping[str, Any], source: Path, target: Path) -> None:
     """Let the folder `target` have the parts that a checkpoint in `source` names, too, at no cost where links do."""
-    if not (target / parts["folder"]).exists():
-        shutil.copytree(source / parts["folder"], target / parts["folder"], copy_function=_link)
+    folder, goal = source / parts["folder"], target / parts["folder"]
+    if goal.exists():
+        return
+    beside = goal.with_name(f".{goal.name}")  # what is cut short is no folder of parts
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        for name in parts["files"]:
+            _link(folder / name, beside / name)
+        beside.rename(goal)
+    except FileNotFoundError as error:  # of a run that is under way, which has written another meanwhile
+        raise CheckpointError(f"{error.filename}: is missing, which holds a part of a checkpoint") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
-def _link(source: str, target: str) -> None:
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
+    except FileNotFoundError:
+        raise
     except OSError:  # another disk, or one without links
         shutil.copy2(source, target)
 
@@ -201,7 +222,7 @@ def free_folder(checkpoints: Path, step: int) -> str:
 
 def remove_all_but(checkpoints: Path, names: set[str]) -> None:
     """Remove the parts that no checkpoint has any more."""
-    for folder in checkpoints.glob("step-*.parts"):
+    for folder in (*checkpoints.glob("step-*.parts"), *checkpoints.glob(".step-*.parts")):
         if folder.name not in names:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,0 +1,158 @@
+"""A run with a sharded model pauses, gets another end, is forked; and comes to a plain loop's weights."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from expt.config.identity import Content
+from expt.config.schema import RunConfig
+from expt.runs import checkpoint, lineage, resume
+from expt.runs.attempt import Attempt
+from expt.runs.paths import RunPaths
+from expt.runs.request import RunRequest
+from expt.training.collectives import Worker
+from expt.worker import random_state
+from expt.worker.build import build_data, build_learner
+from tests.conftest import RunFolder
+from tests.integration.test_resume import _same
+from tests.worker.conftest import ALONE
+from tests.worker.sharded import Configs, apart, losses, together, trained
+
+SHORT = ("dataset.train_limit=136", "drop_last=false", "log_every=1", "batch_size=64", "optimizer=adamw")
+"""Three steps in an epoch."""
+DRAWING = ("model.dropout=0.3", "ema=0.9", "mixup=0.2", "early_stop={metric: loss/val, patience: 9}")
+KINDS = {"in parts": "checkpoint.sharded=true", "one file": "checkpoint.sharded=false"}
+
+
+def begun(config: RunConfig, folder: Path, *, may_have_run: bool = False) -> Path | None:
+    """Make the folder of a run, as its driver does; returns the checkpoint that it goes on from."""
+    request = RunRequest(
+        config=config,
+        content=lineage.as_forked(config, Content()),
+        paths=RunPaths(folder),
+        about={"name": folder.name, "overrides": {}, "arguments": []},
+        may_have_run=may_have_run,
+    )
+    return Attempt(request=request, started_at=time.monotonic()).begin()
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    states = [checkpoint.load(RunPaths(folder).last) for folder in (one, other)]
+    for key in ("model", "ema", "optimizer", "workers"):
+        assert _same(*(state[key] for state in states)), (one, key)
+    assert RunFolder(one).points == RunFolder(other).points
+
+
+def test_what_has_paused_or_gets_another_end_comes_to_the_same_bits(configs: Configs, tmp_path: Path) -> None:
+    ends = {name: configs("fsdp", 2, *SHORT, *DRAWING, "epochs=3", word) for name, word in KINDS.items()}
+    within = {name: configs("fsdp", 2, *SHORT, *DRAWING, "max_steps=4", word) for name, word in KINDS.items()}
+
+    def paused(worker: Worker) -> list[str]:
+        found = [trained(tmp_path / "whole", ends["in parts"], worker)]
+        for name, config in ends.items():
+            found.append(trained(tmp_path / f"paused, {name}", config, worker, until_epoch=1))
+            found.append(trained(tmp_path / f"longer, {name}", within[name], worker))
+        return found
+
+    assert together(tmp_path, 2, paused) == [["completed", "paused", "completed", "paused", "completed"]] * 2
+    sources: dict[str, tuple[RunConfig, Path]] = {}
+    for kind in ("paused", "longer"):
+        for name, config in ends.items():
+            paths = RunPaths(tmp_path / f"{kind}, {name}")
+            source = resume.find(config, Content(), paths, may_have_run=True)
+            assert source == (paths.last if kind == "paused" else paths.within_epoch)
+            resume.cut_back(source, paths)
+            sources[paths.folder.name] = config, source
+
+    def on(worker: Worker) -> list[str]:
+        return [trained(tmp_path / name, config, worker, source) for name, (config, source) in sources.items()]
+
+    assert together(tmp_path, 2, on) == [["completed"] * 4] * 2
+    for name in sources:
+        assert_same_end(tmp_path / name, tmp_path / "whole")
+
+
+FORKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # what the other run had, and what the fork has besides
+    "parameters in other groups, and a first average": (
+        ("optimizer=adamw",), ("optimizer=adamw", "optimizer.decay_biases_and_norms=false", "ema=0.9")),
+    "from Muon, and without the average": (("optimizer=muon", "ema=0.9"), ("optimizer=adamw", "ema=null")),
+    "plain descent, within an epoch": (("optimizer=sgd", "ema=0.9"), ("optimizer=sgd", "optimizer.lr=0.02", "ema=0.9")),
+}  # fmt: skip
+
+
+def test_a_fork_is_that_of_ddp_and_with_nothing_changed_the_run_itself(configs: Configs, tmp_path: Path) -> None:
+    words = (*SHORT[:-1], "model.hidden=[16,16]", "epochs=3", "checkpoint.keep=9", "checkpoint.every_steps=2")
+    parents: dict[str, RunConfig] = {}
+    for number, (before, _) in enumerate(FORKS.values()):
+        strategy = "ddp" if "optimizer=muon" in before else "fsdp"
+        parents[str(number)] = configs(strategy, 2, *words, *before, "checkpoint.sharded=true")
+        begun(parents[str(number)], tmp_path / str(number))
+    together(tmp_path, 2, lambda worker: [trained(tmp_path / name, each, worker) for name, each in parents.items()])
+
+    def fork(strategy: str, name: str, given: str, *more: str) -> tuple[str, RunConfig, Path | None]:
+        config = configs(strategy, 2, *words, *more, "checkpoint.sharded=true", f"fork={given}")
+        return name, config, begun(config, tmp_path / name)
+
+    forks = [fork("fsdp", "same", "0@3", "optimizer=adamw")]
+    for number, (_, now) in enumerate(FORKS.values()):
+        at = f"{number}@{'3' if number < 2 else '5'}"
+        forks += [fork(strategy, f"{number} {strategy}", at, *now) for strategy in ("ddp", "fsdp")]
+    together(tmp_path, 2, lambda worker: [trained(tmp_path / name, each, worker, at) for name, each, at in forks])
+    assert losses(tmp_path / "same") == losses(tmp_path / "0")
+    for number, name in enumerate(FORKS):
+        assert apart(tmp_path / f"{number} fsdp", tmp_path / f"{number} ddp") < 1e-5, name
+        left = {path.name for path in RunPaths(tmp_path / f"{number} fsdp").checkpoints.iterdir()}
+        assert not [file for file in left if file.startswith((".", "fork"))], left
+
+
+BEFORE_A_NORM = "6.bias"
+"""Of the convnet's last convolution: the batch norm behind it takes a constant away again."""
+STEPS = 9
+
+
+def plain_loop(config: RunConfig) -> tuple[dict[str, Tensor], float]:
+    """The weights that textbook torch comes to from the same first ones, and the largest gradient of that bias."""
+    random_state.seed(config.seed)
+    data = build_data(config, ALONE)
+    module = build_learner(config, data, ALONE).module.train()
+    rate = config.optimizer.lr  # type: ignore[union-attr]
+    adam = config.optimizer.name == "adam"
+    optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(module.parameters(), lr=rate)
+    largest = 0.0
+    for epoch in range(1, config.epochs + 1):
+        for batch in data.train.epoch(epoch):
+            optimizer.zero_grad()
+            functional.cross_entropy(module(batch.inputs), batch.targets).backward()  # type: ignore[arg-type]
+            bias = module.get_parameter(BEFORE_A_NORM)
+            assert bias.grad is not None
+            largest = max(largest, bias.grad.abs().max().item())
+            optimizer.step()
+    return {name: values.detach() for name, values in module.state_dict().items()}, largest
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_plain_loop_has_the_same_weights_but_for_a_bias_without_a_gradient(
+    optimizer: str, configs: Configs, tmp_path: Path
+) -> None:
+    rate = 0.001
+    words = ("model=convnet", "model.dropout=0", "batch_norm=sync", "dataset.train_limit=192", "batch_size=64")
+    more = (f"optimizer={optimizer}", f"optimizer.lr={rate}", *(["optimizer.momentum=0"] if optimizer == "sgd" else []))
+    kinds = {kind: configs(kind, 2, *words, *more, "epochs=3", "log_every=1") for kind in ("ddp", "fsdp")}
+    expected, largest = plain_loop(configs("ddp", 1, *words, *more, "epochs=3"))
+    together(tmp_path, 2, lambda worker: [trained(tmp_path / kind, each, worker) for kind, each in kinds.items()])
+    assert largest < 1e-7, "rounding alone"
+    for kind in kinds:
+        found: dict[str, Any] = checkpoint.load(RunPaths(tmp_path / kind).last)["model"]
+        off = {name: (values - expected[name]).abs().max().item() for name, values in found.items()}
+        moved = off.pop(BEFORE_A_NORM)
+        assert max(off.values()) < 1e-4, off
+        # Adam divides a gradient by its own size, so that rounding errors become steps of the learning rate's.
+        assert moved < (STEPS * rate if optimizer == "adam" else 1e-9), kind
