@@ -11,7 +11,7 @@ import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +84,14 @@ def check(path: Path, state: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{path}: {folder / name}, a part of it, is truncated or damaged")
 
 
-def filled(path: Path, state: Mapping[str, Any], like: Callable[[tuple[Any, ...]], Any] | None = None) -> Any:
-    """`state`, which the file at `path` holds, with its tensors again, on the CPU.
+def filled(
+    path: Path,
+    state: Mapping[str, Any],
+    like: Callable[[tuple[Any, ...]], Any] | None = None,
+    *,
+    without: Collection[str] = (),
+) -> Any:
+    """`state`, which the file at `path` holds, with its tensors again, on the CPU, but `without` these of its keys.
 
     Of what is `like` a sharded one it is this worker's part, where that is. No collective. Raises CheckpointError where
     there is no room for whole ones, or a part is not there.
@@ -100,7 +106,7 @@ def filled(path: Path, state: Mapping[str, Any], like: Callable[[tuple[Any, ...]
         raise CheckpointError(f"{path}: {folder / missing[0]} is missing, which holds a part of it")
     reader = _reader(folder)
     known = reader.read_metadata().state_dict_metadata
-    rest = {key: value for key, value in state.items() if key != PARTS}
+    rest = {key: value for key, value in state.items() if key not in {PARTS, *without}}
     targets: dict[str, Tensor] = {}
 
     def part_like(place: tuple[Any, ...], key: str) -> Any:

@@ -86,7 +86,7 @@ def _about(content: Any, fit: Fit) -> Loaded:
 
 def _read(file: Path, given: str) -> Any:
     try:
-        return checkpoint.load(file)
+        return checkpoint.load(file, without=("optimizer",))
     except CheckpointError as error:
         raise ConfigError(f"weights={given}: {error}") from error
     except Exception as error:  # RuntimeError, UnpicklingError, EOFError, ...: damaged, or with code in it

@@ -9,16 +9,17 @@ import pytest
 import torch
 
 from expt.config.schema import RunConfig
-from expt.errors import CheckpointError
+from expt.errors import CheckpointError, ConfigError
 from expt.inference.load import load
 from expt.runs import checkpoint, parts, resume, tags
 from expt.runs.paths import RunPaths
 from expt.tensorboard.event_files import read_events
 from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
-from expt.worker import fault
+from expt.worker import fault, first_weights
 from tests import ranks
 from tests.conftest import RunFolder
+from tests.worker.conftest import ALONE
 from tests.worker.sharded import Configs, apart, losses, together, trained
 
 SMALL = ("epochs=1", "dataset.train_limit=136", "drop_last=false", "log_every=1", "batch_size=64")
@@ -181,6 +182,14 @@ def test_what_looks_at_the_whole_model_gets_it(
         CheckpointError, match=r"is sharded, and its whole tensors need more than the 0\.0 GB that this"
     ):
         load(paths.folder)
+    with pytest.raises(ConfigError, match=rf"weights={paths.folder}: .*best.pt: is sharded, and its whole tensors"):
+        first_weights.load(torch.nn.Linear(1, 1), str(paths.folder), ALONE)
+    monkeypatch.undo()
     (lost := sorted((paths.checkpoints).glob("*.parts/*.distcp"))[0]).write_bytes(b"")
     with pytest.raises(CheckpointError, match=rf"{lost.name}, a part of it, is truncated or damaged"):
         checkpoint.check(paths.best)
+    with pytest.raises(CheckpointError, match=r"step-\d+.parts can't be read \("):
+        checkpoint.load(paths.best)
+    lost.unlink()
+    with pytest.raises(CheckpointError, match=rf"{lost.name} is missing, which holds a part of it"):
+        checkpoint.load(paths.best)
