@@ -135,7 +135,11 @@ def filled(
         try:
             dcp.load(targets, storage_reader=reader, no_dist=True)
         except CheckpointException as error:  # which is no Exception
-            raise CheckpointError(f"{path}: {folder} can't be read ({str(error).strip().splitlines()[-1]})") from error
+            cause = next(iter(error.failures.values()))[0]
+            if isinstance(cause, MemoryError) or "allocate memory" in str(cause):
+                raise cause from None
+            reason = f"{type(cause).__name__}: {cause}".strip().splitlines()[0]
+            raise CheckpointError(f"{path}: {folder} can't be read ({reason})") from error
     return whole
 
 
