@@ -102,8 +102,8 @@ IN_PARTS = ("strategy=fsdp", "world_size=2", "checkpoint.sharded=true", "model.h
 
 @pytest.mark.slow
 def test_parts_that_find_no_room_leave_the_checkpoint_before(disk: Path) -> None:
-    words = (*IN_PARTS, "dataset.train_limit=320", "log_every=1", "epochs=4", "hydra.run.dir=run")
-    failed = run(*words, cwd=disk)
+    words = (*IN_PARTS, "dataset.train_limit=320", "log_every=1", "epochs=4")
+    failed = run(*words, "hydra.run.dir=run", cwd=disk)
     assert failed.returncode == 1, failed.stderr
     paths = RunPaths(disk / "run")
     assert "Traceback" not in failed.stderr
@@ -116,7 +116,7 @@ def test_parts_that_find_no_room_leave_the_checkpoint_before(disk: Path) -> None
     assert state["position"]["epoch"] == 2
     assert [each.name for each in paths.parts] == ["step-10.parts", "step-5.parts"], "and nothing that is half written"
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-    for more in (("resume=auto",), ("hydra.run.dir=whole",)):
+    for more in (("hydra.run.dir=run", "resume=auto"), ("hydra.run.dir=whole",)):
         done = run(*words, *more, cwd=disk)
         assert done.returncode == 0, done.stderr
     assert RunFolder(disk / "run").points == RunFolder(disk / "whole").points, "to the same bits"
