@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -27,7 +28,6 @@ from tests.worker.sharded import Configs, apart, losses, together, trained
 SHORT = ("dataset.train_limit=136", "drop_last=false", "log_every=1", "batch_size=64", "optimizer=adamw")
 """Three steps in an epoch."""
 DRAWING = ("model.dropout=0.3", "ema=0.9", "mixup=0.2", "early_stop={metric: loss/val, patience: 9}")
-KINDS = {"in parts": "checkpoint.sharded=true", "one file": "checkpoint.sharded=false"}
 
 
 def begun(config: RunConfig, folder: Path, *, may_have_run: bool = False) -> Path | None:
@@ -49,31 +49,34 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert RunFolder(one).points == RunFolder(other).points
 
 
-def test_what_has_paused_or_gets_another_end_comes_to_the_same_bits(configs: Configs, tmp_path: Path) -> None:
-    ends = {name: configs("fsdp", 2, *SHORT, *DRAWING, "epochs=3", word) for name, word in KINDS.items()}
-    within = {name: configs("fsdp", 2, *SHORT, *DRAWING, "max_steps=4", word) for name, word in KINDS.items()}
+@pytest.mark.parametrize("kind", ["true", pytest.param("false", marks=pytest.mark.slow)], ids=["parts", "one file"])
+def test_what_has_paused_or_gets_another_end_comes_to_the_same_bits(
+    kind: str, configs: Configs, tmp_path: Path
+) -> None:
+    words = (*SHORT, *DRAWING, f"checkpoint.sharded={kind}")
+    whole, within = configs("fsdp", 2, *words, "epochs=3"), configs("fsdp", 2, *words, "max_steps=4")
 
-    def paused(worker: Worker) -> list[str]:
-        found = [trained(tmp_path / "whole", ends["in parts"], worker)]
-        for name, config in ends.items():
-            found.append(trained(tmp_path / f"paused, {name}", config, worker, until_epoch=1))
-            found.append(trained(tmp_path / f"longer, {name}", within[name], worker))
-        return found
+    def begin(worker: Worker) -> list[str]:
+        return [
+            trained(tmp_path / "whole", whole, worker),
+            trained(tmp_path / "paused", whole, worker, until_epoch=1),
+            trained(tmp_path / "longer", within, worker),
+        ]
 
-    assert together(tmp_path, 2, paused) == [["completed", "paused", "completed", "paused", "completed"]] * 2
-    sources: dict[str, tuple[RunConfig, Path]] = {}
-    for kind in ("paused", "longer"):
-        for name, config in ends.items():
-            paths = RunPaths(tmp_path / f"{kind}, {name}")
-            source = resume.find(config, Content(), paths, may_have_run=True)
-            assert source == (paths.last if kind == "paused" else paths.within_epoch)
-            resume.cut_back(source, paths)
-            sources[paths.folder.name] = config, source
+    assert together(tmp_path, 2, begin) == [["completed", "paused", "completed"]] * 2
+    sources: dict[str, Path] = {}
+    for name in ("paused", "longer"):
+        paths = RunPaths(tmp_path / name)
+        source = resume.find(whole, Content(), paths, may_have_run=True)
+        assert source == (paths.last if name == "paused" else paths.within_epoch)
+        assert bool(paths.parts) == (kind == "true")
+        resume.cut_back(source, paths)
+        sources[name] = source
 
-    def on(worker: Worker) -> list[str]:
-        return [trained(tmp_path / name, config, worker, source) for name, (config, source) in sources.items()]
+    def go_on(worker: Worker) -> list[str]:
+        return [trained(tmp_path / name, whole, worker, source) for name, source in sources.items()]
 
-    assert together(tmp_path, 2, on) == [["completed"] * 4] * 2
+    assert together(tmp_path, 2, go_on) == [["completed"] * 2] * 2
     for name in sources:
         assert_same_end(tmp_path / name, tmp_path / "whole")
 
@@ -87,29 +90,31 @@ FORKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def test_a_fork_is_that_of_ddp_and_with_nothing_changed_the_run_itself(configs: Configs, tmp_path: Path) -> None:
-    words = (*SHORT[:-1], "model.hidden=[16,16]", "epochs=3", "checkpoint.keep=9", "checkpoint.every_steps=2")
-    parents: dict[str, RunConfig] = {}
-    for number, (before, _) in enumerate(FORKS.values()):
-        strategy = "ddp" if "optimizer=muon" in before else "fsdp"
-        parents[str(number)] = configs(strategy, 2, *words, *before, "checkpoint.sharded=true")
-        begun(parents[str(number)], tmp_path / str(number))
-    together(tmp_path, 2, lambda worker: [trained(tmp_path / name, each, worker) for name, each in parents.items()])
+RARE = [*FORKS][1:]
 
-    def fork(strategy: str, name: str, given: str, *more: str) -> tuple[str, RunConfig, Path | None]:
-        config = configs(strategy, 2, *words, *more, "checkpoint.sharded=true", f"fork={given}")
+
+@pytest.mark.parametrize("name", [*FORKS][:1] + [pytest.param(name, marks=pytest.mark.slow) for name in RARE])
+def test_a_fork_is_that_of_ddp_and_with_nothing_changed_the_run_itself(
+    name: str, configs: Configs, tmp_path: Path
+) -> None:
+    words = (*SHORT[:-1], "model.hidden=[16,16]", "epochs=3", "checkpoint.keep=9", "checkpoint.every_steps=2")
+    before, now = FORKS[name]
+    strategy = "ddp" if "optimizer=muon" in before else "fsdp"
+    parent = configs(strategy, 2, *words, *before, "checkpoint.sharded=true")
+    begun(parent, tmp_path / "parent")
+    together(tmp_path, 2, lambda worker: trained(tmp_path / "parent", parent, worker))
+
+    def fork(strategy: str, name: str, *more: str) -> tuple[str, RunConfig, Path | None]:
+        step = 4 if "optimizer=sgd" in before else 3
+        config = configs(strategy, 2, *words, *more, "checkpoint.sharded=true", f"fork=parent@{step}")
         return name, config, begun(config, tmp_path / name)
 
-    forks = [fork("fsdp", "same", "0@3", "optimizer=adamw")]
-    for number, (_, now) in enumerate(FORKS.values()):
-        at = f"{number}@{3 if number < 2 else 4}"
-        forks += [fork(strategy, f"{number} {strategy}", at, *now) for strategy in ("ddp", "fsdp")]
+    forks = [fork(strategy, "same", *before), fork("ddp", "ddp", *now), fork("fsdp", "fsdp", *now)]
     together(tmp_path, 2, lambda worker: [trained(tmp_path / name, each, worker, at) for name, each, at in forks])
-    assert losses(tmp_path / "same") == losses(tmp_path / "0")
-    for number, name in enumerate(FORKS):
-        assert apart(tmp_path / f"{number} fsdp", tmp_path / f"{number} ddp") < 1e-5, name
-        left = {path.name for path in RunPaths(tmp_path / f"{number} fsdp").checkpoints.iterdir()}
-        assert not [file for file in left if file.startswith((".", "fork"))], left
+    assert losses(tmp_path / "same") == losses(tmp_path / "parent")
+    assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-5
+    left = {path.name for path in RunPaths(tmp_path / "fsdp").checkpoints.iterdir()}
+    assert not [file for file in left if file.startswith((".", "fork"))], left
 
 
 BIAS, MEAN = "6.bias", "7.running_mean"
@@ -128,7 +133,7 @@ def plain_loop(config: RunConfig) -> tuple[dict[str, Tensor], float]:
     for epoch in range(1, config.epochs + 1):
         for batch in data.train.epoch(epoch):
             optimizer.zero_grad()
-            functional.cross_entropy(module(batch.inputs), batch.targets).backward()  # type: ignore[arg-type]
+            functional.cross_entropy(module(batch.inputs), batch.targets).backward()
             gradient = module.get_parameter(BIAS).grad
             assert gradient is not None
             largest = max(largest, gradient.abs().max().item())
