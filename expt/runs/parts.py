@@ -64,6 +64,8 @@ def write(folder: Path, parts: Mapping[str, Tensor], group: Any) -> None:
     """Write this worker's `parts` of each tensor; a collective of the process group `group`."""
     import torch.distributed.checkpoint as dcp
 
+    # Of torch 2.10 about itself. To put the filters back is not for a thread, as this is one.
+    warnings.filterwarnings("ignore", "TypedStorage is deprecated")
     dcp.save(dict(parts), storage_writer=dcp.FileSystemWriter(folder), process_group=group)
 
 
