@@ -136,5 +136,5 @@ def test_a_checkpoint_in_parts_is_refused_in_a_line_where_there_is_no_room_for_t
     assert "last.pt: is sharded, and its whole tensors need more than the 0." in error
     assert [line.partition(":")[0] for line in more] == ["log", "to go on from its last checkpoint"]
     checkpoint.check(RunPaths(tmp_path / "wide").last)
-    assert RunFolder(tmp_path / "wide").points == before
+    assert RunFolder(tmp_path / "wide").points == [point for point in before if '/test"' not in point]
     ok(*words, *alone, cwd=tmp_path)
