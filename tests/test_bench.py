@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,26 @@ def test_a_training_is_compared_with_the_hand_written_loop(tmp_path: Path) -> No
     assert all(seconds > 0 for name in ("expt", "plain") for seconds in row["rounds"][name])
     assert row["ratio"]["plain"] == pytest.approx(row["median"]["expt"] / row["median"]["plain"])
     assert "mlp, batch 64" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_scaling_model_is_held_against_workers_of_this_machine() -> None:
+    command = [sys.executable, str(BENCH.with_name("scaling")), "--models=mlp", "--batch=2"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    number = r"\d+\.\d\d"
+    found = re.findall(
+        rf"mlp, ([24]) workers here.*: predicted ({number}) ms \(({number}) of them computation\), "
+        rf"measured ({number}) ms, off by ([+-]\d+\.\d)%",
+        done.stdout,
+    )
+    assert [workers for workers, *_ in found] == ["2", "4"], done.stdout
+    for _, *numbers in found:
+        predicted, computation, measured, off = map(float, numbers)
+        assert 0 < computation < predicted
+        assert off == pytest.approx(100 * (predicted / measured - 1), abs=2)
+    assert "mlp: 3.16 MB of gradients" in done.stdout
+    assert len(re.findall(r" GPUs .* of linear", done.stdout)) == 8
 
 
 def test_more_gpus_take_longer_for_a_step_and_free_links_do_not() -> None:

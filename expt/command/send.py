@@ -39,6 +39,10 @@ def main(words: Sequence[str]) -> int:
     asked = parse(words)
     runs = [paths for folder in asked.folders for paths in _below(folder)]
     by_tracker = {name: _runs_for(name, runs, asked) for name in TRACKERS if asked.to in (None, name)}
+    if asked.checkpoints and (parted := next((paths for paths in runs if paths.parts), None)):
+        raise ConfigError(
+            f"--checkpoints: sends single files, and {parted.folder} has a checkpoint in parts; leave it out"
+        )
     if not any(by_tracker.values()):
         raise ConfigError(f"these {len(runs)} runs name no dashboard; say which, as in --to mlflow")
     for name, of_tracker in by_tracker.items():

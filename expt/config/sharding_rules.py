@@ -41,6 +41,8 @@ def _idle_checkpoint(config: RunConfig) -> list[str]:
 
 def _groups(config: RunConfig, machine: Machine) -> list[str]:
     name, workers, shards = config.strategy, config.world_size, config.sharding.shards
+    if config.debug:  # which has one worker, and is to have no other
+        return [f"strategy={name}: shares the model out among workers, and debug=true runs one; use strategy=ddp"]
     if workers < 2:
         return [
             f"strategy={name}: shares the model out among at least 2 workers, and this run has one; use strategy=ddp, "

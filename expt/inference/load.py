@@ -79,11 +79,11 @@ def load(
 
 
 def saved(run: str | Path, which: str | None = None) -> tuple[Record, dict[str, Any]]:
-    """The record of the run, and the state in its best or last checkpoint. Warns and raises as `load`."""
+    """The record of the run, and what its best or last checkpoint has of the model. Warns and raises as `load`."""
     folder, which = run_and_which(run, which)
     record, file = found(folder, which)
     checkpoint.check(file)
-    state = checkpoint.load(file)
+    state = checkpoint.load(file, without=("optimizer",))
     main_code.find_kept(RunPaths(folder).code)
     _warn_of_other_code(state["config"], record)
     return record, state

@@ -8,7 +8,7 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +93,15 @@ def keep_as(last: Path, best: Path) -> None:
         _sync_folder(best.parent)
 
 
-def load(path: Path, *, lazily: bool = False) -> dict[str, Any]:
+def load(path: Path, *, lazily: bool = False, without: Collection[str] = ()) -> dict[str, Any]:
     """The state that `save` wrote, on the CPU; `lazily` leaves tensors on the disk. No pickled code is run.
 
-    Of a sharded checkpoint, too, unless `lazily`: that has keys in their places, see expt.runs.parts.
+    Of a sharded checkpoint, too, unless `lazily`: that has keys in their places, see expt.runs.parts. Of that nothing
+    is read of the keys `without`.
     """
     # Given explicitly: the environment can turn the default off.
     state: dict[str, Any] = torch.load(str(path), map_location="cpu", weights_only=True, mmap=lazily)
-    return state if lazily else parts.filled(path, state)
+    return state if lazily else parts.filled(path, state, without=without)
 
 
 def check(path: Path) -> None:

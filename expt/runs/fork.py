@@ -158,13 +158,13 @@ def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
     if source != paths.forked:
         paths.checkpoints.mkdir(parents=True, exist_ok=True)
         for left in reversed(range(TRIES)):
-            checkpoint.keep_as(source, paths.forked)
             try:
+                checkpoint.keep_as(source, paths.forked)
                 checkpoint.check(paths.forked)
                 break
             except CheckpointError:  # a run that is under way may just have written another
                 if not left:
-                    paths.forked.unlink()
+                    paths.forked.unlink(missing_ok=True)
                     raise
     state = checkpoint.load(paths.forked, lazily=True)
     metrics = (paths if source == paths.forked else RunPaths(source.parent.parent)).metrics

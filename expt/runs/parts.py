@@ -11,7 +11,7 @@ import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ def write(folder: Path, parts: Mapping[str, Tensor], group: Any) -> None:
     """Write this worker's `parts` of each tensor; a collective of the process group `group`."""
     import torch.distributed.checkpoint as dcp
 
+    # Of torch 2.10 about itself. To put the filters back is not for a thread, as this is one.
+    warnings.filterwarnings("ignore", "TypedStorage is deprecated")
     dcp.save(dict(parts), storage_writer=dcp.FileSystemWriter(folder), process_group=group)
 
 
@@ -84,19 +86,29 @@ def check(path: Path, state: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{path}: {folder / name}, a part of it, is truncated or damaged")
 
 
-def filled(path: Path, state: Mapping[str, Any], like: Callable[[tuple[Any, ...]], Any] | None = None) -> Any:
-    """`state`, which the file at `path` holds, with its tensors again, on the CPU.
+def filled(
+    path: Path,
+    state: Mapping[str, Any],
+    like: Callable[[tuple[Any, ...]], Any] | None = None,
+    *,
+    without: Collection[str] = (),
+) -> Any:
+    """`state`, which the file at `path` holds, with its tensors again, on the CPU, but `without` these of its keys.
 
     Of what is `like` a sharded one it is this worker's part, where that is. No collective. Raises CheckpointError where
-    there is no room for whole ones.
+    there is no room for whole ones, or a part is not there.
     """
     if PARTS not in state:
         return state
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
 
-    reader = _reader(path.parent / state[PARTS]["folder"])
+    folder = path.parent / state[PARTS]["folder"]
+    if missing := [name for name in state[PARTS]["files"] if not (folder / name).is_file()]:
+        raise CheckpointError(f"{path}: {folder / missing[0]} is missing, which holds a part of it")
+    reader = _reader(folder)
     known = reader.read_metadata().state_dict_metadata
-    rest = {key: value for key, value in state.items() if key != PARTS}
+    rest = {key: value for key, value in state.items() if key not in {PARTS, *without}}
     targets: dict[str, Tensor] = {}
 
     def part_like(place: tuple[Any, ...], key: str) -> Any:
@@ -122,7 +134,14 @@ def filled(path: Path, state: Mapping[str, Any], like: Callable[[tuple[Any, ...]
     whole = _replaced(rest, target)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
-        dcp.load(targets, storage_reader=reader, no_dist=True)
+        try:
+            dcp.load(targets, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:  # which is no Exception
+            cause = next(iter(error.failures.values()))[0]
+            if isinstance(cause, MemoryError) or "allocate memory" in str(cause):
+                raise cause from None
+            reason = f"{type(cause).__name__}: {cause}".strip().splitlines()[0]
+            raise CheckpointError(f"{path}: {folder} can't be read ({reason})") from error
     return whole
 
 
@@ -180,13 +199,27 @@ class _Unpickler(pickle.Unpickler):
 
 def bring(parts: Mapping[str, Any], source: Path, target: Path) -> None:
     """Let the folder `target` have the parts that a checkpoint in `source` names, too, at no cost where links do."""
-    if not (target / parts["folder"]).exists():
-        shutil.copytree(source / parts["folder"], target / parts["folder"], copy_function=_link)
+    folder, goal = source / parts["folder"], target / parts["folder"]
+    if goal.exists():
+        return
+    beside = goal.with_name(f".{goal.name}")  # what is cut short is no folder of parts
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        for name in parts["files"]:
+            _link(folder / name, beside / name)
+        beside.rename(goal)
+    except FileNotFoundError as error:  # of a run that is under way, which has written another meanwhile
+        raise CheckpointError(f"{error.filename}: is missing, which holds a part of a checkpoint") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
-def _link(source: str, target: str) -> None:
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
+    except FileNotFoundError:
+        raise
     except OSError:  # another disk, or one without links
         shutil.copy2(source, target)
 
@@ -201,7 +234,7 @@ def free_folder(checkpoints: Path, step: int) -> str:
 
 def remove_all_but(checkpoints: Path, names: set[str]) -> None:
     """Remove the parts that no checkpoint has any more."""
-    for folder in checkpoints.glob("step-*.parts"):
+    for folder in (*checkpoints.glob("step-*.parts"), *checkpoints.glob(".step-*.parts")):
         if folder.name not in names:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -98,6 +98,11 @@ class RunPaths:
         """The checkpoint with the best objective so far."""
         return self.checkpoints / "best.pt"
 
+    @property
+    def parts(self) -> list[Path]:
+        """The folders of what each worker has written of checkpoints; see expt.runs.parts."""
+        return sorted(self.checkpoints.glob("step-*.parts"))
+
     def checkpoint(self, which: str) -> Path:
         """The file of `best` or `last`."""
         return {"best": self.best, "last": self.last}[which]

@@ -69,11 +69,11 @@ class ShardedWriter(checkpoint.InThread):
             told = str(error).strip().splitlines() or [type(error).__name__]
             self._error = CheckpointError(checkpoint.not_written(folder, told[-1]))
         if self._error and state is not None:
-            with contextlib.suppress(Exception):  # what is half written takes room, and nothing names it
-                remove_unnamed(self._last.parent)
+            remove_unnamed(self._last.parent)  # what is half written takes room, and nothing names it
 
 
 def remove_unnamed(checkpoints: Path) -> None:
-    """Remove the folders of parts that no checkpoint names any more."""
-    found = (checkpoint.load(path, lazily=True).get(parts.PARTS) for path in checkpoints.glob("*.pt"))
-    parts.remove_all_but(checkpoints, {one["folder"] for one in found if one})
+    """Remove the folders of parts that no checkpoint names any more; none where one is damaged, and names who knows."""
+    with contextlib.suppress(Exception):  # what torch raises is of many kinds
+        found = [checkpoint.load(path, lazily=True).get(parts.PARTS) for path in checkpoints.glob("*.pt")]
+        parts.remove_all_but(checkpoints, {one["folder"] for one in found if one})

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, warn
+from expt.errors import CheckpointError, ConfigError, warn
 from expt.models.partial_load import Fit, load_some, plain_weights, what_fits
 from expt.runs import checkpoint
 from expt.runs.weights_file import weights_file
@@ -86,7 +86,9 @@ def _about(content: Any, fit: Fit) -> Loaded:
 
 def _read(file: Path, given: str) -> Any:
     try:
-        return checkpoint.load(file)
+        return checkpoint.load(file, without=("optimizer",))
+    except CheckpointError as error:
+        raise ConfigError(f"weights={given}: {error}") from error
     except Exception as error:  # RuntimeError, UnpicklingError, EOFError, ...: damaged, or with code in it
         raise ConfigError(
             f"weights={given}: {file} can't be read as weights ({type(error).__name__}: it is damaged, or holds more "

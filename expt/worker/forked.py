@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from torch.optim import Optimizer
 
 from expt.config.groups import Plateau, TargetScheduler
 from expt.config.parse import recorded
@@ -21,17 +24,25 @@ from expt.worker.snapshot import Snapshot
 State = Mapping[str, Any]
 
 
-def load(snapshot: Snapshot, config: RunConfig, saved: State) -> None:
-    """Go on from the checkpoint `saved` of another run. Raises ConfigError where its weights don't fit the model."""
+def load(snapshot: Snapshot, config: RunConfig, source: Path) -> State:
+    """Go on from another run's checkpoint `source`, which rank 0 reads; returns what it holds. A collective.
+
+    Raises ConfigError where its weights don't fit the model.
+    """
     learner, position = snapshot.learner, snapshot.position
-    before = recorded(saved["config"])
+    before = recorded(snapshot.config_of(source))
+    optimizer = optim.build_optimizer(before.optimizer, learner.module, unguarded=config.patches.unguarded)
+    optimizer.state.clear()  # memory that nothing needs
+    saved = snapshot.read(source, written_by=optimizer)
     _load_weights(learner, saved, config)
     position.load_state_dict(saved["position"])
     position.begin_fork(saved.get("steps_per_epoch") or position.steps_per_epoch)
-    _carry_over(learner, config, before, saved, place=_place(snapshot, config), warns=snapshot.worker.rank == 0)
+    place, warns = _place(snapshot, config), snapshot.worker.rank == 0
+    _carry_over(learner, config, before, optimizer, saved, place=place, warns=warns)
     if saved["scaler"]:
         learner.precision.scaler.load_state_dict(saved["scaler"])
     snapshot.load_workers(saved["workers"], sums=position.is_within_epoch, random=before.seed == config.seed)
+    return saved
 
 
 def _load_weights(learner: Learner, saved: State, config: RunConfig) -> None:
@@ -59,10 +70,16 @@ def _place(snapshot: Snapshot, config: RunConfig) -> int:
 
 
 def _carry_over(
-    learner: Learner, config: RunConfig, before: RunConfig, saved: State, *, place: int, warns: bool
+    learner: Learner,
+    config: RunConfig,
+    before: RunConfig,
+    optimizer: Optimizer,
+    saved: State,
+    *,
+    place: int,
+    warns: bool,
 ) -> None:
-    optimizer = optim.build_optimizer(before.optimizer, learner.module, unguarded=config.patches.unguarded)
-    optimizer.state.clear()  # memory that nothing needs
+    """`optimizer` is as it was `before`, without its state, which is in `saved`."""
     optim.scale_lr(optimizer, before.lr_scaling, before.batch_size / (before.base_batch_size or before.batch_size))
     steps_per_epoch = saved.get("steps_per_epoch") or 1
     total_steps = before.epochs * steps_per_epoch
@@ -109,5 +126,5 @@ def release(paths: RunPaths, worker: Worker) -> None:
     if worker.rank == 0 and paths.forked.exists() and paths.last.exists():
         for path in paths.checkpoints.glob(f"{paths.forked.name}*"):
             path.unlink()
-        if next(paths.checkpoints.glob("step-*.parts"), None):
+        if paths.parts:
             sharded_writer.remove_unnamed(paths.checkpoints)

@@ -90,7 +90,7 @@ def parallelise(
         static_graph=config.ddp.static_graph,
         gradient_as_bucket_view=config.ddp.gradient_as_bucket_view,
         bucket_cap_mb=config.ddp.bucket_cap_mb,
-        **({} if _trains_by_buffers(config, module) else _without_broadcasts(module)),
+        **({} if _trains_by_buffers(config, module) else without_broadcasts(module)),
     )
     if config.ddp.comm_hook:
         _compress(parallel, config.ddp.comm_hook)
@@ -112,7 +112,7 @@ def _trains_by_buffers(config: RunConfig, module: nn.Module) -> bool:
     return any(id(buffer) not in statistics for buffer in module.buffers())
 
 
-def _without_broadcasts(module: nn.Module) -> dict[str, Any]:
+def without_broadcasts(module: nn.Module) -> dict[str, Any]:
     """What keeps DistributedDataParallel from copying rank 0's buffers to all workers before each forward pass."""
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:  # since torch 2.15
         return {"forward_sync_buffers": False}

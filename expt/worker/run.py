@@ -122,12 +122,12 @@ class Run:
 
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
-        saved = self.snapshot.read(source)
         rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         if source.name == self.paths.forked.name:
-            forked.load(self.snapshot, self.config, saved)
+            saved = forked.load(self.snapshot, self.config, source)
             self.history.last = dict(saved["last"])  # what it is best at, and where it stops early, is its own
         else:
+            saved = self.snapshot.read(source)
             self.snapshot.load_state_dict(saved)
             self.history.load_state_dict(saved)
             self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())

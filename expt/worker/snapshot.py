@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from expt.runs import checkpoint, parts
@@ -67,10 +68,16 @@ class Snapshot:
         if random and rank < len(workers):
             random_state.load_state_dict(workers[rank]["rng"], self.worker.device)
 
-    def read(self, path: Path, *, only: Collection[str] = ()) -> State:
+    def config_of(self, path: Path) -> State:
+        """The settings of the run that wrote the checkpoint at `path`, which rank 0 reads; a collective."""
+        read = checkpoint.load(path, lazily=True)["config"] if self.worker.rank == 0 else None
+        return collectives.from_rank_0(read, self.worker.device)
+
+    def read(self, path: Path, *, only: Collection[str] = (), written_by: Optimizer | None = None) -> State:
         """The checkpoint at `path`, which rank 0 reads, on every worker; of sharded tensors each gets its part.
 
-        A collective. With `only` there is nothing but these of its keys.
+        A collective. With `only` there is nothing but these of its keys. Its optimiser numbers parameters as
+        `written_by`, or that of now, does.
         """
         sharded = self.learner.shards > 1
         read = checkpoint.load(path, lazily=sharded) if self.worker.rank == 0 else None
@@ -78,18 +85,18 @@ class Snapshot:
             return collectives.from_rank_0(read, self.worker.device)
         if read is not None and only:
             read = {key: value for key, value in read.items() if key in {*only, parts.PARTS}}
-        patterns = self._patterns()
+        patterns = self._patterns(written_by or self.learner.optimizer)
         found: State = parts.filled(path, scattered(read, patterns.get, self.worker.device), patterns.get)
         return found
 
-    def _patterns(self) -> _Slots:
-        """The tensors that are sharded, by where a state has them, or others of their shape."""
+    def _patterns(self, optimizer: Optimizer) -> _Slots:
+        """The tensors that are sharded, by where a state with `optimizer`'s has them, or others of their shape."""
         learner = self.learner
         modules: dict[str, nn.Module] = {"model": learner.module}
         if learner.ema is not None:
             modules["ema"] = learner.ema
         found = {(key, name): one for key, module in modules.items() for name, one in module.state_dict().items()}
-        parameters = itertools.chain.from_iterable(group["params"] for group in learner.optimizer.param_groups)
+        parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
         slots = _Slots({("optimizer", "state", index): one for index, one in enumerate(parameters)})
         slots.update(found)
         return slots

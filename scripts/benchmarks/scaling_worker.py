@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
+from expt.worker.parallel import without_broadcasts
 from scripts.benchmarks.scaling import BUCKET_MIB, IMAGE, SIZES
 
 BLOCKS = 5
@@ -41,7 +42,10 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("nccl" if cuda else "gloo")
     module = _model(args.model).to(device)
-    parallel = DistributedDataParallel(module, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB)
+    # Without the statistics of batch norms, as expt has it: a broadcast in each step would count as computation.
+    parallel = DistributedDataParallel(
+        module, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MIB, **without_broadcasts(module)
+    )
     images = torch.randn(args.batch, *IMAGE, device=device)
     labels = torch.randint(10, (args.batch,), device=device)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, fused=True)

@@ -18,6 +18,10 @@ from tests.tracking.folders import measure, record
         (["run", "--to", "mlflow", "--tracking-uri", "localhost:1"], "--tracking-uri=localhost:1: has no scheme"),
         (["other"], "these 1 runs name no dashboard; say which, as in --to mlflow"),
         (["empty", "--to", "wandb"], "empty: holds no run to send"),
+        (
+            ["other", "--to", "wandb", "--checkpoints"],
+            "--checkpoints: sends single files, and other has a checkpoint in",
+        ),
         ([], "the following arguments are required: FOLDER; see python -m expt send --help"),
     ],
 )
@@ -26,6 +30,7 @@ def test_what_cannot_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wo
     monkeypatch.chdir(tmp_path)
     record(tmp_path / "run")
     record(tmp_path / "other", config={"model": {"name": "mlp"}})
+    (tmp_path / "other" / "checkpoints" / "step-2.parts").mkdir(parents=True)
     with pytest.raises(ConfigError) as raised:
         send.main(words)
     assert line in str(raised.value)

@@ -83,6 +83,10 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         machine(0), {"strategy": "fsdp", "world_size": 2}, {"strategy": "fsdp", "world_size": 1},
         "strategy=fsdp: shares the model out among at least 2 workers, and this run has one; use strategy=ddp, ",
     ),
+    "shards under a debugger": (
+        machine(0), {"strategy": "ddp", "debug": True}, {"strategy": "fsdp", "debug": True},
+        "strategy=fsdp: shares the model out among workers, and debug=true runs one; use strategy=ddp",
+    ),
     "shards of dp": (
         machine(2), {"strategy": "dp"}, {"strategy": "dp", "sharding": {"wrap": ["a", "b"]}},
         "sharding.wrap=[a,b]: strategy=dp gives each worker the whole model; use strategy=fsdp, or leave it out",

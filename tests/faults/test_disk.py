@@ -15,7 +15,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from expt.runs import checkpoint, parts
-from tests.conftest import RunFolder, Trained, start
+from expt.runs.paths import RunPaths
+from tests.conftest import RunFolder, Trained, run, start
 from tests.faults.running import LONG, ranks, training, wait_until
 
 DISK_MB = 16
@@ -93,6 +94,32 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_word(checkpoints: bool, disk: 
         assert RunFolder(disk / "run").result["status"] == "failed"
     ballast.unlink()
     _goes_on(disk / "run", trained)
+
+
+IN_PARTS = ("strategy=fsdp", "world_size=2", "checkpoint.sharded=true", "model.hidden=[700,700]", "optimizer=adamw")
+"""6.5 MB of weights and states: of three checkpoints the last finds no room."""
+
+
+@pytest.mark.slow
+def test_parts_that_find_no_room_leave_the_checkpoint_before(disk: Path) -> None:
+    words = (*IN_PARTS, "dataset.train_limit=320", "log_every=1", "epochs=4")
+    failed = run(*words, "hydra.run.dir=run", cwd=disk)
+    assert failed.returncode == 1, failed.stderr
+    paths = RunPaths(disk / "run")
+    assert "Traceback" not in failed.stderr
+    assert f"{paths.checkpoints.relative_to(disk)}/step-15.parts: the checkpoint could not be written" in failed.stderr
+    assert "is the disk full?" in failed.stderr
+    assert "The checkpoint before it is kept." in failed.stderr
+    assert failed.stderr.count("error:") == 1
+    checkpoint.check(paths.last)
+    state = checkpoint.load(paths.last, lazily=True)
+    assert state["position"]["epoch"] == 2
+    assert [each.name for each in paths.parts] == ["step-10.parts", "step-5.parts"], "and nothing that is half written"
+    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+    for more in (("hydra.run.dir=run", "resume=auto"), ("hydra.run.dir=whole",)):
+        done = run(*words, *more, cwd=disk)
+        assert done.returncode == 0, done.stderr
+    assert RunFolder(disk / "run").points == RunFolder(disk / "whole").points, "to the same bits"
 
 
 def _save_for_ever(path: Path) -> None:

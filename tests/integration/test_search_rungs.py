@@ -19,6 +19,7 @@ from tests.integration.test_resume import _same
 
 SHORT = ("dataset.train_limit=320", "batch_size=32", "optimizer.momentum=0.9", "model.dropout=0.3", "ema=0.9")
 ALONE = ("world_size=1", "threads=1", "tensorboard.images=false", "hydra.launcher.max_concurrent=1")
+SHARDED = ("strategy=fsdp", "checkpoint.sharded=true")
 LR = "optimizer.lr=tag(log,interval(1e-3,3))"
 
 
@@ -32,10 +33,13 @@ def assert_same(promoted: RunFolder, whole: RunFolder) -> None:
     assert _same(weights(promoted.folder), weights(whole.folder))
 
 
-def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(tmp_path: Path, trained: Trained) -> None:
+@pytest.mark.parametrize("strategy", [(), pytest.param(SHARDED, marks=pytest.mark.slow)], ids=["ddp", "fsdp in parts"])
+def test_what_has_paused_goes_on_in_a_later_command_to_the_same_bits(
+    strategy: tuple[str, ...], tmp_path: Path, trained: Trained
+) -> None:
     folder = tmp_path / "search"
     search = ("search=random", "search.rungs=asha", "search.reduction=2", "search.keep_checkpoints=true", LR)
-    words = (*search, *SHORT, "epochs=2", "world_size=2", "threads=1", "tensorboard.images=false")
+    words = (*search, *SHORT, *strategy, "epochs=2", "world_size=2", "threads=1", "tensorboard.images=false")
     first = expt.sweep(*words, "search.runs=1", folder=folder)
     assert [run.status for run in first] == ["paused"]
     (waits,) = first.paused

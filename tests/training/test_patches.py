@@ -60,6 +60,7 @@ LEFT_OUT = ("patches.unguarded=false", "patches.backward=false", "patches.malloc
 @pytest.mark.parametrize("keys", [(), LEFT_OUT], ids=["kept", "left out"])
 def test_a_patch_can_be_left_out(keys: tuple[str, ...], trained: Trained, points: list[str]) -> None:
     run = trained(own("Looking"), *SMALL, "onednn=false", *keys)
-    assert (run.folder / "logs" / "0" / "0" / "stdout.log").read_text() == ("True False\n" if keys else "False True\n")
+    printed = (run.folder / "logs" / "0" / "0" / "stdout.log").read_text()
+    assert printed.endswith("True False\n" if keys else "False True\n"), "before it gloo of torch 2.10 may print"
     assert warnings(run) == []
     assert run.points == points

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from expt.config.schema import RunConfig
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
 from expt.training.observer import Observer
@@ -18,6 +20,7 @@ from expt.worker import build
 from expt.worker.run import Run
 from tests.conftest import Configured, RunFolder
 from tests.ranks import together
+from tests.worker.sharded import Configs
 
 ALONE = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 
@@ -76,3 +79,20 @@ def train_together(tmp_path: Path, configured: Configured) -> TrainTogether:
         return RunFolder(folder)
 
     return train
+
+
+@pytest.fixture
+def configs(configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configs:
+    """`configs("fsdp", 2, "model=mlp")`: in a folder with a text."""
+    for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"):
+        importlib.import_module(name)  # once, and not in each rank
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+
+    def configure(strategy: str, size: int, *words: str) -> RunConfig:
+        if strategy == "ddp":
+            words = tuple(word for word in words if not word.startswith(("sharding.", "checkpoint.sharded")))
+        given = configured("world_size=4", "threads=1", f"strategy={strategy}", *words)
+        return dataclasses.replace(given, world_size=size)
+
+    return configure

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from expt.config.schema import RunConfig
-from expt.errors import CheckpointError
+from expt.errors import CheckpointError, ConfigError
 from expt.inference.load import load
 from expt.runs import checkpoint, parts, resume, tags
 from expt.runs.paths import RunPaths
 from expt.tensorboard.event_files import read_events
 from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
-from expt.training.observer import Observer
-from expt.worker import fault
-from expt.worker.run import Run
+from expt.worker import fault, first_weights
 from tests import ranks
-from tests.conftest import Configured, RunFolder
+from tests.conftest import RunFolder
+from tests.worker.conftest import ALONE
+from tests.worker.sharded import Configs, apart, losses, together, trained
 
 SMALL = ("epochs=1", "dataset.train_limit=136", "drop_last=false", "log_every=1", "batch_size=64")
 """Three steps, of which the last has eight samples; 144 are evaluated, the last worker's share being smaller."""
@@ -43,50 +38,7 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 
 
-def trained(folder: Path, config: RunConfig, worker: Worker, source: Path | None = None) -> str:
-    folder.mkdir(exist_ok=True)
-    paths = RunPaths(folder)
-    if worker.rank == 0 and not paths.result.exists():
-        paths.result.write_text('{"status": "running"}')
-    run = Run(config, paths, worker, typed_at=0.0, beat=lambda: None)
-    return run.train(source) if config.tensorboard.histograms else run.train(source, lambda *_: Observer())
-
-
-@pytest.fixture
-def configs(configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunConfig]:
-    """`configs("fsdp", 2, "model=mlp")`: in a folder with a text."""
-    for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"):
-        importlib.import_module(name)  # once, and not in each rank
-    monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
-
-    def configure(strategy: str, size: int, *words: str) -> RunConfig:
-        if strategy == "ddp":
-            words = tuple(word for word in words if not word.startswith(("sharding.", "checkpoint.sharded")))
-        given = configured("world_size=4", "threads=1", f"strategy={strategy}", *words)
-        return dataclasses.replace(given, world_size=size)
-
-    return configure
-
-
-def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:
-    (meeting := folder / f"meeting of {size}, {len(list(folder.iterdir()))}").mkdir()
-    return ranks.together(meeting, size, each)
-
-
-def losses(folder: Path) -> dict[tuple[str, int], float]:
-    points = map(json.loads, RunFolder(folder).points)
-    return {(point["tag"], point["step"]): point["value"] for point in points if "loss" in point["tag"]}
-
-
-def apart(one: Path, other: Path) -> float:
-    """The largest difference of two runs' losses."""
-    found, expected = losses(one), losses(other)
-    assert found.keys() == expected.keys()
-    return max(abs(value - expected[key]) for key, value in found.items())
-
-
-def test_curves_are_those_of_ddp(configs: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_curves_are_those_of_ddp(configs: Configs, tmp_path: Path) -> None:
     kinds: dict[str, tuple[tuple[str, int], ...]] = {
         name: (("ddp", 1), ("fsdp", size)) for name, size in zip(CASES, (4, 2, 4, 2, 4), strict=True)
     }
@@ -128,7 +80,7 @@ def norms(folder: Path) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_batch_norms_of_each_worker_are_those_of_ddp(configs: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_batch_norms_of_each_worker_are_those_of_ddp(configs: Configs, tmp_path: Path) -> None:
     wanted = {strategy: configs(strategy, 2, *RESNET) for strategy in ("ddp", "fsdp")}
     together(tmp_path, 2, lambda worker: [trained(tmp_path / name, config, worker) for name, config in wanted.items()])
     assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-4
@@ -139,7 +91,7 @@ OFTEN = ("epochs=3", "checkpoint.every_steps=2")
 
 
 @pytest.mark.parametrize("sharded", ["true", pytest.param("false", marks=pytest.mark.slow)])
-def test_killed_runs_go_on_to_the_same_bits(sharded: str, configs: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_killed_runs_go_on_to_the_same_bits(sharded: str, configs: Configs, tmp_path: Path) -> None:
     config = configs("fsdp", 2, *LONG, *OFTEN, f"checkpoint.sharded={sharded}")
 
     def killed(worker: Worker) -> None:
@@ -166,9 +118,7 @@ def test_killed_runs_go_on_to_the_same_bits(sharded: str, configs: Callable[...,
     )
 
 
-def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
-    configs: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_a_run_goes_on_with_another_strategy_and_number_of_workers(configs: Configs, tmp_path: Path) -> None:
     settings = tuple(word for word in LONG if "dropout" not in word)
     stretches = (
         ("ddp", 2, "false"),
@@ -205,7 +155,7 @@ class Weighs(Callback):
 
 
 def test_what_looks_at_the_whole_model_gets_it(
-    configs: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = "callbacks=[{_target_: tests.worker.test_sharding.Weighs}]"
     settings = (*SMALL, "model=mlp", "ema=0.5", own, "tensorboard.histograms=true")
@@ -232,6 +182,14 @@ def test_what_looks_at_the_whole_model_gets_it(
         CheckpointError, match=r"is sharded, and its whole tensors need more than the 0\.0 GB that this"
     ):
         load(paths.folder)
+    with pytest.raises(ConfigError, match=rf"weights={paths.folder}: .*best.pt: is sharded, and its whole tensors"):
+        first_weights.load(torch.nn.Linear(1, 1), str(paths.folder), ALONE)
+    monkeypatch.undo()
     (lost := sorted((paths.checkpoints).glob("*.parts/*.distcp"))[0]).write_bytes(b"")
     with pytest.raises(CheckpointError, match=rf"{lost.name}, a part of it, is truncated or damaged"):
         checkpoint.check(paths.best)
+    with pytest.raises(CheckpointError, match=r"step-\d+.parts can't be read \("):
+        checkpoint.load(paths.best)
+    lost.unlink()
+    with pytest.raises(CheckpointError, match=rf"{lost.name} is missing, which holds a part of it"):
+        checkpoint.load(paths.best)

@@ -1,0 +1,49 @@
+"""What tests of sharded models share: runs of forked ranks in folders of their own, and their losses side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from expt.config.schema import RunConfig
+from expt.runs.paths import RunPaths
+from expt.training.collectives import Worker
+from expt.training.observer import Observer
+from expt.worker.run import Run
+from tests import ranks
+from tests.conftest import RunFolder
+
+Configs = Callable[..., RunConfig]
+
+
+def trained(
+    folder: Path, config: RunConfig, worker: Worker, source: Path | None = None, until_epoch: int | None = None
+) -> str:
+    """Carry a run out as one of its workers; TensorBoard looks on where it is to have histograms."""
+    folder.mkdir(exist_ok=True)
+    paths = RunPaths(folder)
+    if worker.rank == 0 and not paths.result.exists():
+        paths.result.write_text('{"status": "running"}')
+    run = Run(config, paths, worker, typed_at=0.0, beat=lambda: None, until_epoch=until_epoch)
+    return run.train(source) if config.tensorboard.histograms else run.train(source, lambda *_: Observer())
+
+
+def together(folder: Path, size: int, each: Callable[[Worker], Any]) -> list[Any]:
+    """What each of `size` ranks returns, which meet in `folder`."""
+    (meeting := folder / f"meeting of {size}, {len(list(folder.iterdir()))}").mkdir()
+    return ranks.together(meeting, size, each)
+
+
+def losses(folder: Path) -> dict[tuple[str, int], float]:
+    """All that a run has measured of its loss, by tag and step."""
+    points = map(json.loads, RunFolder(folder).points)
+    return {(point["tag"], point["step"]): point["value"] for point in points if "loss" in point["tag"]}
+
+
+def apart(one: Path, other: Path) -> float:
+    """The largest difference of two runs' losses."""
+    found, expected = losses(one), losses(other)
+    assert found.keys() == expected.keys()
+    return max(abs(value - expected[key]) for key, value in found.items())
