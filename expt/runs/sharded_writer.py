@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from expt.errors import CheckpointError
-from expt.runs import checkpoint, parts
+from expt.runs import checkpoint, checkpoint_file, parts, parts_folder
 
 
 class ShardedWriter(checkpoint.InThread):
@@ -51,11 +51,11 @@ class ShardedWriter(checkpoint.InThread):
     ) -> None:
         folder = self._last.parent / name
         try:
-            with checkpoint.full_disk_in_words(folder):
+            with checkpoint_file.full_disk_in_words(folder):
                 parts.write(folder, tensors, self._group)
             if state is None:
                 return
-            known = {**state, parts.PARTS: parts.described(folder)}
+            known = {**state, parts_folder.PARTS: parts_folder.described(folder)}
             if target is not None:
                 checkpoint.save(target, known)
             else:
@@ -67,7 +67,7 @@ class ShardedWriter(checkpoint.InThread):
             self._error = error
         except BaseException as error:  # torch's CheckpointException, which says what happened to each worker, is none
             told = str(error).strip().splitlines() or [type(error).__name__]
-            self._error = CheckpointError(checkpoint.not_written(folder, told[-1]))
+            self._error = CheckpointError(checkpoint_file.not_written(folder, told[-1]))
         if self._error and state is not None:
             with contextlib.suppress(Exception):  # what is half written takes room, and nothing names it
                 remove_unnamed(self._last.parent)
@@ -75,5 +75,5 @@ class ShardedWriter(checkpoint.InThread):
 
 def remove_unnamed(checkpoints: Path) -> None:
     """Remove the folders of parts that no checkpoint names any more."""
-    found = (checkpoint.load(path, lazily=True).get(parts.PARTS) for path in checkpoints.glob("*.pt"))
-    parts.remove_all_but(checkpoints, {one["folder"] for one in found if one})
+    found = (checkpoint_file.read(path).get(parts_folder.PARTS) for path in checkpoints.glob("*.pt"))
+    parts_folder.remove_all_but(checkpoints, {one["folder"] for one in found if one})
