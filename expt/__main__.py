@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 
@@ -12,6 +13,8 @@ TYPED_AT = time.monotonic()
 
 def main() -> None:
     """Run the command in sys.argv, and exit; see expt.command.command_line. After `expt warm` a fork may run it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it imports: Ctrl-C ends it, and prints no traceback
     from expt.command import hand_over
 
     hand_over.become_its_stand_in(TYPED_AT)

@@ -30,6 +30,43 @@ GRACE_S, IMPATIENT_S = 30.0, 8.0
 # Of the whole process, as signals are: the kernel asks a process, not one of its runs.
 _received: list[signal.Signals] = []
 _at_once = False
+_interrupted = False
+
+
+@contextlib.contextmanager
+def interrupts_noted() -> Iterator[None]:
+    """While entered, and until `raise_dropped`, Ctrl-C is remembered, beside that it raises KeyboardInterrupt.
+
+    Python drops one that is raised in a callback, of which each import has some.
+    """
+    global _interrupted
+    _interrupted, before = False, signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        if before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, before)
+
+
+def raise_dropped() -> None:
+    """Raise KeyboardInterrupt where one has been dropped; from now on none is remembered."""
+    if signal.getsignal(signal.SIGINT) is _interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if _interrupted:
+        raise KeyboardInterrupt
+
+
+def was_interrupted() -> bool:
+    """Whether Ctrl-C came while it was remembered."""
+    return _interrupted
+
+
+def _interrupt(number: int, _: types.FrameType | None) -> None:
+    global _interrupted
+    _interrupted = True
+    raise KeyboardInterrupt
 
 
 def asked() -> bool:
@@ -78,6 +115,7 @@ class Heeded:
     def __enter__(self) -> None:
         _received.clear()
         if threading.current_thread() is threading.main_thread():
+            raise_dropped()
             heeded = [number for number in ASKING if number != signal.SIGHUP] + _unless_ignored(signal.SIGHUP)
             self._before = {number: signal.signal(number, self._keep) for number in heeded}
 

@@ -52,6 +52,21 @@ def test_the_scaling_model_is_held_against_workers_of_this_machine() -> None:
     assert len(re.findall(r" GPUs .* of linear", done.stdout)) == 8
 
 
+@pytest.mark.slow
+def test_a_sweeps_driver_is_measured_by_itself(tmp_path: Path) -> None:
+    words = ["--only=grid", "--points=4,3", "--rounds=1", "--peers=plain", "--json", str(tmp_path / "found.json")]
+    done = subprocess.run([sys.executable, str(BENCH), *words], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "found.json").read_text())["results"]
+    found = {row["case"]: row["median"]["expt"] for row in rows if row["unit"] != "s CPU"}
+    assert len([case for case in found if "for a further run" in case]) == 2
+    assert 0.3 < found["from the command to the first of 3 runs"] < 60
+    assert found["the command again, all of 4 runs complete"] > 0.3
+    assert found["to the first screen of the report on 4 runs"] > 0.1
+    assert 30 < found["peak memory of the driver, 4 runs"] < 2000
+    assert 3 <= found["open in the driver at most, 4 runs"] < 100
+
+
 def test_more_gpus_take_longer_for_a_step_and_free_links_do_not() -> None:
     slow, free = Link(1e-5, 12.5e9), Link(0.0, 1e30)
     seconds = [

@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -39,6 +40,22 @@ def test_the_first_signal_is_kept(number: signal.Signals) -> None:
         assert signals.asked_by(number)
     assert signal.getsignal(number) is before
     assert signals.exit_code() == 128 + number
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_that_python_drops_is_heard_as_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it comes within a callback: an import has some."""
+    monkeypatch.setattr(signals, "_interrupted", False)
+    watched, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    with signals.interrupts_noted():
+        called = weakref.ref(watched, lambda _: press(signal.SIGINT))
+        del watched
+        assert called() is None
+        assert signals.was_interrupted()
+        with pytest.raises(KeyboardInterrupt), signals.Heeded():
+            raise AssertionError
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_second_raises() -> None:

@@ -23,18 +23,27 @@ PRINTING = {"--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion",
 def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
     """Do what `expt ARGUMENTS` asks for, and exit: 0 done, 1 a run failed, 2 wrong input, 130 (143) interrupted."""
     terminal.prepare()
+    with signals.interrupts_noted():
+        code = _exit_code(arguments, time.monotonic() if typed_at is None else typed_at)
+    if code:
+        sys.exit(code)
+
+
+def _exit_code(arguments: Sequence[str], typed_at: float) -> int:
     try:
         with terminal.quietly(arguments) as words:
-            code = _run(words, time.monotonic() if typed_at is None else typed_at)
+            code = _run(words, typed_at)
     except ExptError as error:
         _complain(error)
         code = signals.exit_code() if isinstance(error, Interrupted) else error.exit_code
     except KeyboardInterrupt:
         code = signals.exit_code()
+    except BaseException:  # a RuntimeError, where Ctrl-C came as Python made a class
+        if not signals.was_interrupted():
+            raise
     finally:
         forkserver.kill()
-    if code:
-        sys.exit(code)
+    return signals.exit_code() if signals.was_interrupted() else code
 
 
 def _run(arguments: Sequence[str], typed_at: float) -> int:

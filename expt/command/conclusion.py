@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,12 +14,14 @@ from expt.command.search_conclusion import bad_points, conclude_search
 from expt.config.main_code import is_of_main
 from expt.config.user_code import targets_recorded
 from expt.errors import ExptError, FolderInUse, warn
+from expt.runs import spending
 from expt.runs.paths import RunPaths
 from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord
 from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.progress import resume_command, shown_path
 from expt.runs.view.stale import print_stale, stale
+from expt.runs.view.units import amount, kilowatt_hours
 from expt.runs.worker_error import in_one_line
 
 
@@ -69,12 +71,24 @@ def conclude(
         say(console, f"paused       {paused} of {len(runs)} runs; to train one to its end: {how}")
     for run in (run for run in runs if run["status"] == DAMAGED):
         say(console, f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts nowhere")
+    for line in _costs(runs):
+        say(console, line)
     for note in notes:
         say(console, note)
     if written:
         say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))
     say(console, f"look at it   tensorboard --logdir {logdir}")
+
+
+def _costs(runs: Sequence[FoundRecord]) -> Iterator[str]:
+    """What all runs have cost together: the time of each device is counted."""
+    for kind, total in spending.totals(runs).items():
+        line = f"{kind + ' time':<13}{amount(total.device_s)} of {total.runs} run{'s' * (total.runs > 1)}"
+        if total.measured:
+            known = "" if total.measured == total.runs else f" of {total.measured} of them"
+            line += f", {kilowatt_hours(total.energy_j)}{known}"
+        yield line
 
 
 def _write_summary(folder: Path, runs: Sequence[FoundRecord]) -> bool:

@@ -14,6 +14,7 @@ from expt.config import main_code
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
+from expt.errors import ConfigError
 from expt.runs.parent import inherited, key_of, named, record_of, without_latest
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Forked
@@ -76,15 +77,21 @@ class Parents:
         return given in self._known
 
     def with_words(self, point: Sequence[str]) -> list[str]:
-        """The words of a point with those of the parent before them. Raises ConfigError where that is no run."""
+        """The words of a point with those of the parent before them; of one that is gone `content` tells."""
         given = next((word for word in reversed(point) if key_of(word) == "fork"), None)
         if given is None or not (values := _values(parsed([given])[0])):
             return list(point)
         known = self._known.get(values[0])
-        arguments = known[0]["arguments"] if known else record_of(values[0]).get("arguments", [])
+        try:
+            arguments = known[0]["arguments"] if known else record_of(values[0]).get("arguments", [])
+        except ConfigError:
+            return list(point)
         return [*inherited(arguments, {key_of(word) for word in point}), *point]
 
     def content(self, config: RunConfig, *, fetch: bool) -> Content:
-        """What a run of the sweep is made of: forks of one run are all of the checkpoint that the first of them had."""
+        """What a run of the sweep is made of: forks of one run are all of the checkpoint that the first of them had.
+
+        Raises ConfigError where what is forked is no run.
+        """
         known = self._known.get(config.fork) if config.fork else None
         return content_of(config, fetch=fetch, fork=known[1] if known else None)

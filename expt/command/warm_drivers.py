@@ -28,7 +28,10 @@ from expt.command import hand_over
 from expt.launch import warm, warm_server
 from expt.launch.warm_server import Imported, close_all_but
 
-MODULES = ("expt.__main__", "expt.command.main", "expt.command.sweep", "expt.launch.one_run", "expt.runs.view.summary")
+MODULES = (
+    *("expt.__main__", "expt.command.command_line", "expt.command.main", "expt.command.sweep", "expt.launch.one_run"),
+    "expt.runs.view.summary",
+)
 WORDS = ("model=mlp", "epochs=2", "optimizer.lr=0.1", "batch_size=64", "world_size=1", "gpus=0")
 """Such as are typed."""
 MAX_DESCRIPTORS = hand_over.MOST_DESCRIPTORS + 1
@@ -225,7 +228,7 @@ def _die_with(ends: int) -> None:
 
 
 def _signals_of(deaf: Sequence[int], mask: Iterable[int]) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as a command that has just been typed, see expt.__main__
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number in deaf:
         signal.signal(number, signal.SIG_IGN)

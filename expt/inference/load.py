@@ -20,7 +20,7 @@ from expt.errors import warn
 from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
 from expt.models.partial_load import plain_weights
-from expt.runs import checkpoint
+from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
 from expt.runs.weights_file import Which, found, run_and_which
@@ -82,7 +82,7 @@ def saved(run: str | Path, which: str | None = None) -> tuple[Record, dict[str, 
     """The record of the run, and what its best or last checkpoint has of the model. Warns and raises as `load`."""
     folder, which = run_and_which(run, which)
     record, file = found(folder, which)
-    checkpoint.check(file)
+    checkpoint_file.check(file)
     state = checkpoint.load(file, without=("optimizer",))
     main_code.find_kept(RunPaths(folder).code)
     _warn_of_other_code(state["config"], record)

@@ -10,12 +10,14 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, util
-from typing import Any
+from typing import Any, TypeAlias
 
 from expt import signals
 from expt.launch import warm as warm_server
+
+Spawn: TypeAlias = Callable[[Any, Sequence[Any], Sequence[int]], int]
 
 WORKER_MODULES = ("expt.launch.preload",)
 SWEEP_MODULES = ("expt.launch.preload_sweep",)
@@ -41,16 +43,30 @@ def warm(extra_modules: Sequence[str] = ()) -> None:
 
 def ensure_running() -> int | None:
     """Start it, also anew where it was killed; returns its pid, None where that cannot be known."""
-    # Ignored from birth, in the forkserver and in every worker: Ctrl-C reaches them all, and the driver answers it.
-    reach_all = signals.ASKING if signals.in_slurm() else signals.OF_THE_TERMINAL
-    in_main = threading.current_thread() is threading.main_thread()  # else Python lets nobody change that
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in reach_all if in_main}
-    try:
+    with _heard_later():
         _start()
+    return _pid()
+
+
+@contextlib.contextmanager
+def _heard_later() -> Iterator[None]:
+    """While entered, what a person asks by a signal waits: nothing half made is interrupted, and nothing is lost."""
+    kept = list[int]()
+    in_main = threading.current_thread() is threading.main_thread()  # else Python lets nobody change that
+    numbers = _reaching_all() if in_main else ()
+    previous = {number: signal.signal(number, lambda got, _: kept.append(got)) for number in numbers}
+    try:
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return _pid()
+    for each in kept:
+        signal.raise_signal(each)
+
+
+def _reaching_all() -> tuple[signal.Signals, ...]:
+    """What reaches every process at once, and the driver answers: the forkserver and workers ignore it from birth."""
+    return signals.ASKING if signals.in_slurm() else signals.OF_THE_TERMINAL
 
 
 def is_gone(pid: int | None, within_s: float = 0.0) -> bool:
@@ -130,22 +146,44 @@ def _start() -> None:
         forkserver.ensure_running()  # a Python that names its parts otherwise
         return
     if server._forkserver_pid is None:
-        with contextlib.suppress(warm_server.Cold), _forked_where_warm():
+        with contextlib.suppress(warm_server.Cold), _spawned(_forked_where_warm):
             server.ensure_running()
             _borrowed = _Borrowed(server)
             return
-    server.ensure_running()
+    with _spawned(_deaf_from_birth):
+        server.ensure_running()
+
+
+def _forked_where_warm(_: Spawn, command: Sequence[Any], descriptors: Sequence[int]) -> int:
+    """Raises Cold, with nothing left, where Python must start an interpreter."""
+    return warm_server.fork(str(command[-1]), descriptors)
+
+
+def _deaf_from_birth(spawn: Spawn, command: Sequence[Any], descriptors: Sequence[int]) -> int:
+    """Start a Python that never hears what reaches all: it is blocked until the program's first line ignores it."""
+    *options, program = command
+    numbers = [int(number) for number in _reaching_all()]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    before = [int(number) for number in mask]
+    deaf = (
+        f"import signal; [signal.signal(number, signal.SIG_IGN) for number in {numbers}]; "
+        f"signal.pthread_sigmask(signal.SIG_SETMASK, {before}); "
+    )
+    try:
+        return spawn(command[0], [*options, deaf + program], descriptors)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager
-def _forked_where_warm() -> Iterator[None]:
-    """While entered, Python starts no interpreter for its forkserver. Raises Cold, with nothing left, where it must."""
+def _spawned(how: Callable[[Spawn, Sequence[Any], Sequence[int]], int]) -> Iterator[None]:
+    """While entered, Python starts its forkserver in this way."""
     real = util.spawnv_passfds
 
     def spawn(path: Any, command: Sequence[Any], descriptors: Sequence[int]) -> int:
         if "forkserver" not in str(command[-1]):  # Python's tracker of shared memory
             return real(path, command, descriptors)
-        return warm_server.fork(str(command[-1]), descriptors)
+        return how(real, command, descriptors)
 
     util.spawnv_passfds = spawn  # type: ignore[assignment]
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from expt import machine
+from expt import machine, signals
 from expt.config import user_code
 from expt.data.files import prepare
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, Diverged, FolderInUse, Interrupted, RunFailed
@@ -88,6 +88,7 @@ def _run_in_process(request: RunRequest, on_start: Callable[[], None] | None, co
     from expt.worker.main import run_as
 
     config, paths = request.config, request.paths
+    signals.raise_dropped()
     prepare(config.dataset, config.task)
     user_code.import_anew(user_code.targets(config))  # it may have been edited since the run before this, in a notebook
     gpus = () if machine.is_simulated() else config.gpu_indices

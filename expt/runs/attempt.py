@@ -13,7 +13,7 @@ from expt.config import main_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, warn
-from expt.runs import lineage, provenance, spending
+from expt.runs import fork, lineage, provenance, resume, spending
 from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Made
@@ -80,8 +80,6 @@ class Attempt:
         main_code.keep(self.request.config, self.paths.code)
         if source is None:
             return None
-        from expt.runs import fork, resume
-
         if forks:
             return fork.begin(source, self.request.config, self.paths)
         update_result(self.paths, resumed_from=resume.cut_back(source, self.paths))
@@ -120,13 +118,9 @@ class Attempt:
         ran = resumes and (paths.checkpoints.exists() or paths.metrics.exists())
         begins = self.request.goes_on_from
         if forks:
-            from expt.runs import fork
-
             return fork.find(config, self.request.content, paths)
         if not ran and config.resume in (None, "auto") and begins is None:
             return None
-        from expt.runs import resume  # late: it imports torch, which a new run's driver has no need of
-
         return resume.find(config, self.request.content, paths, may_have_run=resumes, else_from=begins)
 
     def _forks(self, *, resumes: bool) -> bool:
@@ -146,8 +140,6 @@ class Attempt:
                 content = content._replace(weights=earlier["content"].get("weights", content.weights))
             begun = {"weights_from": then.get("weights_from") or begun_from(config.weights, content.weights)}
         if forked is not None and forked != self.paths.forked:
-            from expt.runs import fork
-
             begun["forked_from"] = fork.forked_from(config, forked)
         elif "forked_from" in then:
             made = then["content"]

@@ -11,7 +11,7 @@ from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, show
 from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
-from expt.runs import checkpoint
+from expt.runs import checkpoint_file
 from expt.runs.parent import kept_by, named
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Forked
@@ -74,6 +74,14 @@ def identified(given: str) -> tuple[str, str]:
     return f"{record['identity']}@{found.step}", f"{record['seedless_identity']}@{found.step}"
 
 
+def is_there(run: Path) -> bool:
+    """Whether there is something to fork: the run, with a checkpoint."""
+    try:
+        return next(_all(named(str(run)).run), None) is not None
+    except ConfigError:
+        return False
+
+
 def epochs_of(run: Path) -> set[int]:
     """After which whole epochs the run has checkpoints."""
     return {found.epoch for found in _all(run) if found.ends_epoch}
@@ -100,12 +108,12 @@ def _is(found: Found, which: str) -> bool:
 def _all(run: Path) -> Iterator[Found]:
     """Those that can be read, the last and the best first."""
     paths = RunPaths(run)
-    files = [*checkpoint.candidates(paths.last), *checkpoint.candidates(paths.best)]
+    files = [*checkpoint_file.candidates(paths.last), *checkpoint_file.candidates(paths.best)]
     for file in sorted(files, key=lambda path: path not in (paths.last, paths.best)):
         try:
-            state = checkpoint.load(file, lazily=True)
+            state = checkpoint_file.read(file)
             yield Found(file, {key: state[key] for key in state if key not in ("model", "ema", "optimizer")})
-        except Exception:  # damaged, or removed meanwhile: what torch raises is of many kinds
+        except Exception:  # damaged in one of many ways, or removed meanwhile
             continue
 
 
@@ -143,7 +151,7 @@ def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
 
 def _is_whole(path: Path) -> bool:
     try:
-        checkpoint.check(path)
+        checkpoint_file.check(path)
     except CheckpointError as error:
         warn(f"{error}; it is taken anew")
         return False
@@ -159,14 +167,14 @@ def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
         paths.checkpoints.mkdir(parents=True, exist_ok=True)
         for left in reversed(range(TRIES)):
             try:
-                checkpoint.keep_as(source, paths.forked)
-                checkpoint.check(paths.forked)
+                checkpoint_file.keep_as(source, paths.forked)
+                checkpoint_file.check(paths.forked)
                 break
             except CheckpointError:  # a run that is under way may just have written another
                 if not left:
                     paths.forked.unlink(missing_ok=True)
                     raise
-    state = checkpoint.load(paths.forked, lazily=True)
+    state = checkpoint_file.read(paths.forked)
     metrics = (paths if source == paths.forked else RunPaths(source.parent.parent)).metrics
     text = metrics.read_bytes() if metrics.exists() else b""
     paths.metrics.write_bytes(text[: state["metrics_bytes"]])
@@ -175,7 +183,7 @@ def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
 
 def forked_from(config: RunConfig, source: Path) -> Forked:
     """What result.json says of the checkpoint `source`, which is in the other run's folder."""
-    run, state = source.parent.parent, checkpoint.load(source, lazily=True)
+    run, state = source.parent.parent, checkpoint_file.read(source)
     record = result_of_any(RunPaths(run))
     found = Found(source, {"steps_per_epoch": record.get("steps_per_epoch"), **state})
     return {

@@ -9,6 +9,7 @@ from expt.config.identity import Content, identity
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
+from expt.runs import fork
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record, result_of_any
 
@@ -50,8 +51,6 @@ def as_forked(config: RunConfig, content: Content, known: Content | None = None)
         return content
     if known is not None:
         return content._replace(fork=known.fork, seedless_fork=known.seedless_fork)
-    from expt.runs import fork  # late: it imports torch
-
     try:
         which, seedless = fork.identified(config.fork)
     except ConfigError:

@@ -13,7 +13,7 @@ from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, show
 from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
-from expt.runs import checkpoint, provenance
+from expt.runs import checkpoint_file, provenance
 from expt.runs.paths import RunPaths
 from expt.runs.plan import OF_PLAN, refuse_other_plan
 from expt.runs.record_parts import Resumed
@@ -48,7 +48,7 @@ def find(
     if source is None and else_from is not None:
         source = _elsewhere(else_from)
     if source is not None:
-        state = checkpoint.load(source, lazily=True)
+        state = checkpoint_file.read(source)
         _refuse_another(config, state["config"], source)
         _refuse_another_fork(config, content, state["config"], source)
         _refuse_shorter(config, state["position"], source)
@@ -61,7 +61,7 @@ def find(
 
 def cut_back(source: Path, paths: RunPaths) -> Resumed:
     """Make the run's folder what it was when `source` was written; returns what result.json says of that."""
-    state = checkpoint.load(source, lazily=True)
+    state = checkpoint_file.read(source)
     metrics = RunPaths(source.parent.parent).metrics
     text = metrics.read_bytes() if metrics.exists() else b""
     paths.metrics.write_bytes(text[: state["metrics_bytes"]])
@@ -71,7 +71,7 @@ def cut_back(source: Path, paths: RunPaths) -> Resumed:
         best = next((path for path in there if _has_best(path, state)), None)
         if best is not None:
             paths.checkpoints.mkdir(parents=True, exist_ok=True)
-            checkpoint.keep_as(best, paths.best)
+            checkpoint_file.keep_as(best, paths.best)
         else:
             warn(f"{beside}: is not the best that {source.name} knows of; the test at the end is of a later one")
     return {"checkpoint": str(source), "step": state["position"]["step"]}
@@ -79,7 +79,7 @@ def cut_back(source: Path, paths: RunPaths) -> Resumed:
 
 def _in_folder(paths: RunPaths) -> Path | None:
     """The newest of this very run. Raises ConfigError where nothing but a damaged file says that there is one."""
-    found = checkpoint.candidates(paths.last)
+    found = checkpoint_file.candidates(paths.last)
     if paths.result.exists() or paths.metrics.exists():
         return _newest(found, mine=True)
     try:
@@ -91,7 +91,7 @@ def _in_folder(paths: RunPaths) -> Path | None:
 
 
 def _elsewhere(path: Path) -> Path:
-    found = [path] if path.is_file() else checkpoint.candidates(RunPaths(path).last)
+    found = [path] if path.is_file() else checkpoint_file.candidates(RunPaths(path).last)
     try:
         source = _newest(found, mine=False)
     except CheckpointError as error:
@@ -106,10 +106,10 @@ def _newest(found: list[Path], *, mine: bool) -> Path | None:
     problem = None
     for path in found:
         try:
-            checkpoint.check(path)
+            checkpoint_file.check(path)
         except CheckpointError as error:
             problem = error
-            where = f"set aside as {checkpoint.set_aside(path)}" if mine else "passed over"
+            where = f"set aside as {checkpoint_file.set_aside(path)}" if mine else "passed over"
             warn(f"{error}; {where}")
         else:
             return path
@@ -126,8 +126,8 @@ def before_its_end(config: RunConfig, state: Mapping[str, Any], source: Path) ->
         return source
     total = min(config.epochs * steps_per_epoch + position.get("offset", 0), config.max_steps or math.inf)
     try:
-        checkpoint.check(path)
-        of_this = checkpoint.load(path, lazily=True)["position"] == position
+        checkpoint_file.check(path)
+        of_this = checkpoint_file.read(path)["position"] == position
     except CheckpointError as error:
         warn(f"{error}; what goes on has the end of an epoch in its midst, at step {position['step']}")
         return source
@@ -135,13 +135,13 @@ def before_its_end(config: RunConfig, state: Mapping[str, Any], source: Path) ->
 
 
 def _before(best: Path) -> Path:
-    return checkpoint.older(best, 1)
+    return checkpoint_file.older(best, 1)
 
 
 def _has_best(path: Path, state: Mapping[str, Any]) -> bool:
     try:
-        return bool(checkpoint.load(path, lazily=True)["best"] == state["best"])
-    except Exception:  # missing, damaged: what torch raises is of many kinds
+        return bool(checkpoint_file.read(path)["best"] == state["best"])
+    except Exception:  # missing, or damaged in one of many ways
         return False
 
 

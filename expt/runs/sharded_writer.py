@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from expt.errors import CheckpointError
-from expt.runs import checkpoint, parts
+from expt.runs import checkpoint, checkpoint_file, parts, parts_folder
 
 
 class ShardedWriter(checkpoint.InThread):
@@ -51,11 +51,11 @@ class ShardedWriter(checkpoint.InThread):
     ) -> None:
         folder = self._last.parent / name
         try:
-            with checkpoint.full_disk_in_words(folder):
+            with checkpoint_file.full_disk_in_words(folder):
                 parts.write(folder, tensors, self._group)
             if state is None:
                 return
-            known = {**state, parts.PARTS: parts.described(folder)}
+            known = {**state, parts_folder.PARTS: parts_folder.described(folder)}
             if target is not None:
                 checkpoint.save(target, known)
             else:
@@ -67,13 +67,13 @@ class ShardedWriter(checkpoint.InThread):
             self._error = error
         except BaseException as error:  # torch's CheckpointException, which says what happened to each worker, is none
             told = str(error).strip().splitlines() or [type(error).__name__]
-            self._error = CheckpointError(checkpoint.not_written(folder, told[-1]))
+            self._error = CheckpointError(checkpoint_file.not_written(folder, told[-1]))
         if self._error and state is not None:
             remove_unnamed(self._last.parent)  # what is half written takes room, and nothing names it
 
 
 def remove_unnamed(checkpoints: Path) -> None:
     """Remove the folders of parts that no checkpoint names any more; none where one is damaged, and names who knows."""
-    with contextlib.suppress(Exception):  # what torch raises is of many kinds
-        found = [checkpoint.load(path, lazily=True).get(parts.PARTS) for path in checkpoints.glob("*.pt")]
-        parts.remove_all_but(checkpoints, {one["folder"] for one in found if one})
+    with contextlib.suppress(Exception):  # what pickle and zipfile raise is of many kinds
+        found = [checkpoint_file.read(path).get(parts_folder.PARTS) for path in checkpoints.glob("*.pt")]
+        parts_folder.remove_all_but(checkpoints, {one["folder"] for one in found if one})

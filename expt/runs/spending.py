@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from expt import machine
 from expt.runs.result import Record
+
+
+class Total(NamedTuple):
+    """What several runs have cost together."""
+
+    device_s: float
+    runs: int
+    """Those that have cost anything."""
+    energy_j: float
+    measured: int
+    """Of how many of them the energy is known."""
 
 
 def at_start(devices: Sequence[str], earlier: Record) -> Record:
@@ -46,3 +58,17 @@ def device_s(record: Record) -> float:
         return record["device_s"]
     trained = num_devices(record) * (sum(record.get("epoch_s") or ()) + record.get("eval_s", 0.0))
     return record.get("device_s_before", 0.0) + trained
+
+
+def totals(records: Iterable[Record]) -> dict[str, Total]:
+    """What the runs on GPUs have cost, and those on a CPU's cores; a kind of device that none has used is left out."""
+    by_kind: dict[str, list[Record]] = {}
+    for record in records:
+        if device_s(record) > 0:
+            by_kind.setdefault("GPU" if record.get("devices") else "core", []).append(record)
+    return {kind: _total(found) for kind, found in sorted(by_kind.items())}
+
+
+def _total(records: Sequence[Record]) -> Total:
+    energies = [record["energy_j"] for record in records if "energy_j" in record]
+    return Total(sum(map(device_s, records)), len(records), sum(energies), len(energies))

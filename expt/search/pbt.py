@@ -37,6 +37,10 @@ class Member:
     """Whose fork it is."""
     began_at: int = 0
     """After which epoch of that."""
+    can_be_forked: bool = True
+    """Whether it still has what a fork begins with."""
+    is_orphan: bool = False
+    """Whether it could not begin, since its parent had no longer what a fork begins with."""
 
     @property
     def epochs(self) -> int:
@@ -110,8 +114,10 @@ class Population:
         here = sorted((member for member in paused if member.epochs == epoch), key=lambda member: member.number)
         best, worst = self._extremes(members, epoch)
         failed = [member for member in current if member.status == FAILED and member.epochs <= epoch]
-        given_up = [member for member in failed if member.costs or member.replaces is None]  # else forks fail for ever
-        parents = [member for member in best if member.status in (PAUSED, RUNNING) and member.costs]
+        # Not other forks that have come to nothing: they would fail for ever.
+        given_up = [member for member in failed if member.costs or member.replaces is None or member.is_orphan]
+        able = [member for member in best if member.can_be_forked and member.costs]
+        parents = [member for member in able if member.status in (PAUSED, RUNNING)]
         for member in [*given_up, *(member for member in here if member in worst)]:
             for parent in self._random(number).sample(parents, len(parents)):
                 begun = parent.epochs

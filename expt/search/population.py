@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from expt.config.schema import RunConfig
 from expt.config.search import Search
 from expt.config.task_rules import measured_each_epoch
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import ConfigError, did_you_mean, warn
+from expt.runs.fork import epochs_of, is_there
 from expt.runs.parent import kept_by
 from expt.runs.paths import RunPaths
 from expt.runs.result import PAUSED, Record
@@ -50,6 +51,9 @@ class PopulationTraining:
             seed=settings.seed,
         )
         self._stops: dict[int, int | None] = {}
+        self._found = set[tuple[int, int, int]]()  # choices whose parent was there
+        self._gone = set[int]()  # the numbers of those that can't be forked any more
+        self._orphans: dict[int, bool] = {}  # of the forks that were refused
 
     def first_stop(self, number: int) -> int | None:
         """The epoch after which a new run of that number pauses; None where it goes to its end."""
@@ -87,8 +91,6 @@ class PopulationTraining:
 
     def _epoch_there(self, parent: Path, known: int) -> int:
         """That of the checkpoint to fork: the one that is known, or of a parent that has trained on its newest."""
-        from expt.runs.fork import epochs_of  # late: it imports torch
-
         there = epochs_of(parent)
         return known if known in there else max((each for each in there if each < self._epochs), default=known)
 
@@ -100,22 +102,41 @@ class PopulationTraining:
                 remove_checkpoints(RunPaths(point.folder))
 
     def _choice(self, points: Sequence[Point]) -> Choice | None:
-        return self._population.choose([_member(point, self._goal) for point in points if point.number is not None])
+        folders = {point.number: point.folder for point in points}
+        while True:
+            members = [self._member(point, folders) for point in points if point.number is not None]
+            choice = self._population.choose(members)
+            if not isinstance(choice, Replace):
+                return choice
+            key = choice.number, choice.parent, choice.epoch
+            if key in self._found or self._is_there(choice.parent, folders):
+                self._found.add(key)  # who asks once more, just after, gets the same answer
+                return choice
 
+    def _is_there(self, number: int, folders: Mapping[int | None, Path | None]) -> bool:
+        """Whether the member can be forked; one that can't is told of once, and chosen no more."""
+        folder = folders.get(number)
+        if number not in self._gone and (folder is None or not is_there(folder)):
+            warn(f"{folder}: has no checkpoint to fork any more; search=pbt goes on without it as a parent")
+            self._gone.add(number)
+        return number not in self._gone
 
-def _member(point: Point, goal: Goal) -> Member:
-    assert point.number is not None
-    own = {epoch: value for epoch, value in point.rung_values.items() if epoch > point.began_at}
-    costs = {epoch: goal.cost(value) for epoch, value in own.items()}
-    return Member(
-        number=point.number,
-        values=point.values,
-        status=point.status,
-        costs=costs,
-        replaces=point.replaces,
-        parent=point.parent,
-        began_at=point.began_at,
-    )
+    def _member(self, point: Point, folders: Mapping[int | None, Path | None]) -> Member:
+        assert point.number is not None
+        own = {epoch: value for epoch, value in point.rung_values.items() if epoch > point.began_at}
+        if point.is_refused and point.parent is not None and point.number not in self._orphans:
+            self._orphans[point.number] = not self._is_there(point.parent, folders)
+        return Member(
+            number=point.number,
+            values=point.values,
+            status=point.status,
+            costs={epoch: self._goal.cost(value) for epoch, value in own.items()},
+            replaces=point.replaces,
+            parent=point.parent,
+            began_at=point.began_at,
+            can_be_forked=point.number not in self._gone,
+            is_orphan=self._orphans.get(point.number, False),
+        )
 
 
 def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space) -> None:

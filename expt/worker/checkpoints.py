@@ -13,7 +13,7 @@ from torch import Tensor
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError
 from expt.machine import available_memory
-from expt.runs import checkpoint, parts
+from expt.runs import checkpoint, parts, parts_folder
 from expt.runs.paths import RunPaths
 from expt.runs.sharded_writer import ShardedWriter
 from expt.training import collectives
@@ -85,7 +85,7 @@ class Checkpoints:
         mine, folder = self._worker.rank == 0, None
         if mine:
             self._paths.checkpoints.mkdir(parents=True, exist_ok=True)
-            folder = parts.free_folder(self._paths.checkpoints, state["position"]["step"])
+            folder = parts_folder.free_folder(self._paths.checkpoints, state["position"]["step"])
         folder = collectives.from_rank_0(folder, self._worker.device)
         known = {**rest, **about()} if mine else None
         writer.save(known, tensors, folder, is_best=is_best, keeps_best=keeps_best, target=target)

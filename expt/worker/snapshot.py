@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from expt.runs import checkpoint, parts
+from expt.runs import checkpoint, parts, parts_folder
 from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker
@@ -84,7 +84,7 @@ class Snapshot:
         if not sharded:
             return collectives.from_rank_0(read, self.worker.device)
         if read is not None and only:
-            read = {key: value for key, value in read.items() if key in {*only, parts.PARTS}}
+            read = {key: value for key, value in read.items() if key in {*only, parts_folder.PARTS}}
         patterns = self._patterns(written_by or self.learner.optimizer)
         found: State = parts.filled(path, scattered(read, patterns.get, self.worker.device), patterns.get)
         return found

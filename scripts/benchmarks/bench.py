@@ -27,6 +27,8 @@ class Bench:
     epochs: int
     models: Sequence[str]
     images: int | None
+    points: Sequence[int]
+    """Of the sweeps whose driver is measured alone."""
     gpus: int
     say: Callable[[str], None]
 

@@ -48,6 +48,7 @@ def main() -> None:
             epochs=args.epochs,
             models=args.models,
             images=args.images,
+            points=args.points,
             gpus=gpus,
             say=lambda text: progress.print(text, style="dim"),
         )
@@ -83,10 +84,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3, help="of each training; the first is not counted")
     parser.add_argument("--images", type=int, help="training images; on a CPU fewer for the larger models")
+    parser.add_argument(
+        "--points", type=_numbers, default=[10, 100, 1000], help="of the grids, as in 10,100,1000,10000"
+    )
     parser.add_argument("--device", choices=["auto", "cpu"], default="auto")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round there")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     return parser.parse_args()
+
+
+def _numbers(text: str) -> list[int]:
+    return sorted({int(number) for number in text.split(",")})
 
 
 def _names(known: Iterable[str]) -> Callable[[str], list[str]]:

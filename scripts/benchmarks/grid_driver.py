@@ -1,4 +1,7 @@
-"""A sweep on simulated GPUs whose workers end at once: what is left is what the driver takes. Prints it in JSON."""
+"""A sweep on simulated GPUs whose workers end at once: what is left is what the driver takes. Prints it in JSON.
+
+Its words: the number of points, a folder, and when it was typed [by time.monotonic].
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,10 @@ import json
 import os
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 
-import expt
-from expt.command import sweep
+from expt.command import command_line, sweep
 from expt.launch.job import Observer, Options
 from expt.launch.pool import Pool
 from expt.machine import Machine
@@ -37,13 +38,13 @@ class Ended:
     stop = close = ask_to_stop
 
 
-def main(points: int, folder: str) -> None:
-    """Run a grid of so many points in `folder`."""
+def main(points: int, folder: str, typed_at: float) -> None:
+    """Run a grid of so many points in `folder`; the command was typed at `typed_at` [by time.monotonic]."""
     first, files = list[float](), 0
 
     def start(attempt: Attempt) -> Ended:
         nonlocal files
-        first.append(time.perf_counter() - began)
+        first.append(time.monotonic() - typed_at)
         files = max(files, len(os.listdir("/proc/self/fd")))
         attempt.begin()
         paths = attempt.paths
@@ -62,13 +63,11 @@ def main(points: int, folder: str) -> None:
             super().__init__(*arguments, machine=lambda: MACHINE, runner=pool)  # type: ignore[arg-type]
 
     sweep.Multirun = Simulated  # type: ignore[misc]  # which Hydra's launcher `pool` looks up when it is asked
-    began = time.perf_counter()
-    expt.sweep(f"seed=range({points})", "gpus=1", f"hydra.sweep.dir={folder}/sweep", "-q")
+    command_line.main(["-m", f"seed=range({points})", "gpus=1", f"hydra.sweep.dir={folder}/sweep", "-q"])
     usage = resource.getrusage(resource.RUSAGE_SELF)
     found = {
         "cpu_s": time.process_time(),
         "first_s": first[0] if first else 0.0,
-        "wall_s": time.perf_counter() - began,
         "mebibytes": usage.ru_maxrss / 1024,
         "files": files,
     }
@@ -76,5 +75,4 @@ def main(points: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        main(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else scratch)
+    main(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

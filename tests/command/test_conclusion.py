@@ -39,10 +39,24 @@ def test_the_leaderboard_then_what_failed_with_the_command_that_tries_it_again(
         "1 failed",
         "  lr=2: rank 1 of 2 raised: ValueError: [a]  (log: l.log)",
         "      again: python -m expt lr=2",
+        "core time    3.0 s of 1 run",
         "summary      my sweep/summary.csv, summary.md",
         "look at it   tensorboard --logdir 'my sweep'",
     ]
     assert (sweep / "summary.csv").exists()
+
+
+def test_what_all_runs_have_cost_together(tmp_path: Path) -> None:
+    gpus = ["0", "1"]
+    leave_run(tmp_path, "lr=1", 0.25, devices=gpus, device_s=5400.0, energy_j=7.2e6)
+    leave_run(tmp_path, "lr=2", 0.25, devices=gpus, device_s=5400.0, energy_j=0.9e6)
+    leave_run(tmp_path, "lr=3", status=FAILED, error="no such file")
+    assert "GPU time     3.0 h of 2 runs, 2.25 kWh" in concluded(tmp_path)
+    leave_run(tmp_path, "lr=4", 0.25, world_size=2, config={"threads": 3})
+    leave_run(tmp_path, "lr=5", devices=gpus, device_s_before=1234 * 3600.0)  # under way once more
+    lines = concluded(tmp_path)
+    assert "GPU time     1,237.0 h of 3 runs, 2.25 kWh of 2 of them" in lines
+    assert "core time    18.0 s of 1 run" in lines
 
 
 def test_a_sweep_without_a_run_is_not_concluded(tmp_path: Path) -> None:
@@ -82,7 +96,7 @@ def test_a_run_that_another_command_has_is_said_to_be_in_use_and_keeps_its_own_s
     out = io.StringIO()
     conclude(Console(file=out, width=200), tmp_path, failed_now={tmp_path / "lr=2": FolderInUse("at work there")})
     assert out.getvalue().count(COMPLETED) == 2
-    assert "1 failed\n  lr=2: at work there\nsummary" in out.getvalue(), "and no command that would meet the other"
+    assert "1 failed\n  lr=2: at work there\ncore time" in out.getvalue(), "and no command that would meet the other"
     assert FAILED not in (tmp_path / "summary.csv").read_text()
 
 

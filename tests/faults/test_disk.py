@@ -14,7 +14,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from expt.runs import checkpoint, parts
+from expt.runs import checkpoint, checkpoint_file, parts_folder
 from expt.runs.paths import RunPaths
 from tests.conftest import RunFolder, Trained, run, start
 from tests.faults.running import LONG, ranks, training, wait_until
@@ -29,7 +29,7 @@ def _rotated(folder: Path) -> bool:
 
 def _goes_on(folder: Path, trained: Trained) -> None:
     """The run in `folder` goes on from its checkpoint to an end, and shows nothing twice."""
-    checkpoint.check(folder / "checkpoints" / "last.pt")
+    checkpoint_file.check(folder / "checkpoints" / "last.pt")
     assert not [path for path in folder.rglob(".*") if path.name.endswith(".tmp")]
     stopped = RunFolder(folder)
     epochs = checkpoint.load(folder / "checkpoints" / "last.pt")["position"]["epoch"]
@@ -111,7 +111,7 @@ def test_parts_that_find_no_room_leave_the_checkpoint_before(disk: Path) -> None
     assert "is the disk full?" in failed.stderr
     assert "The checkpoint before it is kept." in failed.stderr
     assert failed.stderr.count("error:") == 1
-    checkpoint.check(paths.last)
+    checkpoint_file.check(paths.last)
     state = checkpoint.load(paths.last, lazily=True)
     assert state["position"]["epoch"] == 2
     assert [each.name for each in paths.parts] == ["step-10.parts", "step-5.parts"], "and nothing that is half written"
@@ -138,6 +138,6 @@ def test_a_save_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path) -> None
         process.kill()
         process.join()
         state = checkpoint.load(path)
-        assert parts.sha256_of(path) in checkpoint._digests(path)
+        assert parts_folder.sha256_of(path) in checkpoint_file._digests(path)
         assert (state["weights"] == state["step"]).all()
-        assert [found.name for found in checkpoint.candidates(path)] in (["last.pt"], ["last.pt", "last-1.pt"])
+        assert [found.name for found in checkpoint_file.candidates(path)] in (["last.pt"], ["last.pt", "last-1.pt"])

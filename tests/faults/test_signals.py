@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.runs import checkpoint
+from expt.runs import checkpoint_file
 from expt.signals import ASK_WORKER, IMPATIENT_S
 from expt.worker.fault import VARIABLE
 from tests.conftest import Process, RunFolder, Trained, alive, run, start, start_cold, state
@@ -30,7 +30,7 @@ def test_ctrl_c_stops_everything(tmp_path: Path, whole_group: bool) -> None:
     assert "interrupted" in err
     wait_until(lambda: not alive(children), timeout_s=2)
     assert RunFolder(tmp_path / "here").result["status"] == "interrupted"
-    checkpoint.check(tmp_path / "here" / "checkpoints" / "last.pt")
+    checkpoint_file.check(tmp_path / "here" / "checkpoints" / "last.pt")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import expt
+from expt.runs.result import COMPLETED, INTERRUPTED, read_result, results
 from tests.conftest import RunFolder, Trained, environment, run, start
 from tests.faults.running import wait_until
 
@@ -149,6 +150,29 @@ def test_a_preempted_job_of_a_sweep_goes_on(slurm: Slurm, tmp_path: Path, traine
     assert (short.result["status"], short.result["attempts"]) == ("completed", 1)
     assert long.result["resumed_from"]["step"] >= 100
     assert long.points == trained(*settings, "epochs=300").points
+
+
+@pytest.mark.slow
+def test_a_cancelled_job_of_a_search_has_stopped_and_the_others_go_on(slurm: Slurm, tmp_path: Path) -> None:
+    """By `scancel`, as a person or an administrator does; the same command goes on with it."""
+    pytest.importorskip("submitit", reason="needs expt[slurm]")
+    search = ("search=random", "search.runs=3", "search.batch=2", "optimizer.lr=interval(0.01,0.1)")
+    settings = ("model.dropout=0.3", "threads=1", "log_every=20", "world_size=1", "epochs=300")
+    words = ("-m", "hydra/launcher=submitit_slurm", *search, *settings, "hydra.sweep.dir=jobs")
+    process = start(*words, cwd=tmp_path, **slurm.env)
+    wait_until(lambda: _has_come_to(tmp_path, 100), timeout_s=LIMIT_S)
+    runs = {record["search"]["number"]: paths for paths, record in results(tmp_path / "jobs")}
+    cancelled = next(number for number, paths in runs.items() if _has_come_to(paths.folder, 100))
+    slurm.ask("scancel", next(job for job in slurm.jobs() if job.endswith(f"_{cancelled}")))
+    out, err = process.communicate(timeout=3 * LIMIT_S)
+    records = {record["search"]["number"]: record for _, record in results(tmp_path / "jobs")}
+    expected = {number: INTERRUPTED if number == cancelled else COMPLETED for number in range(3)}
+    assert {number: record["status"] for number, record in records.items()} == expected, out + err
+    again = run(*words, cwd=tmp_path, **slurm.env)
+    assert again.returncode == 0, again.stderr
+    record = read_result(runs[cancelled])
+    assert (record["status"], record["attempts"]) == (COMPLETED, 2)
+    assert record["resumed_from"]["step"] >= 100
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import expt
-from expt.runs import checkpoint
+from expt.runs import checkpoint_file
 from expt.runs.paths import RunPaths
 from tests.conftest import RunFolder, environment, run
 
@@ -135,6 +135,6 @@ def test_a_checkpoint_in_parts_is_refused_in_a_line_where_there_is_no_room_for_t
     assert error.startswith("error: rank 0 of 1: ")
     assert "last.pt: is sharded, and its whole tensors need more than the 0." in error
     assert [line.partition(":")[0] for line in more] == ["log", "to go on from its last checkpoint"]
-    checkpoint.check(RunPaths(tmp_path / "wide").last)
+    checkpoint_file.check(RunPaths(tmp_path / "wide").last)
     assert RunFolder(tmp_path / "wide").points == [point for point in before if '/test"' not in point]
     ok(*words, *alone, cwd=tmp_path)

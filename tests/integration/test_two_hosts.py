@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.runs import checkpoint
+from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from tests.conftest import RunFolder, Trained, alive, descendants, environment
 from tests.faults.running import wait_until
@@ -178,7 +178,7 @@ def test_a_sharded_run_of_two_hosts_goes_on_after_a_worker_is_killed(
     whole = trained(*SETTINGS, *settings, *of_this_machine, "world_size=4", name="local")
     _assert_equal(restarted, whole)
     last = RunPaths(restarted.folder).last
-    checkpoint.check(last)
+    checkpoint_file.check(last)
     assert bool(checkpoint.load(last, lazily=True).get("parts")) == ("checkpoint.sharded=true" in words)
 
 

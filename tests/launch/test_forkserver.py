@@ -58,12 +58,29 @@ def test_ctrl_c_does_not_reach_it_and_the_driver_hears_it_still(tmp_path: Path) 
         before = signal.getsignal(signal.SIGINT)
         forkserver.warm()
         pid = theirs._forkserver._forkserver_pid
-        ignored = next(line for line in open(f"/proc/{pid}/status") if line.startswith("SigIgn"))
-        print(bool(int(ignored.split()[1], 16) & 1 << signal.SIGINT - 1))
+        deaf = [line.split()[1] for line in open(f"/proc/{pid}/status") if line.startswith(("SigIgn", "SigBlk"))]
+        print(any(int(mask, 16) & 1 << signal.SIGINT - 1 for mask in deaf))
         print(signal.getsignal(signal.SIGINT) is before)
         forkserver.kill()
     """
     assert python(code, tmp_path) == ["True", "True"]
+
+
+def test_a_signal_that_comes_as_it_is_started_is_heard_after_that(tmp_path: Path) -> None:
+    """Else what is half made would be interrupted, and what Ctrl-C asks for lost."""
+    code = """
+        heard, real = [], theirs.util.spawnv_passfds
+        def spawn(*arguments):
+            os.kill(os.getpid(), signal.SIGINT)
+            heard.append("started")
+            return real(*arguments)
+        theirs.util.spawnv_passfds = spawn
+        signal.signal(signal.SIGINT, lambda *_: heard.append("asked"))
+        forkserver.warm()
+        print(*heard)
+        forkserver.kill()
+    """
+    assert python(code, tmp_path) == ["started started asked asked"]
 
 
 @pytest.mark.parametrize("name", ["_forkserver", "_forkserver_pid", "_stop"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -11,8 +12,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -105,7 +108,7 @@ def _ours() -> str:
         ((), ("-X", "utf8"), {}),
         ((), ("-O",), {}),
     ],
-    ids=["a variable", "home", "cores", "ulimit", "nice", "umask", "signals", "rights", "namespace", "option", "-O"],
+    ids=["variable", "home", "cores", "ulimit", "nice", "umask", "signals", "rights", "mounts", "option", "-O"],
 )
 def test_what_a_process_inherits_tells_it_apart(
     prefix: tuple[str, ...], options: tuple[str, ...], env: dict[str, str]
@@ -115,6 +118,29 @@ def test_what_a_process_inherits_tells_it_apart(
     if prefix[:1] == ("taskset",) and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
     assert _fingerprint(env, prefix=prefix, options=options) != _ours()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_another_user_tells_it_apart() -> None:
+    program = (
+        "import os; from expt.launch import surroundings; before = surroundings._status(); os.setuid(65534)\n"
+        "print(*(key for key, value in surroundings._status().items() if value != before[key]))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
+    assert "Uid" in done.stdout.split()
+
+
+def test_another_virtual_environment_tells_it_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "env"
+    venv.create(folder, symlinks=True)
+    program = "from expt.launch.surroundings import fingerprint; print(fingerprint())"
+    env = environment(PYTHONPATH=str(Path(expt.__file__).parents[1]))
+    here, there = (
+        subprocess.run([python, "-c", program], env=env, check=True, capture_output=True, text=True).stdout
+        for python in (sys.executable, folder / "bin" / "python")
+    )
+    assert here != there
 
 
 def test_status_says_what_differs(server: Warm, tmp_path: Path) -> None:
@@ -153,6 +179,56 @@ def test_a_command_with_another_variable_starts_its_own(server: Warm, tmp_path: 
     used = server.num_used
     assert server.run(cwd=tmp_path, OMP_NUM_THREADS="1").result["status"] == "completed"
     assert server.num_used == used
+
+
+@contextlib.contextmanager
+def _touched(file: Path) -> Iterator[None]:
+    """While entered, the file is one that was written just now."""
+    before = file.stat()
+    file.touch()
+    try:
+        yield
+    finally:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["cores", "ulimit", "user", "virtual environment", "expt"])
+def test_a_command_in_other_surroundings_starts_its_own(server: Warm, tmp_path: Path, other: str) -> None:
+    """Typed, and without a word; what is typed then as the server was is forked from it again."""
+    before = {"cores": ("taskset", "-c", "0"), "ulimit": ("prlimit", "--nofile=900")}.get(other, ())
+    program, more = sys.executable, dict[str, str]()
+    if other == "user":
+        if os.geteuid():
+            pytest.skip("needs root")
+        before = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        more = {"HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+        version = subprocess.run([*before, sys.executable, "-VV"], capture_output=True, text=True, check=False).stdout
+        if version.strip() != f"Python {sys.version}":
+            pytest.skip("this Python is not for other users")
+    if other == "virtual environment":
+        program = str(_environment_like_ours(tmp_path / "env"))
+    with tempfile.TemporaryDirectory() as name:  # that another user can enter, too
+        folder = Path(name)
+        folder.chmod(0o777)
+        with _touched(Path(expt.__file__).parent / "report.py") if other == "expt" else contextlib.nullcontext():
+            used = server.num_used
+            command = [*before, program, "-m", "expt", *SMALL, "hydra.run.dir=run"]
+            env = environment(**server.runtime, **more)
+            done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert RunFolder(folder / "run").result["status"] == "completed"
+            assert server.num_used == used
+    server.used_by(lambda folder: server.run(cwd=folder), tmp_path)
+
+
+def _environment_like_ours(folder: Path) -> Path:
+    """The Python of another virtual environment, which has what ours has."""
+    venv.create(folder, symlinks=True)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    ours = [f"import site; site.addsitedir({path!r})" for path in sys.path if path.endswith("site-packages")]
+    (packages / "ours.pth").write_text("\n".join(ours))
+    return folder / "bin" / "python"
 
 
 @pytest.mark.parametrize("why", ["slurm", "module of that name", "module on its path", "others can enter"])

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from expt.runs import checkpoint
+from expt.runs import checkpoint, checkpoint_file
 from expt.worker import random_state
 
 
@@ -93,7 +93,7 @@ def test_best_stays_when_last_is_replaced(tmp_path: Path) -> None:
     last, best = tmp_path / "last.pt", tmp_path / "best.pt"
     for step in (1, 2):
         checkpoint.save(last, {"step": step})
-        checkpoint.keep_as(last, best)
+        checkpoint_file.keep_as(last, best)
     assert checkpoint.load(best) == {"step": 2}
     checkpoint.save(last, {"step": 3})
     assert (checkpoint.load(best), checkpoint.load(last)) == ({"step": 2}, {"step": 3})
@@ -106,7 +106,7 @@ def test_a_killed_keep_as_does_not_stop_the_next(tmp_path: Path) -> None:
     (tmp_path / ".best.pt.tmp").touch()
     (tmp_path / ".last.pt.tmp").touch()
     checkpoint.save(last, {"step": 2})
-    checkpoint.keep_as(last, best)
+    checkpoint_file.keep_as(last, best)
     assert checkpoint.load(best) == {"step": 2}
     assert sorted(os.listdir(tmp_path)) == ["best.pt", "best.pt.sha256", "last.pt", "last.pt.sha256"]
 
@@ -127,7 +127,7 @@ def test_as_many_older_ones_are_kept_as_asked(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     for step in (1, 2, 3, 4, 5):
         checkpoint.save(path, {"step": step}, keep=3)
-    kept = checkpoint.candidates(path)
+    kept = checkpoint_file.candidates(path)
     assert [found.name for found in kept] == ["last.pt", "last-1.pt", "last-2.pt", "last-3.pt"]
     assert [checkpoint.load(found)["step"] for found in kept] == [5, 4, 3, 2]
     for found in kept:
@@ -153,7 +153,7 @@ def test_a_save_that_ends_at_the_rename_leaves_a_file_that_is_known_to_be_good(
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(path, {**whole, "step": 2})
     monkeypatch.undo()
-    checkpoint.check(path)
+    checkpoint_file.check(path)
     assert checkpoint.load(path)["step"] == 1
 
 

@@ -12,7 +12,7 @@ from expt.config.constraints import Target
 from expt.config.identity import Content, shown
 from expt.config.schema import EarlyStop, RunConfig
 from expt.errors import CheckpointError, ConfigError
-from expt.runs import checkpoint, resume
+from expt.runs import checkpoint, checkpoint_file, resume
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 from tests.conftest import Configured
@@ -44,7 +44,7 @@ def paths(tmp_path: Path, config: RunConfig) -> RunPaths:
     for step in (1, 2, 3):
         checkpoint.save(paths.last, state(config, step, best=1), keep=1)
         if step == 1:
-            checkpoint.keep_as(paths.last, paths.best)
+            checkpoint_file.keep_as(paths.last, paths.best)
     paths.metrics.write_text("123456789\n" * 5)
     return paths
 

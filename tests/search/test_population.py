@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ import pytest
 import expt
 from expt.config.search import Search
 from expt.errors import ConfigError
-from expt.runs.result import COMPLETED, PAUSED, Record, results
+from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
+from expt.runs.record_parts import Made
+from expt.runs.result import COMPLETED, FAILED, PAUSED, Record, create_result, results
 from expt.search.goals import Goal
 from expt.search.history import Point
-from expt.search.population import PopulationTraining
+from expt.search.population import NewRun, PopulationTraining
 from expt.search.space import Parameter, Space
 from tests.conftest import Configured, start
 
@@ -108,6 +113,7 @@ def test_what_a_population_cannot_search_is_refused(configured: Configured) -> N
 def test_a_fork_is_compared_by_what_it_has_trained_itself(configured: Configured, tmp_path: Path) -> None:
     def point(number: int, values: dict[int, float], **more: Any) -> Point:
         folder = tmp_path / str(number)
+        _leave_checkpoint(RunPaths(folder))
         return Point(
             values={"optimizer.lr": 0.1}, status=PAUSED, number=number, rung_values=values, folder=folder, **more
         )
@@ -122,3 +128,35 @@ def test_a_fork_is_compared_by_what_it_has_trained_itself(configured: Configured
     assert training.next(points) == (points[0], 2), "of epoch 1 it has no value of its own"
     assert not training.wants_more(points)
     assert training.stop_of(9, {"attempts": 1, "until_epoch": 3}) == 3
+
+
+def _leave_checkpoint(paths: RunPaths) -> None:
+    content: Made = {"data": None, "code": None}
+    create_result(paths, identity="a", seedless_identity="a", content=content, config={}, arguments=[])
+    position = {"epoch": 1, "step": 10, "step_in_epoch": 10}
+    checkpoint.save(paths.last, {"model": {}, "position": position, "config": {}, "workers": [], "steps_per_epoch": 10})
+
+
+def test_the_place_of_a_fork_whose_parent_is_removed_goes_to_a_fork_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The parent is removed when it has been chosen, and its fork has not started."""
+    real, removed = PopulationTraining.new, list[Path]()
+
+    def new(self: PopulationTraining, points: Sequence[Point], number: int) -> NewRun:
+        found = real(self, points, number)
+        if found.parent is not None and not removed:
+            removed.extend(point.folder for point in points if point.number == found.parent and point.folder)
+            shutil.rmtree(removed[0])
+        return found
+
+    monkeypatch.setattr(PopulationTraining, "new", new)
+    folder = tmp_path / "sweep"
+    expt.sweep(*SHORT, *SEARCH, "epochs=2", "search.quantile=0.5", f"hydra.sweep.dir='{folder}'")
+    records = {record["search"]["number"]: record for record in _records(folder)}
+    refused = [record for record in records.values() if record["status"] == FAILED]
+    assert [f"there is no folder {removed[0]};" in record["error"] for record in refused] == [True]
+    assert f"warning: {removed[0]}: has no checkpoint to fork any more" in capsys.readouterr().err
+    replaced = [record["search"].get("replaces") for record in records.values()]
+    assert refused[0]["search"]["number"] in replaced
+    assert [record["status"] for record in records.values()].count(COMPLETED) == 4

@@ -11,7 +11,7 @@ import torch
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError
 from expt.inference.load import load
-from expt.runs import checkpoint, parts, resume, tags
+from expt.runs import checkpoint, checkpoint_file, parts, resume, tags
 from expt.runs.paths import RunPaths
 from expt.tensorboard.event_files import read_events
 from expt.training.callback import Callback, View
@@ -102,7 +102,7 @@ def test_killed_runs_go_on_to_the_same_bits(sharded: str, configs: Configs, tmp_
     (meeting := tmp_path / "meeting").mkdir()
     assert ranks.ends_of(meeting, 2, killed) == [-signal.SIGKILL] * 2
     last = RunPaths(tmp_path / "killed").last
-    checkpoint.check(last)
+    checkpoint_file.check(last)
 
     def whole_and_resumed(worker: Worker) -> list[str]:
         return [trained(tmp_path / "whole", config, worker), trained(tmp_path / "killed", config, worker, last)]
@@ -187,7 +187,7 @@ def test_what_looks_at_the_whole_model_gets_it(
     monkeypatch.undo()
     (lost := sorted((paths.checkpoints).glob("*.parts/*.distcp"))[0]).write_bytes(b"")
     with pytest.raises(CheckpointError, match=rf"{lost.name}, a part of it, is truncated or damaged"):
-        checkpoint.check(paths.best)
+        checkpoint_file.check(paths.best)
     with pytest.raises(CheckpointError, match=r"step-\d+.parts can't be read \("):
         checkpoint.load(paths.best)
     lost.unlink()

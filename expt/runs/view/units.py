@@ -33,3 +33,14 @@ def mebibytes(mib: float) -> str:
 def in_bytes(number: float) -> str:
     """As `mebibytes`, of bytes."""
     return mebibytes(number / 2**20)
+
+
+def amount(seconds: float) -> str:
+    """Of what is counted in hours of several devices: seconds, minutes or hours, with a tenth."""
+    unit, size = next(((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= size), ("s", 1))
+    return f"{seconds / size:,.1f} {unit}"
+
+
+def kilowatt_hours(joules: float) -> str:
+    """With three digits."""
+    return f"{joules / 3.6e6:.3g} kWh"

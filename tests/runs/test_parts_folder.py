@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from expt.errors import CheckpointError
-from expt.runs import parts, sharded_writer
+from expt.runs import parts_folder, sharded_writer
 
 
 def described(folder: Path) -> dict[str, Any]:
     (folder / "step-3.parts").mkdir(parents=True)
     for name in ("__0_0.distcp", ".metadata"):
         (folder / "step-3.parts" / name).write_text(name)
-    return parts.described(folder / "step-3.parts")
+    return parts_folder.described(folder / "step-3.parts")
 
 
 def test_parts_are_taken_along_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -27,17 +27,17 @@ def test_parts_are_taken_along_whole_or_not_at_all(tmp_path: Path) -> None:
     lost = source / "step-3.parts" / ".metadata"
     lost.rename(tmp_path / "away")
     with pytest.raises(CheckpointError, match=rf"{lost}: is missing, which holds a part of a checkpoint"):
-        parts.bring(own, source, target)
+        parts_folder.bring(own, source, target)
     assert not [*target.iterdir()]
     (tmp_path / "away").rename(lost)
     for _ in range(2):  # the second finds them there
-        parts.bring(own, source, target)
+        parts_folder.bring(own, source, target)
     assert [path.name for path in target.iterdir()] == ["step-3.parts"]
-    assert parts.described(target / "step-3.parts") == own
+    assert parts_folder.described(target / "step-3.parts") == own
 
 
 def test_nothing_is_removed_that_a_damaged_checkpoint_may_name(tmp_path: Path) -> None:
-    torch.save({parts.PARTS: described(tmp_path)}, tmp_path / "last.pt")
+    torch.save({parts_folder.PARTS: described(tmp_path)}, tmp_path / "last.pt")
     for name in ("step-1.parts", ".step-2.parts"):
         (tmp_path / name).mkdir()
     (tmp_path / "last-1.pt").write_bytes(b"damaged")

@@ -1,0 +1,208 @@
+"""A checkpoint's file, as far as that needs no torch: its names, whether it is whole, all it says but for tensors."""
+
+from __future__ import annotations
+
+import codecs
+import collections
+import contextlib
+import errno
+import io
+import itertools
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from expt.errors import CheckpointError
+from expt.runs import parts_folder
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No space, no quota, or a file larger than allowed."""
+
+
+class _Unread:
+    """What stands for a tensor, and for all else that is torch's: its bytes stay on the disk."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, _: object) -> None:
+        pass
+
+
+class _Unpickler(pickle.Unpickler):
+    """Runs no code that a file may hold, as torch's own for `weights_only`; of torch it imports nothing."""
+
+    _SAFE = {
+        ("collections", "OrderedDict"): collections.OrderedDict,
+        ("collections", "Counter"): collections.Counter,
+        ("_codecs", "encode"): codecs.encode,
+        **{(where, kind.__name__): kind for where in ("builtins", "__builtin__") for kind in (set, complex, bytearray)},
+    }
+
+    def __init__(self, file: Any, sizes: dict[str, int]) -> None:
+        super().__init__(file)
+        self._sizes = sizes
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] == "torch":
+            return _Unread
+        if found := self._SAFE.get((module, name)):
+            return found
+        raise pickle.UnpicklingError(f"holds {module}.{name}, and is not trusted")
+
+    def persistent_load(self, found: Any) -> _Unread:
+        _, _, key, _, count = found
+        if self._sizes[key] < count:  # of a byte each, at least
+            raise EOFError
+        return _Unread()
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `expt.runs.checkpoint.save` wrote there, but for tensors. No pickled code is run."""
+    with zipfile.ZipFile(path) as file:
+        entries = {entry.filename.partition("/")[2]: entry for entry in file.infolist()}
+        sizes = {name.removeprefix("data/"): entry.file_size for name, entry in entries.items() if name[:5] == "data/"}
+        state: dict[str, Any] = _Unpickler(io.BytesIO(file.read(entries["data.pkl"])), sizes).load()
+    return state
+
+
+def write(path: Path, by: Callable[[Path], None], *, keep: int = 0) -> None:
+    """Have `by` write a file beside `path`, sync it to the disk, and only then let it take the place of the old one.
+
+    `keep` older files stay, as NAME-1 (the newest) and so on. Raises CheckpointError, with the old files as they were.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.tmp")
+    with full_disk_in_words(path), _removed_at_end(beside):
+        by(beside)
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        digest = parts_folder.sha256_of(beside)
+        for number in range(keep, 0, -1):
+            if older(path, number - 1).exists():
+                keep_as(older(path, number - 1), older(path, number))
+        _publish(beside, path, [digest])
+        _sync_folder(path.parent)
+
+
+def check(path: Path) -> None:
+    """Raise CheckpointError if `path` isn't what was written there: truncated, changed, or no checkpoint at all."""
+    digests = _digests(path)
+    if digests and parts_folder.sha256_of(path) not in digests:
+        raise CheckpointError(f"{path}: is truncated or damaged, its checksum is not that of {_sidecar(path).name}")
+    try:
+        state = read(path)
+    except Exception as error:  # EOFError, RuntimeError, UnpicklingError, UnicodeDecodeError, ...
+        raise CheckpointError(f"{path}: cannot be read ({type(error).__name__}), it is truncated or damaged") from error
+    if not isinstance(state, dict) or not {"model", "position", "config", "workers"} <= state.keys():
+        raise CheckpointError(f"{path}: is not a checkpoint of this version of expt")
+    parts_folder.check(path, state)
+
+
+def candidates(last: Path) -> list[Path]:
+    """`last` and the older ones beside it that exist, newest first."""
+    older = sorted(last.parent.glob(f"{last.stem}-*{last.suffix}"), key=lambda path: (len(path.name), path.name))
+    return [path for path in (last, *older) if path.exists()]
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file that is no good, so that nothing takes it for a checkpoint; returns its new name."""
+    names = (path.with_name(f"{path.name}.corrupt{number or ''}") for number in itertools.count())
+    new = next(name for name in names if not name.exists())
+    path.rename(new)
+    with contextlib.suppress(FileNotFoundError):
+        _sidecar(path).rename(_sidecar(new))
+    return new
+
+
+@contextlib.contextmanager
+def full_disk_in_words(path: Path) -> Iterator[None]:
+    """Raise CheckpointError where there is no space for `path`."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in FULL:
+            raise
+        # Of a RuntimeError: torch's word for a full disk is "unexpected pos".
+        raise CheckpointError(not_written(path, str(error).splitlines()[0])) from error
+
+
+def not_written(path: Path, reason: str) -> str:
+    """What to tell of a checkpoint that probably found no room on its disk."""
+    free_mb = shutil.disk_usage(path.parent).free / 1e6
+    before = "The checkpoint before it is kept" if any(path.parent.glob("*.pt")) else "There is none before it"
+    return (
+        f"{path}: the checkpoint could not be written; is the disk full? {free_mb:.1f} MB are free. {before}. Make "
+        f"room, or name a folder on another disk by hydra.run.dir. ({reason[:200]})"
+    )
+
+
+@contextlib.contextmanager
+def _removed_at_end(path: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def keep_as(last: Path, best: Path) -> None:
+    """Give the file `last` the second name `best`; the next `last` is another file.
+
+    In another folder it has its parts, too.
+    """
+    if last.parent != best.parent and (own := read(last).get(parts_folder.PARTS)):
+        with full_disk_in_words(best):
+            parts_folder.bring(own, last.parent, best.parent)
+    beside = best.with_name(f".{best.name}.tmp")
+    beside.unlink(missing_ok=True)
+    with full_disk_in_words(best), _removed_at_end(beside):
+        try:
+            os.link(last, beside)
+        except OSError:  # another disk, or one without links
+            shutil.copyfile(last, beside)
+        _publish(beside, best, _digests(last))
+        _sync_folder(best.parent)
+
+
+def older(path: Path, number: int) -> Path:
+    """The name of the file that `path` was before so many others."""
+    return path.with_stem(f"{path.stem}-{number}") if number else path
+
+
+def _publish(beside: Path, path: Path, digests: list[str]) -> None:
+    """Give `beside` the name `path`; at no moment does the file beside it not list the checksum of `path`."""
+    _write_digests(path, [*digests, *(_digests(path) if path.exists() else [])])
+    beside.replace(path)
+    _write_digests(path, digests)
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _digests(path: Path) -> list[str]:
+    """The checksums that `path` may have, none where nothing is known; see `_publish`."""
+    try:
+        return [line.split()[0] for line in _sidecar(path).read_text(encoding="ascii").splitlines() if line.strip()]
+    except (OSError, ValueError):
+        return []
+
+
+def _write_digests(path: Path, digests: list[str]) -> None:
+    sidecar = _sidecar(path)
+    beside = sidecar.with_name(f".{sidecar.name}.tmp")
+    with _removed_at_end(beside):
+        beside.write_text("".join(f"{digest}  {path.name}\n" for digest in digests), encoding="ascii")
+        beside.replace(sidecar)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,119 @@
+"""What is known of a checkpoint without torch: as much as with it, but for tensors, and no sooner trusted."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expt.config.identity import Content, shown
+from expt.errors import CheckpointError
+from expt.runs import checkpoint, checkpoint_file
+from expt.runs.attempt import Attempt
+from expt.runs.fork import identified
+from tests.requests import request
+
+TOLD: dict[str, Any] = {
+    "config": {"lr": 0.1, "hidden": [1, 2], "root": None},
+    "position": {"epoch": 1, "step": 2},
+    "best": {"value": float("inf")},
+    "in order": collections.OrderedDict(b=1, a=2),
+    "bytes": b"\xff\x00",
+    "set": {1, 2},
+}
+
+
+def whole(path: Path) -> Path:
+    """A checkpoint of two tensors."""
+    tensors = {"weight": torch.ones(2, 3).t(), "bias": torch.zeros(4, dtype=torch.bfloat16)}
+    checkpoint.save(path, {**TOLD, "model": tensors, "workers": [torch.get_rng_state()], "dtype": torch.float32})
+    return path
+
+
+def test_all_but_tensors_is_read(tmp_path: Path) -> None:
+    found = checkpoint_file.read(whole(tmp_path / "last.pt"))
+    assert {key: found[key] for key in TOLD} == TOLD
+    assert {*found} == {*TOLD, "model", "workers", "dtype"}
+    assert {*found["model"]} == {"weight", "bias"}
+
+
+class RunsCode:
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._mark,)
+
+
+def test_no_code_is_run(tmp_path: Path) -> None:
+    mark, path = tmp_path / "ran", tmp_path / "last.pt"
+    checkpoint.save(path, {"model": RunsCode(mark), "position": {}, "config": {}, "workers": []})
+    with pytest.raises(pickle.UnpicklingError, match=r"holds builtins\.getattr|holds pathlib|holds _*builtin"):
+        checkpoint_file.read(path)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        checkpoint_file.check(path)
+    assert not mark.exists()
+
+
+def cut(path: Path, leave_out: str, shorter: str) -> None:
+    """Write the file anew without an entry, and with another that ends too soon; there is no checksum beside it."""
+    with zipfile.ZipFile(path) as file:
+        entries = {name: file.read(name) for name in file.namelist() if not name.endswith(leave_out)}
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in entries.items():
+            file.writestr(name, content[:3] if name.endswith(shorter) else content)
+    path.with_name("last.pt.sha256").unlink()
+
+
+@pytest.mark.parametrize("lacks", ["nothing", "a tensor", "half a tensor", "its end"])
+def test_what_lacks_a_part_is_not_whole_though_nothing_says_its_checksum(tmp_path: Path, lacks: str) -> None:
+    path = whole(tmp_path / "last.pt")
+    cut(path, "/data/1" if lacks == "a tensor" else "?", "/data/0" if lacks == "half a tensor" else "?")
+    if lacks == "its end":
+        path.write_bytes(path.read_bytes()[:-100])
+    if lacks == "nothing":
+        checkpoint_file.check(path)
+        return
+    with pytest.raises(CheckpointError, match="is truncated or damaged"):
+        checkpoint_file.check(path)
+
+
+BEGINS = """\
+import pickle, sys
+from expt.runs.attempt import Attempt
+for number, asked in pickle.load(sys.stdin.buffer):
+    print(Attempt(request=asked, number=number, started_at=0.0).begin())
+assert not {name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "tensorboard"}
+"""
+
+
+def test_a_driver_finds_where_a_run_goes_on_and_takes_a_fork_without_torch(tmp_path: Path) -> None:
+    """The newest checkpoint is damaged: the one before it counts, with a warning."""
+    first = request(tmp_path / "run", epochs=9)
+    paths, before = first.paths, first.paths.last.with_stem("last-1")
+    Attempt(request=first, started_at=0.0).begin()
+    for step in (1, 2, 3):
+        position = {"epoch": step, "step": step, "step_in_epoch": 1}
+        about = {"metrics_bytes": 0, "best": None, "is_best": False, "plan": None, "steps_per_epoch": 1}
+        state = {"model": {"w": torch.ones(9)}, "workers": [], "config": shown(first.config)}
+        checkpoint.save(paths.last, {**state, "position": position, **about}, keep=2)
+    paths.last.write_bytes(paths.last.read_bytes()[:-9])
+    fork = f"{paths.folder}@1"
+    forked = request(tmp_path / "fork", epochs=9, fork=fork)
+    which, seedless = identified(fork)
+    forked = dataclasses.replace(forked, content=Content(fork=which, seedless_fork=seedless))
+    again = pickle.dumps([(1, first), (0, forked)])
+    done = subprocess.run([sys.executable, "-c", BEGINS], check=True, capture_output=True, input=again)
+    assert done.stdout.decode().split() == [str(before), str(forked.paths.forked)]
+    told = done.stderr.decode()
+    assert f"{paths.last}: is truncated or damaged" in told
+    assert told.count("warning: ") == 1
+    assert checkpoint.load(forked.paths.forked)["position"]["step"] == 1
