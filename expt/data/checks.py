@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
         if not source.moves and dataset.augment != datasets.Augment():
             raise ConfigError("dataset.augment: would move images and leave their masks; leave it out")
         _check_augment(dataset.augment, source.shapes["image_size"])
-    elif dataset.mean or dataset.std or any(dataclasses.astuple(dataset.augment)):
+    elif dataset.mean or dataset.std or dataset.augment != datasets.Augment():
         raise ConfigError("dataset.mean, std and augment: are of images with classes; leave them out here")
 
 

@@ -205,6 +205,11 @@ class ShardedLoader(ABC):
         pieces = indexing.eval_pieces(self.size, chunk, shard.rank, shard.world_size)
         return self._batches(Order(self._indices), pieces)
 
+    def first(self, number: int) -> Iterator[Batch]:
+        """The split's first samples as an evaluation sees them, all of them on this worker."""
+        first = self._indices[:number]
+        return self._batches(Order(first), indexing.eval_pieces(len(first), MIN_EVAL_BATCH, 0, 1))
+
     @abstractmethod
     def _batches(self, order: Order, pieces: Iterable[indexing.Piece]) -> Iterator[Batch]:
         """A batch for each of `pieces`, which are ranges of `order`."""

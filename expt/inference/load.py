@@ -20,6 +20,7 @@ from expt.errors import warn
 from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
 from expt.models.partial_load import plain_weights
+from expt.models.test_time import TestTime, with_views
 from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
@@ -41,9 +42,11 @@ class TrainedModel(nn.Module):
         config: Mapping[str, Any],
         preprocess: Preprocess,
         autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+        test_time: TestTime | None = None,
     ) -> None:
         super().__init__()
         self.model = model
+        self._test_time = test_time
         self.autocast = autocast
         """The context in which the forward pass is computed; see `amp` of `load`."""
         self.class_names: tuple[str, ...] = tuple(record["data"].get("class_names", ()))
@@ -52,10 +55,15 @@ class TrainedModel(nn.Module):
         self.config = config
         """All settings of the run, as result.json has them."""
 
+    @property
+    def views(self) -> nn.Module:
+        """`model`, with test_time_augmentation behind what averages its outputs over several views of an image."""
+        return with_views(self.model, self._test_time)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives."""
+        """What the model gives, over these views."""
         with self.autocast():
-            return self.model(*args, **kwargs)
+            return self.views(*args, **kwargs)
 
 
 def load(
@@ -103,7 +111,8 @@ def rebuilt(
         onednn_linear.use_for_linear(model)
     precision = Precision(config.amp if amp == "recorded" else amp, device)
     preprocess = Preprocess(config.dataset, record["data"], device, segments=config.task.name == "segmentation")
-    return TrainedModel(model, record, state["config"], preprocess, precision.autocast).eval()
+    test_time = config.test_time_augmentation
+    return TrainedModel(model, record, state["config"], preprocess, precision.autocast, test_time).eval()
 
 
 def _built(config: RunConfig, record: Record) -> nn.Module:

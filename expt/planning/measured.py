@@ -46,7 +46,7 @@ class Model:
     """Of the optimiser."""
     buffer_bytes: int
     average_bytes: int
-    """Of the moving average of weights, where there is one."""
+    """Of the moving average of weights, and of the slow ones of lookahead, where there are such."""
     update_bytes: int
     """What the optimiser takes for a moment in its step."""
     block_bytes: tuple[int, ...]
@@ -81,13 +81,14 @@ class Measuring:
             update_bytes = _update_bytes(optimizer, trained)
             states = [each for state in optimizer.state.values() for each in leaves(list(state.values()))]
             parameter_bytes, buffer_bytes = bytes_of(every), bytes_of(module.buffers())
+            averages = bool(self._config.ema) + bool(self._config.lookahead)
             return Model(
                 parameters=sum(parameter.numel() for parameter in every),
                 parameter_bytes=parameter_bytes,
                 gradient_bytes=bytes_of(trained),
                 state_bytes=bytes_of(each for each in states if isinstance(each, torch.Tensor)),
                 buffer_bytes=buffer_bytes,
-                average_bytes=parameter_bytes + buffer_bytes if self._config.ema else 0,
+                average_bytes=averages * (parameter_bytes + buffer_bytes),
                 update_bytes=update_bytes,
                 block_bytes=tuple(bytes_of(block.parameters()) for block in blocks(module).values()),
             )

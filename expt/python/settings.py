@@ -83,6 +83,23 @@ class EarlyStop(TypedDict, total=False):
     min_delta: float
 
 
+class Whitening(TypedDict, total=False):
+    """First weights of a convolution from the training images."""
+
+    layer: str
+    samples: int
+    eps: float
+
+
+class Lookahead(TypedDict, total=False):
+    """Slow weights that the others go back to."""
+
+    every_steps: int
+    keep: float
+    power: float
+    start_epochs: int
+
+
 class MLflow(TypedDict, total=False):
     """Where MLflow's copy goes."""
 
@@ -127,6 +144,7 @@ class Settings(TypedDict, total=False):
     seed: int
     weights: Path | None
     fork: Path | None
+    whitening: Whitening | None
     freeze: Sequence[str]
     deterministic: bool
     drop_last: bool
@@ -138,11 +156,13 @@ class Settings(TypedDict, total=False):
     gradient_clip: float | None
     gradient_clip_value: float | None
     ema: float | None
+    lookahead: Lookahead | None
     gradient_accumulation: int
     activation_checkpointing: Sequence[str] | Auto
     offload: Literal["cpu"] | None
     callbacks: Sequence[Own | Mapping[str, Any]]
     eval_split: Literal["val", "test"]
+    test_time_augmentation: Literal["flip", "flip_shift"] | None
     objective: str
     send: Sequence[Literal["mlflow", "wandb"]] | Literal["mlflow", "wandb"]
     mlflow: MLflow
@@ -193,6 +213,7 @@ class SweepSettings(TypedDict, total=False):
     seed: int | Sequence[int]
     weights: Path | Sequence[Path | None] | None
     fork: Path | Sequence[Path | None] | None
+    whitening: Whitening | Sequence[Whitening | None] | None
     freeze: Sequence[str] | Sequence[Sequence[str]]
     deterministic: bool | Sequence[bool]
     drop_last: bool | Sequence[bool]
@@ -204,11 +225,13 @@ class SweepSettings(TypedDict, total=False):
     gradient_clip: float | Sequence[float | None] | Interval | None
     gradient_clip_value: float | Sequence[float | None] | Interval | None
     ema: float | Sequence[float | None] | Interval | None
+    lookahead: Lookahead | Sequence[Lookahead | None] | None
     gradient_accumulation: int | Sequence[int] | Interval
     activation_checkpointing: Sequence[str] | Auto | Sequence[Sequence[str] | Auto]
     offload: Literal["cpu"] | Sequence[Literal["cpu"] | None] | None
     callbacks: Sequence[Own | Mapping[str, Any]] | Sequence[Sequence[Own | Mapping[str, Any]]]
     eval_split: Literal["val", "test"] | Sequence[Literal["val", "test"]]
+    test_time_augmentation: Literal["flip", "flip_shift"] | Sequence[Literal["flip", "flip_shift"] | None] | None
     objective: str | Sequence[str]
     send: Sequence[Literal["mlflow", "wandb"]] | Literal["mlflow", "wandb"]
     mlflow: Mapping[str, Any]

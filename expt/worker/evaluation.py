@@ -53,6 +53,7 @@ def carry_out(
         task=_task(config, record["data"], data),
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
         overwrites=bool(compiled) or config.model.name == "_target_",
+        test_time=config.test_time_augmentation,
     )
     pictures = _pictures(config, data, record["data"])
     review = pictures.review() if pictures else None
