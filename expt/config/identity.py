@@ -41,7 +41,7 @@ AT_FIRST: dict[str, object] = {
 }
 AT_FIRST |= {"scheduler.epochs": None, "gradient_clip_value": None, "ema": None, "early_stop": None}
 AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True, "optimizer.layer_decay": None}
-AT_FIRST |= {"whitening": None, "lookahead": None, "test_time_augmentation": None}
+AT_FIRST |= {"prepare_once": False, "whitening": None, "lookahead": None, "test_time_augmentation": None}
 AT_FIRST |= {"weights": None, "fork": None, "freeze": (), "mixup": None, "cutmix": None, "callbacks": ()}
 AT_FIRST |= {"sharding.param_dtype": "auto", "sharding.reduce_dtype": "float32"}
 AT_FIRST |= {"model.norm": "layer", "model.positions": "learned", "model.mlp": "gelu", "model.bias": True}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from expt.config.datasets import Text, has_rows
-from expt.config.tasks import LanguageModel, Segmentation
+from expt.config.tasks import Classification, Multilabel, Regression
 
 if TYPE_CHECKING:
     from expt.config.schema import RunConfig
@@ -27,8 +27,11 @@ def of_recipes(config: RunConfig) -> list[str]:
         )
     if kind := config.test_time_augmentation:
         where = f"test_time_augmentation={kind}"
-        if isinstance(config.task, Segmentation | LanguageModel):
-            problems.append(f"{where}: task={config.task.name} has no output for an image as a whole; use null")
+        if not isinstance(config.task, Classification | Multilabel | Regression):
+            problems.append(
+                f"{where}: averages what task=classification, multilabel and regression give for an image as a whole, "
+                f"and this is task={config.task.name}; use null"
+            )
         elif no_images:
             problems.append(f"{where}: is of images, and dataset={config.dataset.name} has none; use null")
     return problems

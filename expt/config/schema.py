@@ -131,11 +131,12 @@ class RunConfig:
     mlflow: MLflow = MLflow()
     wandb: Wandb = Wandb()
     print_every: Count | None
-    amp: bool | Literal["bf16", "fp16"]
+    amp: bool | Literal["bf16", "fp16", "bf16_params"]
     compile: bool | Literal["auto", "default", "reduce-overhead", "max-autotune", "blocks"]
     matmul_precision: Literal["highest", "high", "medium"]
     channels_last: bool
     onednn: bool
+    prepare_once: bool = False
     patches: Patches = Patches()  # a run recorded before there was a choice has none
     ddp: DDP
     sharding: Sharding = Sharding()

@@ -121,6 +121,8 @@ class LoaderOptions:
     """samples that a worker evaluates at a time; None is its share of `batch_size`, at least MIN_EVAL_BATCH"""
     batch_parts: int = 1
     """of a global batch, over all workers: none trains on more than one at a time"""
+    prepared: torch.dtype | None = None
+    """in which images in memory are normalised and padded once; None does so in each step, in float32"""
 
 
 class Load(Protocol):

@@ -25,10 +25,11 @@ from expt.runs import checkpoint
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
 from expt.runs.weights_file import Which, found, run_and_which
+from expt.training.half_weights import halve
 from expt.training.patches import onednn_linear
 from expt.training.precision import Precision
 
-Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16"]
+Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16", "bf16_params"]
 """As the key `amp`; `recorded` is what that was for the run."""
 
 
@@ -109,7 +110,10 @@ def rebuilt(
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
     if config.onednn and device.type == "cpu" and not plain:
         onednn_linear.use_for_linear(model)
-    precision = Precision(config.amp if amp == "recorded" else amp, device)
+    computed = config.amp if amp == "recorded" else amp
+    if computed == "bf16_params" and "ema" not in state:  # an average is float32
+        halve(model)
+    precision = Precision(computed, device)
     preprocess = Preprocess(config.dataset, record["data"], device, segments=config.task.name == "segmentation")
     test_time = config.test_time_augmentation
     return TrainedModel(model, record, state["config"], preprocess, precision.autocast, test_time).eval()

@@ -52,4 +52,5 @@ class AveragedOverViews(nn.Module):
             )
         wide = torch.promote_types(one.dtype, torch.float32)
         half = 0.5 * one.to(wide)  # now, for the next pass may be given the memory of this one's outputs
-        return half + 0.5 * self._module(images.flip(3)).to(wide)
+        mean: Tensor = half + 0.5 * self._module(images.flip(3)).to(wide)
+        return mean

@@ -28,6 +28,7 @@ from expt.tasks.phases import PhasedTask
 from expt.tasks.task import Task
 from expt.training import optim
 from expt.training.activation_checkpointing import checkpoint_activations
+from expt.training.half_weights import halve
 from expt.training.patches.fake_tensors import NUMBERS_WANTED, FakeTensorMode
 from expt.training.patches.live_bytes import LiveBytes, bytes_of
 
@@ -142,6 +143,8 @@ class Measuring:
             try:
                 example = self._sample.batch(1).inputs
                 module = model_build.build(self._config.model, default, self._sample.shapes, example, fetch=False)
+                if self._config.amp == "bf16_params":
+                    halve(module)
                 freeze(module, self._config.freeze)
                 yield module.train()
             except NUMBERS_WANTED as error:

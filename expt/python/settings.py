@@ -170,11 +170,12 @@ class Settings(TypedDict, total=False):
     log_every: int
     tensorboard: TensorBoard
     print_every: int | None
-    amp: bool | Literal["bf16", "fp16"]
+    amp: bool | Literal["bf16", "fp16", "bf16_params"]
     compile: bool | CompileMode
     matmul_precision: Literal["highest", "high", "medium"]
     channels_last: bool | Auto
     onednn: bool | Auto
+    prepare_once: bool
     patches: Patches
     ddp: DDP
     sharding: Sharding
@@ -239,11 +240,12 @@ class SweepSettings(TypedDict, total=False):
     log_every: int | Sequence[int]
     tensorboard: Mapping[str, Any]
     print_every: int | Sequence[int | None] | None
-    amp: bool | Literal["bf16", "fp16"] | Sequence[bool | Literal["bf16", "fp16"]]
+    amp: bool | Literal["bf16", "fp16", "bf16_params"] | Sequence[bool | Literal["bf16", "fp16", "bf16_params"]]
     compile: bool | CompileMode | Sequence[bool | CompileMode]
     matmul_precision: Literal["highest", "high", "medium"] | Sequence[Literal["highest", "high", "medium"]]
     channels_last: bool | Auto | Sequence[bool | Auto]
     onednn: bool | Auto | Sequence[bool | Auto]
+    prepare_once: bool | Sequence[bool]
     patches: Mapping[str, Any]
     ddp: Mapping[str, Any]
     sharding: Mapping[str, Any]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 class Lookahead:
@@ -33,15 +34,15 @@ class Lookahead:
             return
         kept = self._keep * (step / total_steps) ** self._power
         slow = [self._slow[name] for name in values]
-        torch._foreach_lerp_(slow, [_wide(value) for value in values.values()], 1 - kept)
+        get_ema_multi_avg_fn(kept)(slow, [_wide(value) for value in values.values()], None)
         self.end_epoch()
 
     @torch.no_grad()
     def end_epoch(self) -> None:
         """Let the model have the slow weights, where there are any."""
         if self._slow:
-            values = self._values()
-            torch._foreach_copy_([*values.values()], [self._slow[name] for name in values])
+            for name, value in self._values().items():
+                value.copy_(self._slow[name])
 
     def _values(self) -> dict[str, Tensor]:
         return {name: value for name, value in self._module.state_dict().items() if value.is_floating_point()}

@@ -37,6 +37,7 @@ from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of
 from expt.training.ema import ema_of
+from expt.training.half_weights import halve
 from expt.training.learner import Learner, Position
 from expt.training.lookahead import Lookahead
 from expt.training.observer import Observer
@@ -46,7 +47,7 @@ from expt.training.patches.late_values import Values
 from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
 from expt.worker import parallel as parallel_build
-from expt.worker import sharding
+from expt.worker import prepared, sharding
 from expt.worker.first_output import check_first_output
 from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes
@@ -59,6 +60,7 @@ def build_data(config: RunConfig, worker: Worker) -> Data:
     """The loaders of `worker`'s share of each batch."""
     with in_turn(config, worker):
         data = _loaders(config, worker, num_readers(config))
+    prepared.refuse_others(config, data.train)
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
     return data
 
@@ -89,6 +91,7 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
         batch_parts=config.world_size * config.gradient_accumulation,
         mixup=config.mixup,
         cutmix=config.cutmix,
+        prepared=prepared.dtype(config, worker.device),
     )
 
 
@@ -117,7 +120,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         module, config, worker, memory, precision=precision, parts=bool(phases)
     )
     if config.ema and not config.is_sharded:
-        ema = ema_of(module, config.ema)
+        ema = ema_of(module, config.ema, in_float32=config.amp == "bf16_params")
     classifies = isinstance(config.task, Classification)
     if isinstance(config.model, constraints.Target) and classifies and not compiled:  # the copy needs no check
         check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
@@ -162,6 +165,8 @@ def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) ->
         module, values = make().to(worker.device, memory_format=memory_format), None  # type: ignore[call-overload]
     if config.whitening and fetch:  # else they are those of a checkpoint
         whiten(config.whitening, module, data, worker)
+    if config.amp == "bf16_params":
+        halve(module)
     freeze(module, config.freeze)
     return module, values
 

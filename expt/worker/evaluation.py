@@ -42,7 +42,7 @@ def carry_out(
     random_state.set_determinism(config.deterministic, worker.device)
     record, state = _saved(evaluation, worker)
     beat()
-    model = rebuilt(record, state, worker.device)
+    model = rebuilt(record, state, worker.device, amp=config.amp)
     data = _data(evaluation, config, record["data"], worker)
     beat()
     compiled = mode_of(config.compile, steps=0)

@@ -256,7 +256,7 @@ TABLES = {
     "dataset=table dataset.path=t.csv dataset.targets=[a,b]": "task=classification: dataset.targets names 2 columns",
     "experiment=diabetes test_time_augmentation=flip": "test_time_augmentation=flip: is of images, and ",
     "experiment=diabetes whitening={layer:a}": "whitening.layer=a: is of images, and dataset=diabetes has none; ",
-    "experiment=char_lm dataset.root=t.txt test_time_augmentation=flip": "test_time_augmentation=flip: task=language_",
+    "experiment=char_lm dataset.root=t.txt test_time_augmentation=flip": "test_time_augmentation=flip: averages what ",
     "task=regression": "task=regression: dataset=digits has one class for each image; use task=classification, or ",
 }
 

@@ -54,7 +54,8 @@ make_loader = pytest.mark.parametrize("make", [in_memory, streamed])
 
 def _mirrored(place: int, side: int) -> int:
     """As numpy counts there and back: 0 1 2 1 0 1 ..."""
-    return [*range(side), *range(side - 2, 0, -1)][place % (2 * side - 2)]
+    places: list[int] = [*range(side), *range(side - 2, 0, -1)]
+    return places[place % len(places)]
 
 
 def reference(image: Tensor, augment: Augmentation, numbers: list[int]) -> Tensor:

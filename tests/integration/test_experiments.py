@@ -159,7 +159,7 @@ def _dataset(name: Any, root: str) -> datasets.Downloaded:
     return datasets.Downloaded(name=name, root=root, download=False, **options)
 
 
-OF_A_BOX = {"gpt2_124m"}  # `expt plan` says what it takes
+OF_A_BOX = {"gpt2_124m", "airbench"}  # `expt plan` says what it takes; tests/worker/test_airbench trains
 FEW = {"d2l_resnet18": ("batch_size=16", "max_steps=1"), "amp_sweep": ("model=convnet", "batch_size=16")}
 
 

@@ -24,7 +24,7 @@ def step(module: nn.Module, number: int) -> None:
     module.train()(torch.randn(8, 4, generator=generator))
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter += torch.randn(parameter.shape, generator=generator) / 10
+            parameter.add_(torch.randn(parameter.shape, generator=generator) / 10)
 
 
 def plain(*, every: int, keep: float, power: float, start: int) -> dict[str, torch.Tensor]:

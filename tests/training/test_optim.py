@@ -233,9 +233,9 @@ def test_a_group_is_trained_in_its_epochs_alone(cycle: bool) -> None:
     config: Any = cosine(1.0)
     if cycle:
         config = schema.OneCycle(name="one_cycle", rise_fraction=0.3, start_factor=0.1, end_factor=0.01)
-    settings = {"name": "sgd", "lr": PEAK, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True}
     model = net()
-    optimizer = build_optimizer(schema.SGD(**settings, groups=(parameters,)), model)
+    chosen = schema.SGD(name="sgd", lr=PEAK, momentum=0.9, weight_decay=0.1, nesterov=True, groups=(parameters,))
+    optimizer = build_optimizer(chosen, model)
     schedule = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL)
     expected, seen = rates(config), []
     for step in range(TOTAL):
@@ -245,7 +245,7 @@ def test_a_group_is_trained_in_its_epochs_alone(cycle: bool) -> None:
         assert rate_of(optimizer) == rate
         train(model, optimizer, 1)
         schedule.step()
-        seen.append(model[0].bias.detach().clone())
+        seen.append(dict(model.named_parameters())["0.bias"].detach().clone())
     assert not torch.equal(seen[10], seen[11])
     assert torch.equal(seen[11], seen[-1])
 

