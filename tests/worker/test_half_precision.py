@@ -113,8 +113,12 @@ def _assert_loads(done: Any) -> None:
         assert torch.equal(value, module.state_dict()[name].to(value.dtype)), name
 
 
-def test_an_average_of_halved_weights_is_float32_and_moves(train_alone: TrainAlone) -> None:
-    done = train_alone(*FEW, *CONVNET, "amp=bf16_params", "ema=0.999", "optimizer.lr=0.1", before=begin)
+def test_an_average_of_halved_weights_is_float32_and_moves(
+    train_alone: TrainAlone, capfd: pytest.CaptureFixture[str]
+) -> None:
+    halved = ("amp=bf16_params", "tensorboard.graph=true")
+    done = train_alone(*FEW, *CONVNET, *halved, "ema=0.999", "optimizer.lr=0.1", before=begin)
+    assert "No graph saved" not in "".join(capfd.readouterr())
     average = checkpoint.load(done.folder / "checkpoints" / "last.pt")["ema"]
     assert {value.dtype for name, value in average.items() if "num_batches" not in name} >= {torch.float32}
     assert not any(value.dtype == torch.bfloat16 for value in average.values())
