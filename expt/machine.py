@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 SIMULATED_GPUS = "EXPT_SIMULATED_GPUS"
+MPS_DAEMON, MPS_FOLDER = "nvidia-cuda-mps-control", "/tmp/nvidia-mps"
 """Environment variable: pretend to have N GPUs, and compute on the CPU. For tests of scheduling."""
 
 
@@ -117,6 +118,20 @@ def gpu_uuid(gpu: str) -> str:
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
         return next((uuid for uuid in map(str, map(pynvml.nvmlDeviceGetUUID, handles)) if uuid.startswith(gpu)), gpu)
     return gpu
+
+
+def mps_runs() -> bool:
+    """Whether a daemon of NVIDIA's Multi-Process Service runs to which programs of this environment would connect.
+
+    Its socket stays when it ends, the file with its number goes; one of another container can't be seen.
+    """
+    folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_FOLDER)
+    try:
+        number = int((folder / f"{MPS_DAEMON}.pid").read_text())
+        program = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")[0]
+    except (OSError, ValueError):
+        return False
+    return os.path.basename(program) == MPS_DAEMON.encode()
 
 
 def free_descriptors() -> int:

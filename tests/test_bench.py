@@ -6,11 +6,16 @@ import json
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from expt.machine import MPS_DAEMON
 from expt.planning.scaling import Cluster, Link, all_reduce_s, step_s
+from scripts.benchmarks import gpu
+from scripts.benchmarks.memory import Peak
+from scripts.benchmarks.systems import Output
 from tests.conftest import FASHION_MNIST, environment
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
@@ -78,3 +83,38 @@ def test_more_gpus_take_longer_for_a_step_and_free_links_do_not() -> None:
     assert step_s(0.005, 45e6, 1024, Cluster(8, free, free), bucket_bytes=25 * 2**20) == pytest.approx(0.005)
     # A ring of 8 moves 2 x 7/8 of the bytes through each link.
     assert all_reduce_s(8e9, 8, Link(0.0, 1e9)) == pytest.approx(14.0)
+
+
+DAEMON = """#!/bin/sh
+echo "$CUDA_VISIBLE_DEVICES $*" >> "$CUDA_MPS_PIPE_DIRECTORY/../told"
+[ "$1" = -d ] || cat >> "$CUDA_MPS_PIPE_DIRECTORY/../told"
+"""
+
+
+def test_runs_on_one_card_are_timed_with_and_without_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By a daemon of their own; the commands that would train are but noted."""
+    ran = list[tuple[str, str | None]]()
+
+    def start(command: list[str], **extra: str) -> Output:
+        ran.append((command[-1], extra.get("CUDA_MPS_PIPE_DIRECTORY")))
+        return Output("", 1.0 + len(ran), Peak())
+
+    monkeypatch.setattr(gpu, "start", start)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    bench = Namespace(data=lambda: tmp_path, rounds=1, say=lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    (plain,) = gpu._packed(bench)  # type: ignore[arg-type]
+    assert plain.values == {"expt": [2.0], "in a row": [3.0]}
+    (daemon := tmp_path / MPS_DAEMON).write_text(DAEMON)
+    daemon.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    _, shared = gpu._packed(bench)  # type: ignore[arg-type]
+    assert (shared.case, shared.values) == (
+        "8 mlp runs with runs_per_gpu=8, by MPS",
+        {"expt": [6.0], "in a row": [5.0]},
+    )
+    pipes = [pipe for _, pipe in ran]
+    assert pipes[:4] == [None] * 4
+    assert pipes[4] is not None
+    assert not Path(pipes[4]).exists()
+    assert (tmp_path / "told").read_text() == "0 -d\n0 \nquit\n"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pynvml
 import pytest
 
 from expt import machine
+from expt.command import doctor
 
 ALL = ("0", "1", "2", "3")
 
@@ -192,3 +195,33 @@ def pynvml_works() -> bool:
     except pynvml.NVMLError:
         return False
     return True
+
+
+def test_the_daemon_of_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert not machine.mps_runs()
+    program = tmp_path / machine.MPS_DAEMON
+    program.symlink_to(shutil.which("cat") or "/bin/cat")
+    daemon = subprocess.Popen([str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    assert daemon.stdin is not None
+    assert daemon.stdout is not None
+    try:
+        daemon.stdin.write(b"it runs\n")
+        daemon.stdout.readline()
+        file = tmp_path / f"{machine.MPS_DAEMON}.pid"
+        file.write_text(f"{daemon.pid}\n")
+        assert machine.mps_runs()
+        assert doctor._mps().outcome == "pass"
+        file.write_text(str(os.getpid()))
+        assert not machine.mps_runs(), "the number is another program's by now"
+        file.write_text(f"{daemon.pid}\n")
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "other"))
+        assert not machine.mps_runs(), "it is for programs of another environment"
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    finally:
+        daemon.kill()
+        daemon.communicate()
+    assert not machine.mps_runs(), "it was killed, and has left its file"
+    found = doctor._mps()
+    assert (found.outcome, found.mend) == ("note", "if that is to change: nvidia-cuda-mps-control -d")

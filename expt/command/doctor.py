@@ -182,6 +182,15 @@ def _gpus() -> Iterator[Finding]:
         yield Finding("fail", "GPUs", f"{len(seen)} in the machine, but {built}", mend)
     else:
         yield from map(_gpu, range(torch.cuda.device_count()))
+        yield _mps()
+
+
+def _mps() -> Finding:
+    """What becomes of several runs on one GPU."""
+    if machine.mps_runs():
+        return Finding("pass", "MPS", "its daemon runs: runs that share a GPU (runs_per_gpu) compute at the same time")
+    found = "no daemon is seen: runs that share a GPU (runs_per_gpu) take turns"
+    return Finding("note", "MPS", found, f"if that is to change: {machine.MPS_DAEMON} -d")
 
 
 def _gpu(index: int) -> Finding:

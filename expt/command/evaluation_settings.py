@@ -28,7 +28,7 @@ from expt.runs.weights_file import run_and_which
 
 HOW = (
     *("world_size", "gpus", "backend", "threads", "batch_size", "amp", "compile", "matmul_precision"),
-    *("deterministic", "timeout_s", "tensorboard.images"),
+    *("deterministic", "timeout_s", "tensorboard.images", "test_time_augmentation"),
 )
 """Settings of how it is measured, which may be others than the run's."""
 TYPED = ("dataset", "task.metrics", "split", "which", *HOW)
@@ -55,6 +55,8 @@ OF_TRAINING = {
     "offload": None,
     "label_smoothing": 0.0,
     "early_stop": None,
+    "whitening": None,
+    "lookahead": None,
 }
 """What is not to hinder an evaluation, which trains nothing."""
 PREPARED = {"mean", "std", "augment", "transforms", "sampling", "standardise", "standardise_targets"}

@@ -93,7 +93,7 @@ def parse(words: Sequence[str]) -> tuple[Asked, Path | None, bool]:
     parser.add_argument(
         "--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1 ... (a GPU if there is one)"
     )
-    amp = ("recorded", "false", "true", "bf16", "fp16")
+    amp = ("recorded", "false", "true", "bf16", "fp16", "bf16_params")
     parser.add_argument("--amp", choices=amp, default="recorded", help="mixed precision (recorded: as the run had it)")
     found = parser.parse_intermixed_args(list(words))
     run, which = run_and_which(found.run, found.which)

@@ -16,6 +16,7 @@ from expt.config.torchvision_sets import MASK_SETS, SetName
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Augment:
     crop_padding: Annotated[int, Field(ge=0)] = 0
+    padding_mode: Literal["constant", "reflect"] = "constant"  # a run recorded before there was a choice has none
     flip: bool | Literal["alternate"] = False
     cutout: Annotated[int, Field(ge=0)] = 0
 

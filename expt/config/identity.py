@@ -36,10 +36,12 @@ AT_FIRST: dict[str, object] = {
     "dataset.fold": None,
     "dataset.sampling": None,
     "dataset.transforms": None,
+    "dataset.augment.padding_mode": "constant",
     "task.class_weights": None,
 }
 AT_FIRST |= {"scheduler.epochs": None, "gradient_clip_value": None, "ema": None, "early_stop": None}
 AT_FIRST |= {"optimizer.groups": (), "optimizer.decay_biases_and_norms": True, "optimizer.layer_decay": None}
+AT_FIRST |= {"prepare_once": False, "whitening": None, "lookahead": None, "test_time_augmentation": None}
 AT_FIRST |= {"weights": None, "fork": None, "freeze": (), "mixup": None, "cutmix": None, "callbacks": ()}
 AT_FIRST |= {"sharding.param_dtype": "auto", "sharding.reduce_dtype": "float32"}
 AT_FIRST |= {"model.norm": "layer", "model.positions": "learned", "model.mlp": "gelu", "model.bias": True}
@@ -95,6 +97,8 @@ def identity(
         settings["dataset.train_limit"] = f"{config.dataset.train_limit} of all classes"  # once the first ones
     if config.dataset.name == "text" and config.dataset.tokens != "bytes":
         settings["dataset.tokens"] = "tokenizer"  # what the file holds is in the content, wherever it lies
+    if groups := settings.get("optimizer.groups"):
+        settings["optimizer.groups"] = [_without_end(group) for group in groups]
     for key, before in _BEFORE.get(config.dataset.name, {}).items():
         if key in settings and settings[key] == before:
             del settings[key]
@@ -108,6 +112,13 @@ def identity(
     settings |= _ambiguous(config)
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _without_end(group: Any) -> Any:
+    """A group of parameters that is trained to the end, as it was before there was a choice."""
+    if isinstance(group, dict) and group.get("epochs") is None:
+        return {key: value for key, value in group.items() if key != "epochs"}
+    return group
 
 
 def _ambiguous(config: RunConfig) -> dict[str, Any]:

@@ -20,6 +20,9 @@ def brought_up_to_date(recorded: Mapping[str, Any]) -> dict[str, Any]:
         settings["scheduler"] = {"interval": "step", **scheduler}
     of_optimizer: dict[str, Any] = {"decay_biases_and_norms": True, "layer_decay": None, "groups": []}
     settings["optimizer"] = {**of_optimizer, **settings["optimizer"]}
+    settings["optimizer"]["groups"] = [{"epochs": None, **group} for group in settings["optimizer"]["groups"]]
+    if augment := settings["dataset"].get("augment"):
+        settings["dataset"] = {**settings["dataset"], "augment": {"padding_mode": "constant", **augment}}
     if settings["model"].get("name") == "transformer":
         settings["model"] = {**_OF_TRANSFORMER, **settings["model"]}
     return settings

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from expt.config.constraints import kind
 from expt.config.datasets import Augment
 from expt.config.groups import GROUPS, ParameterGroup
-from expt.config.schema import DDP, Checkpoint, EarlyStop, Patches, RunConfig, TensorBoard
+from expt.config.schema import DDP, Checkpoint, EarlyStop, Lookahead, Patches, RunConfig, TensorBoard, Whitening
 from expt.config.torchvision_sets import INSTEAD, OTHER_SETS
 from expt.config.trackers import MLflow, Wandb
 from expt.errors import did_you_mean
@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 PLAIN_GROUPS: dict[str, Any] = {"ddp": DDP, "checkpoint": Checkpoint, "tensorboard": TensorBoard, "patches": Patches}
-PLAIN_GROUPS |= {"early_stop": EarlyStop, "mlflow": MLflow, "wandb": Wandb}
+PLAIN_GROUPS |= {"early_stop": EarlyStop, "whitening": Whitening, "lookahead": Lookahead}
+PLAIN_GROUPS |= {"mlflow": MLflow, "wandb": Wandb}
 """Keys that have others below them, and no choices."""
-NOT_SET = {"early_stop": "early_stop={metric: loss/val, patience: 5}"}
+NOT_SET = {
+    "early_stop": "early_stop={metric: loss/val, patience: 5}",
+    "whitening": "whitening={layer: whiten, samples: 5000}",
+    "lookahead": "lookahead={every_steps: 5, keep: 0.5}",
+}
 """Such keys that are null at first, so that those below them must be typed together."""
 FEW = 8
 """Values of which all are read at a glance: of more the nearest is told."""

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 
 from expt.config.constraints import Target
 from expt.config.datasets import has_rows
-from expt.config.groups import SGD, ConvNet, DefaultInit, NamedModel, ResNet18, TargetOptimizer, Transformer
+from expt.config.groups import (
+    SGD,
+    Airbench,
+    ConvNet,
+    DefaultInit,
+    NamedModel,
+    Plateau,
+    ResNet18,
+    TargetOptimizer,
+    TargetScheduler,
+    Transformer,
+)
+from expt.config.recipe_rules import of_recipes
 from expt.config.sharding_rules import of_sharding
 from expt.config.task_rules import of_samples, of_task, of_tokens
 from expt.config.trackers import of_trackers
@@ -32,6 +44,7 @@ def impossible(config: RunConfig, machine: Machine) -> list[str]:
         *_freeze(config),
         *_memory(config),
         *_optimizer(config),
+        *of_recipes(config),
         *_batch(config),
         *of_task(config),
         *_schedule(config),
@@ -144,7 +157,7 @@ def _model(config: RunConfig) -> list[str]:
         return [f"init={config.init.name}: would draw anew what model.pretrained=true loads; use init=default"]
     if isinstance(config.model, Transformer):
         return [*_heads(config.model), *of_tokens(config)]
-    if has_rows(config.dataset) and isinstance(config.model, ConvNet | ResNet18):
+    if has_rows(config.dataset) and isinstance(config.model, ConvNet | ResNet18 | Airbench):
         name = config.model.name
         return [f"model={name}: takes images, and dataset={config.dataset.name} has rows of numbers; use model=mlp"]
     if not isinstance(config.model, ConvNet):
@@ -212,6 +225,11 @@ def _optimizer(config: RunConfig) -> list[str]:
             re.compile(group.match)
         except re.error as error:
             problems.append(f"optimizer.groups.{index}.match={group.match}: is no regular expression: {error}")
+        if group.epochs and isinstance(config.scheduler, Plateau | TargetScheduler):
+            problems.append(
+                f"optimizer.groups.{index}.epochs={group.epochs:g}: scheduler={config.scheduler.name} sets rates by "
+                "itself; use constant, cosine, step, triangular or one_cycle"
+            )
     return problems
 
 

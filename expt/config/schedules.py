@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from expt.config import groups
 
-Scheduler = groups.Constant | groups.Cosine | groups.Step | groups.OneCycle | groups.Plateau | groups.TargetScheduler
+Scheduler = (
+    groups.Constant
+    | groups.Cosine
+    | groups.Step
+    | groups.OneCycle
+    | groups.Triangular
+    | groups.Plateau
+    | groups.TargetScheduler
+)
 
 
 def planned_steps(config: Scheduler, *, steps_per_epoch: int, total_steps: int) -> int | None:
@@ -12,6 +20,6 @@ def planned_steps(config: Scheduler, *, steps_per_epoch: int, total_steps: int) 
 
     Of a person's own scheduler nothing is known here.
     """
-    if not isinstance(config, groups.Cosine | groups.OneCycle):
+    if not isinstance(config, groups.Cosine | groups.OneCycle | groups.Triangular):
         return None
     return total_steps if config.epochs is None else max(1, round(config.epochs * steps_per_epoch))

@@ -22,7 +22,9 @@ class Augmentation:
     """What is done to each training image; `bool()` tells whether that is anything."""
 
     crop_padding: int = 0
-    """black pixels added on each side before a crop to the former size; 0 crops nothing"""
+    """pixels added on each side before a crop to the former size; 0 crops nothing"""
+    padding_mode: Literal["constant", "reflect"] = "constant"
+    """what they are: black, or the image mirrored at its edge"""
     flip: bool | Literal["alternate"] = False
     """mirror every second image, on average, left to right; or each image in every second epoch"""
     cutout: int = 0
@@ -59,19 +61,34 @@ class Augmentation:
         if not (self.crop_padding or self.flip):
             return images
         height, width = images.shape[2:]
-        rows = torch.arange(height, device=images.device).expand(len(images), -1)
-        columns = torch.arange(width, device=images.device).expand(len(images), -1)
-        if self.flip:
-            columns = torch.where(drawn[_FLIP, :, None] < 1 << _BITS - 1, columns.flip(1), columns)
-        padding = self.crop_padding
-        if padding:
-            rows = rows + _scaled(drawn[_CROP_TOP], 2 * padding + 1)
-            columns = columns + _scaled(drawn[_CROP_LEFT], 2 * padding + 1)
-            images = functional.pad(images, (padding,) * 4)
+        rows, columns = self.places(drawn, height, width)
+        if self.crop_padding and self.padding_mode == "reflect":
+            rows, columns = _reflected(rows - self.crop_padding, height), _reflected(columns - self.crop_padding, width)
+        elif self.crop_padding:
+            images = functional.pad(images, (self.crop_padding,) * 4)
         # One gather does both; on a CPU it is a quarter faster than a crop alone by windows.
         taken = (rows * images.shape[3])[:, :, None] + columns[:, None, :]
         taken = taken.flatten(1)[:, None].expand(-1, images.shape[1], -1)
         return images.flatten(2).gather(2, taken).reshape(len(images), -1, height, width)
+
+    def places(self, drawn: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """Which rows [b, height] and columns [b, width] of padded images come to be those of the moved ones."""
+        rows = torch.arange(height, device=drawn.device).expand(drawn.shape[1], -1)
+        columns = torch.arange(width, device=drawn.device).expand(drawn.shape[1], -1)
+        if self.flip:
+            columns = torch.where(drawn[_FLIP, :, None] < 1 << _BITS - 1, columns.flip(1), columns)
+        if self.crop_padding:
+            rows = rows + _scaled(drawn[_CROP_TOP], 2 * self.crop_padding + 1)
+            columns = columns + _scaled(drawn[_CROP_LEFT], 2 * self.crop_padding + 1)
+        return rows, columns
+
+    def padded(self, images: Tensor) -> Tensor:
+        """Images [N, C, H, W] with what a crop may reach around them."""
+        padding, (height, width) = self.crop_padding, images.shape[2:]
+        if not padding or self.padding_mode == "constant":
+            return functional.pad(images, (padding,) * 4)
+        rows, columns = (torch.arange(-padding, side + padding, device=images.device) for side in (height, width))
+        return images[:, :, _reflected(rows, height)][:, :, :, _reflected(columns, width)]
 
     def cut(self, images: Tensor, drawn: Tensor) -> Tensor:
         """Normalised images with a square set to 0, the mean, in place."""
@@ -85,6 +102,12 @@ class Augmentation:
         """float32 [b, length]: 1 for pixels that lie in the square, whose middle lies in the image, else 0."""
         offset = torch.arange(length, device=drawn.device) - (_scaled(drawn, length) - self.cutout // 2)
         return ((offset >= 0) & (offset < self.cutout)).float()
+
+
+def _reflected(places: Tensor, length: int) -> Tensor:
+    """Places beside 0 to length - 1 as those that a mirror at the edge shows there; the edge itself comes once."""
+    places = places.abs()
+    return torch.where(places < length, places, 2 * (length - 1) - places)
 
 
 def _scaled(drawn: Tensor, number: int) -> Tensor:

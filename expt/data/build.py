@@ -39,7 +39,7 @@ from expt.data.mixing import Mixing
 from expt.data.source import NOTHING, Part, Source, of_images, streamed
 from expt.data.synthetic import synthetic
 from expt.data.tree import mapped
-from expt.errors import ConfigError, warn
+from expt.errors import ConfigError
 
 _FAR = 100.0  # deviations from 0, beyond which a variance from sums of squares loses more than four digits
 
@@ -129,11 +129,12 @@ def build(
     batch_parts: int = 1,
     mixup: float | None = None,
     cutmix: float | None = None,
+    prepared: torch.dtype | None = None,
 ) -> Data:
     """The loaders of `dataset` on one worker; `batch_size` is global, `num_workers` reads for this worker.
 
-    A batch is a multiple of `batch_parts`, which is told where it is too large. The configured `task` says what the
-    targets of a table or of a person's own samples are. For `mixup` and `cutmix` see Mixing.
+    A batch is a multiple of `batch_parts`, which is told where it is too large. The `task` says what targets of a table
+    or of a person's own samples are. `mixup`, `cutmix` and `prepared` are of training alone: see Mixing, LoaderOptions.
 
     Raises DataError for the data, ConfigError for a dataset class or a mean and std that do not fit it.
     """
@@ -142,8 +143,7 @@ def build(
     checks.check_mixed(source.example[0], mixup, cutmix)
     train_idx, val_idx = split(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
-    if (limit := dataset.train_limit) and limit > len(train_idx) and shard.rank == 0:
-        warn(f"dataset.train_limit={limit}: there are {len(train_idx)} samples to train on, and all are used")
+    checks.warn_of_limit(dataset, len(train_idx), tells=shard.rank == 0)
     if drop_last:
         checks.check_batch(len(train_idx), batch_size, batch_parts)
     in_order = LoaderOptions(
@@ -164,6 +164,7 @@ def build(
         balanced=checks.known_classes(dataset, source)[train_idx] if dataset.sampling else None,
         transforms=_transforms(dataset),
         mixing=Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None,
+        prepared=prepared,
     )
     val, test = source.val and source.val.whole(in_order), source.test and source.test.whole(in_order)
     if len(val_idx):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from expt.config import datasets
 from expt.data.files import DatasetConfig
 from expt.data.source import Source
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, warn
 
 
 def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
@@ -40,7 +39,7 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
         if not source.moves and dataset.augment != datasets.Augment():
             raise ConfigError("dataset.augment: would move images and leave their masks; leave it out")
         _check_augment(dataset.augment, source.shapes["image_size"])
-    elif dataset.mean or dataset.std or any(dataclasses.astuple(dataset.augment)):
+    elif dataset.mean or dataset.std or dataset.augment != datasets.Augment():
         raise ConfigError("dataset.mean, std and augment: are of images with classes; leave them out here")
 
 
@@ -51,6 +50,12 @@ def check_mixed(inputs: Any, mixup: float | None, cutmix: float | None) -> None:
             found = list(inputs.shape) if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
             what = "images" if dims == (3,) else "tensors"
             raise ConfigError(f"{key}={value}: {mixes} {what}, and a sample's inputs are {found}; use {key}=null")
+
+
+def warn_of_limit(dataset: DatasetConfig, samples: int, *, tells: bool) -> None:
+    """Say that there are not as many `samples` to train on as are asked for."""
+    if tells and (limit := dataset.train_limit) and limit > samples:
+        warn(f"dataset.train_limit={limit}: there are {samples} samples to train on, and all are used")
 
 
 def known_classes(dataset: DatasetConfig, source: Source) -> Tensor:

@@ -121,6 +121,8 @@ class LoaderOptions:
     """samples that a worker evaluates at a time; None is its share of `batch_size`, at least MIN_EVAL_BATCH"""
     batch_parts: int = 1
     """of a global batch, over all workers: none trains on more than one at a time"""
+    prepared: torch.dtype | None = None
+    """in which images in memory are normalised and padded once; None does so in each step, in float32"""
 
 
 class Load(Protocol):
@@ -204,6 +206,11 @@ class ShardedLoader(ABC):
         chunk = self._options.eval_batch_size or max(self._options.batch_size // shard.world_size, MIN_EVAL_BATCH)
         pieces = indexing.eval_pieces(self.size, chunk, shard.rank, shard.world_size)
         return self._batches(Order(self._indices), pieces)
+
+    def first(self, number: int) -> Iterator[Batch]:
+        """The split's first samples as an evaluation sees them, all of them on this worker."""
+        first = self._indices[:number]
+        return self._batches(Order(first), indexing.eval_pieces(len(first), MIN_EVAL_BATCH, 0, 1))
 
     @abstractmethod
     def _batches(self, order: Order, pieces: Iterable[indexing.Piece]) -> Iterator[Batch]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from expt.data.indexing import Piece
 from expt.data.loading import MIN_EVAL_BATCH, Batch, Finish, LoaderOptions, Order, ShardedLoader, to_device
 from expt.data.prefetch import prefetched
+from expt.data.prepared_images import PreparedImages
 from expt.data.tree import leaves, mapped
 
 # Bytes of float32 images made at once: on a CPU what its cache holds, on a GPU enough that launches cost nothing.
@@ -49,8 +50,9 @@ class InMemoryLoader(ShardedLoader):
         super().__init__(indices, dataclasses.replace(options, eval_batch_size=_eval_batch_size(options)))
         self._finish = Finish(options, channels=images.shape[1])
         device = options.device
-        self._images = place(images, device)
-        self._labels = labels.to(self._images.device)
+        self._prepared = PreparedImages(images, options, options.prepared) if options.prepared else None
+        self._images = images if self._prepared else place(images, device)
+        self._labels = labels.to(device if self._prepared else self._images.device)
         self._device = device
         self._block_size = _BLOCK_BYTES.get(device.type, 0) // (4 * images[0].numel())
 
@@ -62,13 +64,18 @@ class InMemoryLoader(ShardedLoader):
 
     def _blocks(self, order: Order, pieces: Iterable[Piece]) -> Iterator[_Block]:
         """The batches of `pieces`, several at a time: the calls of a gather cost more than what it moves."""
-        samples = to_device(order.samples, self._images.device)  # once per epoch, so that no batch waits for a copy
+        samples = to_device(order.samples, self._labels.device)  # once per epoch, so that no batch waits for a copy
         drawn = None if order.drawn is None else to_device(order.drawn, self._device)
         for block in _alike(pieces, self._block_size):
             chosen = _spread(samples, block)
-            images = to_device(self._images.index_select(0, chosen), self._device)
+            numbers = None if drawn is None else _spread(drawn, block)
             labels = to_device(self._labels.index_select(0, chosen), self._device)
-            yield _Block(self._finish(images, None if drawn is None else _spread(drawn, block)), labels, block)
+            yield _Block(self._made(chosen, numbers), labels, block)
+
+    def _made(self, chosen: Tensor, drawn: Tensor | None) -> Tensor:
+        if self._prepared:
+            return self._prepared.batch(chosen, drawn)
+        return self._finish(to_device(self._images.index_select(0, chosen), self._device), drawn)
 
 
 def _eval_batch_size(options: LoaderOptions) -> int | None:

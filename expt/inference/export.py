@@ -74,14 +74,14 @@ def export(
     """
     record, state = saved(run, which)
     model = rebuilt(record, state, torch.device("cpu"), plain=True)
-    expected_of: nn.Module = rebuilt(record, state, torch.device("cpu"), plain=True).model
+    expected_of: nn.Module = rebuilt(record, state, torch.device("cpu"), plain=True).views
     with importable_from_here():
         config = recorded(state["config"])
         found = samples(config, record["data"], max(SAMPLES, batch_size or 0), normalised=not preprocess)
         task = task_build.build(config.task, record["data"], class_names=model.class_names)
     if isinstance(task, PhasedTask):
         raise ConfigError(f"{run}: a model of several phases has no one output that could be exported")
-    module: nn.Module = model.model
+    module = model.views
     if preprocess:
         module, expected_of = prepared(model, config.dataset, record["data"]), _Preprocessed(model)
     arguments = _called_with(module, task, found.batch)

@@ -20,14 +20,16 @@ from expt.errors import warn
 from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
 from expt.models.partial_load import plain_weights
+from expt.models.test_time import TestTime, with_views
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
 from expt.runs.weights_file import Which, found, run_and_which
+from expt.training.half_weights import halve
 from expt.training.patches import onednn_linear
 from expt.training.precision import Precision
 
-Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16"]
+Amp: TypeAlias = bool | Literal["recorded", "bf16", "fp16", "bf16_params"]
 """As the key `amp`; `recorded` is what that was for the run."""
 
 
@@ -41,9 +43,11 @@ class TrainedModel(nn.Module):
         config: Mapping[str, Any],
         preprocess: Preprocess,
         autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+        test_time: TestTime | None = None,
     ) -> None:
         super().__init__()
         self.model = model
+        self._test_time = test_time
         self.autocast = autocast
         """The context in which the forward pass is computed; see `amp` of `load`."""
         self.class_names: tuple[str, ...] = tuple(record["data"].get("class_names", ()))
@@ -52,10 +56,15 @@ class TrainedModel(nn.Module):
         self.config = config
         """All settings of the run, as result.json has them."""
 
+    @property
+    def views(self) -> nn.Module:
+        """`model`, with test_time_augmentation behind what averages its outputs over several views of an image."""
+        return with_views(self.model, self._test_time)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives."""
+        """What the model gives, over these views."""
         with self.autocast():
-            return self.model(*args, **kwargs)
+            return self.views(*args, **kwargs)
 
 
 def load(
@@ -101,9 +110,13 @@ def rebuilt(
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
     if config.onednn and device.type == "cpu" and not plain:
         onednn_linear.use_for_linear(model)
-    precision = Precision(config.amp if amp == "recorded" else amp, device)
+    computed = config.amp if amp == "recorded" else amp
+    if computed == "bf16_params" and "ema" not in state:  # an average is float32
+        halve(model)
+    precision = Precision(computed, device)
     preprocess = Preprocess(config.dataset, record["data"], device, segments=config.task.name == "segmentation")
-    return TrainedModel(model, record, state["config"], preprocess, precision.autocast).eval()
+    test_time = config.test_time_augmentation
+    return TrainedModel(model, record, state["config"], preprocess, precision.autocast, test_time).eval()
 
 
 def _built(config: RunConfig, record: Record) -> nn.Module:

@@ -14,6 +14,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from expt.config import constraints, groups, user_class
 from expt.errors import ConfigError
 from expt.models import named
+from expt.models.airbench import Airbench
 from expt.models.convnet import ConvNet
 from expt.models.init import initialise
 from expt.models.mlp import MLP
@@ -25,6 +26,7 @@ _CLASSES: dict[type, type[nn.Module]] = {
     groups.MLP: MLP,
     groups.ConvNet: ConvNet,
     groups.ResNet18: ResNet18,
+    groups.Airbench: Airbench,
     groups.Transformer: Transformer,
     groups.UNet: UNet,
 }

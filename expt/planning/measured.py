@@ -28,6 +28,7 @@ from expt.tasks.phases import PhasedTask
 from expt.tasks.task import Task
 from expt.training import optim
 from expt.training.activation_checkpointing import checkpoint_activations
+from expt.training.half_weights import halve
 from expt.training.patches.fake_tensors import NUMBERS_WANTED, FakeTensorMode
 from expt.training.patches.live_bytes import LiveBytes, bytes_of
 
@@ -46,7 +47,7 @@ class Model:
     """Of the optimiser."""
     buffer_bytes: int
     average_bytes: int
-    """Of the moving average of weights, where there is one."""
+    """Of the moving average of weights, and of the slow ones of lookahead, where there are such."""
     update_bytes: int
     """What the optimiser takes for a moment in its step."""
     block_bytes: tuple[int, ...]
@@ -81,13 +82,14 @@ class Measuring:
             update_bytes = _update_bytes(optimizer, trained)
             states = [each for state in optimizer.state.values() for each in leaves(list(state.values()))]
             parameter_bytes, buffer_bytes = bytes_of(every), bytes_of(module.buffers())
+            averages = bool(self._config.ema) + bool(self._config.lookahead)
             return Model(
                 parameters=sum(parameter.numel() for parameter in every),
                 parameter_bytes=parameter_bytes,
                 gradient_bytes=bytes_of(trained),
                 state_bytes=bytes_of(each for each in states if isinstance(each, torch.Tensor)),
                 buffer_bytes=buffer_bytes,
-                average_bytes=parameter_bytes + buffer_bytes if self._config.ema else 0,
+                average_bytes=averages * (parameter_bytes + buffer_bytes),
                 update_bytes=update_bytes,
                 block_bytes=tuple(bytes_of(block.parameters()) for block in blocks(module).values()),
             )
@@ -141,6 +143,8 @@ class Measuring:
             try:
                 example = self._sample.batch(1).inputs
                 module = model_build.build(self._config.model, default, self._sample.shapes, example, fetch=False)
+                if self._config.amp == "bf16_params":
+                    halve(module)
                 freeze(module, self._config.freeze)
                 yield module.train()
             except NUMBERS_WANTED as error:

@@ -15,7 +15,7 @@ from expt.python.values import as_setting, text_of
 
 OF_CLASSES = {group for group, choices in GROUPS.items() if "_target_" in choices}
 """Groups whose choice may be a person's own class."""
-_OPEN = {*PLAIN_GROUPS, "hydra", *BELOW_A_CHOICE} - {"early_stop", "groups"}
+_OPEN = {*PLAIN_GROUPS, "hydra", *BELOW_A_CHOICE} - {"early_stop", "whitening", "lookahead", "groups"}
 """Keys with others below them, each of which is set by itself."""
 _LISTS_OF_CLASSES = ("callbacks", "dataset.transforms")
 

@@ -133,6 +133,14 @@ class Dashboard(Observer):
         module = self._learner.module
         device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
         modes = {part: part.training for part in module.modules()}
+        halved = any(parameter.dtype == torch.bfloat16 for parameter in module.parameters())
+        with self._learner.precision.autocast() if halved else contextlib.nullcontext():
+            self._trace(events, module, modes, device)
+        self._graph_due = False
+
+    def _trace(
+        self, events: Writer, module: torch.nn.Module, modes: Mapping[torch.nn.Module, bool], device: torch.device
+    ) -> None:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
             try:
                 module.eval()
@@ -143,4 +151,3 @@ class Dashboard(Observer):
             finally:
                 for part, training in modes.items():
                     part.training = training
-        self._graph_due = False

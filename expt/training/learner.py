@@ -13,8 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from expt.data.loading import Batch
+from expt.models.test_time import TestTime, with_views
 from expt.tasks.extra_metrics import ExtraMetrics
 from expt.tasks.task import Sum, Task
+from expt.training.lookahead import Lookahead
 from expt.training.phases import Phases
 from expt.training.precision import Precision
 
@@ -37,6 +39,8 @@ class Evaluator:
     """Whether the next batch may be given the memory of this one's outputs: CUDA graphs do so, and who knows what own
     models do."""
 
+    test_time: TestTime | None = None
+    """Over which views of an image the outputs are averaged."""
     in_step: Callable[[Iterable[Batch]], Iterable[Batch]] = iter
     """From this worker's batches of an evaluation to those that it computes: where a forward pass is a collective, as
     many as any other worker has."""
@@ -45,6 +49,11 @@ class Evaluator:
     def evaluated(self) -> nn.Module:
         """The model whose numbers count."""
         return self.module
+
+    @property
+    def evaluated_views(self) -> nn.Module:
+        """What gives the outputs that count."""
+        return with_views(self.evaluated, self.test_time)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +75,8 @@ class Learner(Evaluator):
     """Seconds that its first N steps have spent on averaging gradients, waiting for the others' included."""
     ema: AveragedModel | None = None
     """The moving average of `module`: evaluated, and saved beside."""
+    lookahead: Lookahead | None = None
+    """The slow weights of `module`, which it goes back to."""
     shards: int = 1
     """Workers that share one replica of the weights; with 1 each has all of them. Else `parallel` is `module`."""
     copy_evaluated: Callable[[], nn.Module] | None = None
@@ -81,6 +92,11 @@ class Learner(Evaluator):
     def evaluated(self) -> nn.Module:
         """The model whose numbers count."""
         return self.module if self.ema is None else self.ema.module
+
+    def end_epoch(self) -> None:
+        """An epoch's steps are done, and its weights are about to be evaluated."""
+        if self.lookahead is not None:
+            self.lookahead.end_epoch()
 
 
 class GraphedStep(Protocol):

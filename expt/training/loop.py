@@ -52,6 +52,8 @@ def train_epoch(
         if shortage:  # out of the `except`: the traceback would keep what the step has allocated
             raise OutOfMemory(shortage, fits=largest_that_fits(learner, batch))
         position.advance()
+        if learner.lookahead is not None:
+            learner.lookahead.after_step(epoch=position.epoch, step=position.step, total_steps=position.total_steps)
         trained += batch.global_size
         on_step()
         if learner.scheduler_interval == "step":
@@ -226,7 +228,7 @@ def evaluate(
 
     Metrics that are no sums take two collectives more. `observe` gets each batch and the model's outputs.
     """
-    module, task, sums = learner.evaluated, learner.task, Sums(learner.task, device, at_once=learner.overwrites)
+    module, task, sums = learner.evaluated_views, learner.task, Sums(learner.task, device, at_once=learner.overwrites)
     module.eval()
     for batch in learner.in_step(batches):
         with learner.precision.autocast():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from expt.config.schedules import Scheduler, planned_steps
 from expt.config.tasks import Better
 from expt.errors import ConfigError
 from expt.training.muon import build_muon
-from expt.training.parameter_groups import LR_SCALE, parameter_groups, rate_of, scale_rates
+from expt.training.parameter_groups import LR_SCALE, TRAINED_EPOCHS, parameter_groups, rate_of, scale_rates
 from expt.training.patches.unguarded import optimizer as without_guards
 from expt.training.sharding import is_sharded
 
@@ -108,9 +108,11 @@ def build_scheduler(
     if isinstance(config, groups.Plateau):
         return Plateau(config, optimizer, better[config.metric.partition("/")[0]])
     total_steps = planned_steps(config, steps_per_epoch=steps_per_epoch, total_steps=total_steps) or total_steps
+    ends = [_end(group, steps_per_epoch) for group in optimizer.param_groups]
     if isinstance(config, groups.OneCycle):
         return OneCycle(
             optimizer,
+            ends,
             max_lr=[group["lr"] for group in optimizer.param_groups],
             total_steps=max(total_steps, 2),
             pct_start=config.rise_fraction * (1 - 1e-9),  # torch divides by zero where the rise is one step
@@ -119,17 +121,29 @@ def build_scheduler(
             cycle_momentum=bool(optimizer.defaults.get("momentum") or optimizer.defaults.get("betas")),
         )
     factor = lr_factor(config, rate_of(optimizer), steps_per_epoch=steps_per_epoch, total_steps=total_steps)
-    return Schedule(optimizer, factor)
+    return Schedule(optimizer, [factor if end is None else _until(end, factor) for end in ends])
+
+
+def _end(group: Mapping[str, Any], steps_per_epoch: int) -> int | None:
+    """The steps after which the learning rate of a group of parameters is 0."""
+    epochs = group.get(TRAINED_EPOCHS)
+    return None if epochs is None else round(epochs * steps_per_epoch)
+
+
+def _until(end: int, factor: Callable[[int], float]) -> Callable[[int], float]:
+    return lambda step: factor(step) if step < end else 0.0
 
 
 class Schedule(LambdaLR):
-    """torch's, with one factor for all groups, and without the questions that it asks itself in each step."""
+    """torch's, without the questions that it asks itself in each step."""
 
     def step(self, epoch: int | None = None) -> None:
         """The next step's learning rate."""
         self.last_epoch += 1
-        factor = self.lr_lambdas[0](self.last_epoch)
-        for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+        shared = self.lr_lambdas[0]
+        of_most = shared(self.last_epoch)
+        for group, base_lr, own in zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True):
+            factor = of_most if own is shared else own(self.last_epoch)
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(base_lr * factor)
             else:
@@ -141,7 +155,11 @@ class Schedule(LambdaLR):
 
 
 class OneCycle(OneCycleLR):
-    """torch's, which stays at its end where the run goes on after it."""
+    """torch's, which stays at its end where the run goes on after it, and ends before for some groups."""
+
+    def __init__(self, optimizer: Optimizer, ends: Sequence[int | None], **settings: Any) -> None:
+        self._ends = [*ends]  # first, for torch's takes the first step
+        super().__init__(optimizer, **settings)
 
     def step(self, epoch: int | None = None) -> None:
         """The next step's learning rate and momentum."""
@@ -149,6 +167,9 @@ class OneCycle(OneCycleLR):
             super().step()
         else:
             self.last_epoch += 1
+        for group, end in zip(self.optimizer.param_groups, self._ends, strict=True):
+            if end is not None and self.last_epoch >= end:
+                group["lr"] = 0.0
 
 
 class Plateau(ReduceLROnPlateau):
@@ -225,9 +246,16 @@ def advance_after_epoch(
 
 
 def lr_factor(
-    config: groups.Constant | groups.Cosine | groups.Step, peak_lr: float, *, steps_per_epoch: int, total_steps: int
+    config: groups.Constant | groups.Cosine | groups.Step | groups.Triangular,
+    peak_lr: float,
+    *,
+    steps_per_epoch: int,
+    total_steps: int,
 ) -> Callable[[int], float]:
     """From the number of steps done to the fraction of `peak_lr` that the next step uses."""
+    if isinstance(config, groups.Triangular):
+        peak = int(config.rise_fraction * total_steps)
+        return lambda step: _triangular(config, peak, total_steps, step)
     warmup_steps = round(config.warmup_epochs * steps_per_epoch)
 
     def after_warmup(step: int) -> float:
@@ -244,3 +272,9 @@ def lr_factor(
         return (step + 1) / (warmup_steps + 1) if step < warmup_steps else after_warmup(step)
 
     return factor
+
+
+def _triangular(config: groups.Triangular, peak: int, end: int, step: int) -> float:
+    if step < peak:
+        return config.start_factor + (1 - config.start_factor) * step / peak
+    return 1 - (1 - config.end_factor) * min(1.0, (step - peak) / max(1, end - peak))

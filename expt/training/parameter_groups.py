@@ -16,6 +16,8 @@ from expt.training.layer_depth import depths
 
 LR_SCALE = "lr_scale"
 """Key of a group of the optimiser: what its learning rate is of the optimiser's own. A group without has all of it."""
+TRAINED_EPOCHS = "trained_epochs"
+"""Key of a group of the optimiser: the epochs after which its learning rate is 0. One without is trained to the end."""
 SHOWN_NAMES = 3
 
 
@@ -56,6 +58,8 @@ def _first_match(name: str, groups: Sequence[ParameterGroup]) -> ParameterGroup 
 def _settings(group: ParameterGroup | None, *, scale: float, decays: bool) -> dict[str, float]:
     weight_decay = 0.0 if not decays else group.weight_decay if group else None
     settings = {LR_SCALE: scale * (group.lr_scale if group else 1.0)}
+    if group and group.epochs:
+        settings[TRAINED_EPOCHS] = group.epochs
     return settings if weight_decay is None else {**settings, "weight_decay": weight_decay}
 
 
@@ -97,6 +101,6 @@ def scale_rates(optimizer: Optimizer) -> None:
 
 def rate_of(optimizer: Optimizer) -> float:
     """The learning rate of a group that has all of it."""
-    group = optimizer.param_groups[0]
+    group = min(optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)
     lr, scale = group["lr"], group.get(LR_SCALE, 1.0)
     return lr if scale == 1.0 else lr / scale  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -15,13 +15,16 @@ from expt.training.patches.backward import backward
 from expt.training.patches.fused_step import step_unless
 from expt.training.sharding import is_sharded, local
 
+Amp: TypeAlias = bool | Literal["bf16", "fp16", "bf16_params"]
+"""As the key `amp`."""
+
 
 class Precision:
     """Autocast for the forward pass; scaling, clipping and the update for the rest of a step."""
 
     def __init__(
         self,
-        amp: bool | Literal["bf16", "fp16"],
+        amp: Amp,
         device: torch.device,
         *,
         gradient_clip: float | None = None,
@@ -30,7 +33,7 @@ class Precision:
         short_backward: bool = False,
     ) -> None:
         """`short_backward` is that of training/patches, where nothing scales the loss."""
-        self.dtype = _autocast_dtype(amp, device)
+        self.dtype = autocast_dtype(amp, device)
         self._device = device
         self._gradient_clip, self._gradient_clip_value = gradient_clip, gradient_clip_value
         self._skip = skip_non_finite
@@ -115,10 +118,11 @@ def is_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return sum_across_workers((~finite).float().to(local(given[0]).device)) == 0
 
 
-def _autocast_dtype(amp: bool | Literal["bf16", "fp16"], device: torch.device) -> torch.dtype | None:
+def autocast_dtype(amp: Amp, device: torch.device) -> torch.dtype | None:
+    """What the forward pass computes in, where that is not float32."""
     if amp is False:
         return None
     if amp is True:
         native_bf16 = device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if native_bf16 else torch.float16
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}[amp]
+    return torch.float16 if amp == "fp16" else torch.bfloat16

@@ -20,7 +20,7 @@ from expt.data.build import Data, DataInfo
 from expt.data.files import refuse_missing
 from expt.data.loading import Batch, Shard
 from expt.data.tree import mapped
-from expt.errors import ConfigError, warn
+from expt.errors import ConfigError
 from expt.models import build as model_build
 from expt.models.freeze import freeze
 from expt.runs import tags
@@ -38,7 +38,9 @@ from expt.training.collectives import Worker
 from expt.training.compiling import compile_module, mode_of
 from expt.training.ema import ema_of
 from expt.training.graphed_step import graphed_step
+from expt.training.half_weights import halve
 from expt.training.learner import Learner, Position
+from expt.training.lookahead import Lookahead
 from expt.training.observer import Observer
 from expt.training.offload import offload_states
 from expt.training.patches import onednn_linear
@@ -46,17 +48,20 @@ from expt.training.patches.late_values import Values
 from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
 from expt.worker import parallel as parallel_build
-from expt.worker import random_state, sharding
+from expt.worker import prepared, random_state, sharding
+from expt.worker.first_output import check_first_output
 from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes
 from expt.worker.steps import Steps
 from expt.worker.turns import one_first
+from expt.worker.whitening import whiten
 
 
 def build_data(config: RunConfig, worker: Worker) -> Data:
     """The loaders of `worker`'s share of each batch."""
     with in_turn(config, worker):
         data = _loaders(config, worker, num_readers(config))
+    prepared.refuse_others(config, data.train)
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
     return data
 
@@ -87,6 +92,7 @@ def _loaders(config: RunConfig, worker: Worker, num_workers: int) -> Data:
         batch_parts=config.world_size * config.gradient_accumulation,
         mixup=config.mixup,
         cutmix=config.cutmix,
+        prepared=prepared.dtype(config, worker.device),
     )
 
 
@@ -115,10 +121,10 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         module, config, worker, memory, precision=precision, parts=bool(phases)
     )
     if config.ema and not config.is_sharded:
-        ema = ema_of(module, config.ema)
+        ema = ema_of(module, config.ema, in_float32=config.amp == "bf16_params")
     classifies = isinstance(config.task, Classification)
     if isinstance(config.model, constraints.Target) and classifies and not compiled:  # the copy needs no check
-        _check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
+        check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
     optim.scale_lr(optimizer, config.lr_scaling, config.batch_size / (config.base_batch_size or config.batch_size))
     return Learner(
         module=module,
@@ -144,6 +150,8 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         gradient_accumulation=config.gradient_accumulation,
         ema=ema,
         graphed=graphed_step(config.cuda_graph, worker.device, random_state),
+        lookahead=Lookahead(module, **dataclasses.asdict(config.lookahead)) if config.lookahead else None,
+        test_time=config.test_time_augmentation,
         **sharding.of_learner(config, data, ema.module if ema else module, outline, worker),
     )
 
@@ -157,6 +165,10 @@ def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) ->
     else:
         memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         module, values = make().to(worker.device, memory_format=memory_format), None  # type: ignore[call-overload]
+    if config.whitening and fetch:  # else they are those of a checkpoint
+        whiten(config.whitening, module, data, worker)
+    if config.amp == "bf16_params":
+        halve(module)
     freeze(module, config.freeze)
     return module, values
 
@@ -196,25 +208,6 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
             "them out"
         )
     return parameters_of(task.phases, module)
-
-
-def _check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
-    """Have the first output of a person's own model looked at: what torch says of a wrong one is a riddle."""
-
-    def check(_: nn.Module, __: object, output: object) -> None:
-        hook.remove()
-        shape = f"a tensor of shape {list(output.shape)}" if isinstance(output, torch.Tensor) else None
-        if not isinstance(output, torch.Tensor) or output.dim() != 2:
-            what = shape or f"a {type(output).__name__}"
-            raise ConfigError(f"model._target_={target}: gives {what}; return one tensor, [samples, num_classes]")
-        gives = f"gives {output.shape[1]} outputs for each sample, and there are {num_classes} classes"
-        mend = "let its last layer have num_classes, which a constructor that names it is given"
-        if output.shape[1] < num_classes:
-            raise ConfigError(f"model._target_={target}: {gives}; {mend}")
-        if output.shape[1] > num_classes and warns:
-            warn(f"model._target_={target}: {gives}: the others are never right; {mend}")
-
-    hook = module.register_forward_hook(check)
 
 
 def build_position(config: RunConfig, data: Data) -> Position:

@@ -42,7 +42,7 @@ def carry_out(
     random_state.set_determinism(config.deterministic, worker.device)
     record, state = _saved(evaluation, worker)
     beat()
-    model = rebuilt(record, state, worker.device)
+    model = rebuilt(record, state, worker.device, amp=config.amp)
     data = _data(evaluation, config, record["data"], worker)
     beat()
     compiled = mode_of(config.compile, steps=0)
@@ -53,6 +53,7 @@ def carry_out(
         task=_task(config, record["data"], data),
         extra_metrics=extra_metrics.build(in_evaluations_alone(config.task), worker.device),
         overwrites=bool(compiled) or config.model.name == "_target_",
+        test_time=config.test_time_augmentation,
     )
     pictures = _pictures(config, data, record["data"])
     review = pictures.review() if pictures else None

@@ -151,8 +151,7 @@ class Run:
             self.sums.reset()
         self.history.begin_epoch()
         self.health.begin_epoch()
-        read = self.data.train.epoch(position.epoch, skip=position.step_in_epoch)
-        batches = TimedBatches(self.observer.watch(read))
+        batches = TimedBatches(self.observer.watch(self.data.train.epoch(position.epoch, skip=position.step_in_epoch)))
         train_epoch(
             self.learner,
             batches,
@@ -168,6 +167,7 @@ class Run:
             return False
         if position.is_within_epoch:
             self._save_within_epoch()
+        self.learner.end_epoch()
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
         self._log_epoch(self.sums.averages(total), self.history.end_epoch(), batches.waited_s)
         if self.config.tensorboard.health:

@@ -40,6 +40,7 @@ class Snapshot:
         return {
             "model": learner.module.state_dict(),
             **({} if learner.ema is None else {"ema": learner.ema.state_dict()}),
+            **({} if learner.lookahead is None else {"lookahead": learner.lookahead.state_dict()}),
             "optimizer": learner.optimizer.state_dict(),
             "scheduler": learner.scheduler.state_dict(),
             "scaler": learner.precision.scaler.state_dict(),
@@ -51,6 +52,8 @@ class Snapshot:
         """Continue from `state`, also with another number of workers; one that is new has random numbers of its own."""
         learner = self.learner
         self.load_weights(state)
+        if learner.lookahead is not None:
+            learner.lookahead.load_state_dict(state["lookahead"])
         learner.optimizer.load_state_dict(state["optimizer"])
         _load_schedule(learner, state["scheduler"])
         if state["scaler"]:  # amp=true may have been bf16 there, which has none, and be fp16 on this GPU
@@ -134,5 +137,5 @@ def _total(workers: Sequence[State]) -> dict[str, list[float]]:
 def _load_schedule(learner: Learner, saved: State) -> None:
     kept = dict(saved)
     if isinstance(learner.scheduler, OneCycleLR):  # its length is that of this run, which may have more epochs
-        kept = {key: value for key, value in saved.items() if key not in ("total_steps", "_schedule_phases")}
+        kept = {key: value for key, value in saved.items() if key not in ("total_steps", "_schedule_phases", "_ends")}
     learner.scheduler.load_state_dict(kept)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
+from expt.machine import MPS_DAEMON
 from scripts.benchmarks.bench import Bench, warm_epoch_s
 from scripts.benchmarks.comparison import OURS, Comparison
 from scripts.benchmarks.data import TRAIN_IMAGES
-from scripts.benchmarks.systems import System, Training, expt_command, start
+from scripts.benchmarks.systems import System, Training, environment, expt_command, start
 
 # Forward and backward of ResNet-18 with the small stem on 60,000 images of 28x28, a multiply-add as two.
 RESNET18_EPOCH_TFLOP = 164.0
@@ -53,7 +58,7 @@ def gpu(bench: Bench) -> Iterator[Comparison]:
     for model, at_most in {"mlp": 1 / 3, "convnet": 1 / 2, "resnet18": 1.0}.items():
         if model in bench.models:
             yield _graphed(bench, model, at_most=at_most)
-    yield _packed(bench)
+    yield from _packed(bench)
 
 
 def _on_one_gpu(bench: Bench, model: str, batch_size: int) -> Training:
@@ -86,21 +91,43 @@ def _graphed(bench: Bench, model: str, *, at_most: float) -> Comparison:
     return both.compare("gpu", case, "s", dict.fromkeys(systems, training), warm_epoch_s, {"eager": at_most})
 
 
-def _packed(bench: Bench, runs: int = 8) -> Comparison:
-    """Seconds for several mlp runs at once on one card, and one after another."""
+def _packed(bench: Bench, runs: int = 8) -> Iterator[Comparison]:
+    """Seconds for several mlp runs at once on one card, one after another, and at once through MPS if that is there."""
     training = Training(model="mlp", data=bench.data(), epochs=5, workers=1, gpus=1, batch_size=512)
 
-    def wall_s(runs_per_gpu: int) -> float:
+    def wall_s(runs_per_gpu: int, **extra: Any) -> float:
         with tempfile.TemporaryDirectory() as folder:
             sweep = [f"hydra.sweep.dir={folder}/sweep", f"seed=range({runs})", "-m"]
             share = f"hydra.launcher.runs_per_gpu={runs_per_gpu}"
             # As many as fit on one card: another card must not help.
             limit = f"hydra.launcher.max_concurrent={runs_per_gpu}"
-            return start([*expt_command(training), *sweep, share, limit], CUDA_VISIBLE_DEVICES="0").wall_s
+            return start([*expt_command(training), *sweep, share, limit], CUDA_VISIBLE_DEVICES="0", **extra).wall_s
 
-    values: dict[str, list[float]] = {OURS: [], "in a row": []}
+    at_once, in_a_row, by_mps = list[float](), list[float](), list[float]()
     for _ in range(bench.rounds):
-        values[OURS].append(wall_s(runs))
-        values["in a row"].append(wall_s(1))
-        bench.say(f"gpu, {runs} mlp runs: {values[OURS][-1]:.1f} s, in a row {values['in a row'][-1]:.1f} s")
-    return Comparison("gpu", f"{runs} mlp runs with runs_per_gpu={runs}", "s", values, {"in a row": 0.25})
+        at_once.append(wall_s(runs))
+        in_a_row.append(wall_s(1))
+        with mps() as extra:
+            by_mps += [] if extra is None else [wall_s(runs, **extra)]
+        told = f", by MPS {by_mps[-1]:.1f} s" if by_mps else f", MPS: no {MPS_DAEMON}"
+        bench.say(f"gpu, {runs} mlp runs: {at_once[-1]:.1f} s, in a row {in_a_row[-1]:.1f} s{told}")
+    case = f"{runs} mlp runs with runs_per_gpu={runs}"
+    yield Comparison("gpu", case, "s", {OURS: at_once, "in a row": in_a_row}, {"in a row": 0.25})
+    if by_mps:
+        yield Comparison("gpu", f"{case}, by MPS", "s", {OURS: by_mps, "in a row": in_a_row}, {"in a row": 0.25})
+
+
+@contextlib.contextmanager
+def mps() -> Iterator[dict[str, str] | None]:
+    """Variables that lead to a daemon of NVIDIA's Multi-Process Service, which lasts as long; None without one."""
+    if shutil.which(MPS_DAEMON) is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        extra = {f"CUDA_MPS_{what}_DIRECTORY": folder for what in ("PIPE", "LOG")}
+        known = environment(CUDA_VISIBLE_DEVICES="0", **extra)
+        subprocess.run([MPS_DAEMON, "-d"], env=known, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        try:
+            yield extra
+        finally:
+            subprocess.run([MPS_DAEMON], input=b"quit\n", env=known, stdout=subprocess.DEVNULL, check=True)

@@ -91,7 +91,7 @@ def test_options_come_first(words: list[str], first: list[str]) -> None:
 
 @pytest.mark.parametrize("value", ["null", "true", "3", "-0.5", "+1", "{a:1}", "NULL"])
 def test_a_group_is_chosen_by_name(value: str) -> None:
-    with pytest.raises(ConfigError, match="not one of convnet, mlp, paddle_convnet, resnet18, timm, torchvision"):
+    with pytest.raises(ConfigError, match="not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm"):
         refuse_unnamed([f"model={value}"])
     refuse_unnamed([f"epochs={value}"])
 

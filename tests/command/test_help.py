@@ -99,7 +99,7 @@ def test_a_word_that_help_knows_nothing_of_is_told() -> None:
         "mlp": "mlp: --help takes a command or a choice, as in --help model=convnet. Did you mean 'model=mlp'?",
         "seed": "seed: --help takes a command or a choice, as in --help model=convnet. "
         "It shows every key where nothing else is typed.",
-        "model=convnt": "model=convnt: not one of convnet, mlp, paddle_convnet, resnet18, timm, torchvision, "
+        "model=convnt": "model=convnt: not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm, torchvision, "
         "transformer, unet. Did you mean 'convnet'?",
     }.items():
         with pytest.raises(ConfigError) as refused:

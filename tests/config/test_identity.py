@@ -31,6 +31,7 @@ PINNED = {
     "amp=bf16": "e89163952645",
     "dataset=image_folder dataset.root=photos": "5afeb12f05e1",
     "compile=true": "3603e5dc0468",
+    "dataset=cifar10 optimizer.groups=[{match:head,lr_scale:0.1}]": "8328cb63c528",
     "dataset=torchvision dataset.set=KMNIST": "ce1212c7fa64",
     "dataset=segmentation_folder task=segmentation model=unet dataset.root=x dataset.num_classes=2": "22ca06187303",
 }
@@ -69,6 +70,7 @@ EVERY_KEY = (
     ("init=normal", "scheduler=plateau"),
     ("dataset=table", "dataset.path=t.csv", "dataset.targets=y"),
     ("model=transformer", "dataset=text", "dataset.root=t.txt", "task=language_model"),
+    ("experiment=airbench",),
 )
 NOT_IN_EXPERIMENT = {
     "resume", "max_restarts", "timeout_s", "debug", "profile", "preflight", "print_every", "threads", "onednn",

@@ -39,6 +39,16 @@ def test_an_optimizer_had_no_groups() -> None:
     assert identity(parse_again(settings, Machine(cpus=8))) == identity(config())
 
 
+def test_a_crop_showed_black_and_all_parameters_were_trained_to_the_end() -> None:
+    words = ("dataset.augment.crop_padding=1", "optimizer.groups=[{match:bias,lr_scale:0.5}]")
+    now: dict[str, Any] = json.loads(json.dumps(shown(config(*words))))
+    then = json.loads(json.dumps(now))
+    del then["dataset"]["augment"]["padding_mode"]
+    del then["optimizer"]["groups"][0]["epochs"]
+    assert brought_up_to_date(then) == now, "or it could not be resumed"
+    assert identity(parse_again(then, Machine(cpus=8))) == identity(config(*words))
+
+
 def test_an_own_scheduler_was_stepped_with_the_optimiser() -> None:
     own = {"name": "_target_", "target": "torch.optim.lr_scheduler.StepLR", "kwargs": {"step_size": 3}}
     then = parse_again(recorded(scheduler=own), Machine(cpus=8))

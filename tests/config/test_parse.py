@@ -26,7 +26,7 @@ FREE_OF_TORCH = (
 GROUPS = ("model", "init", "dataset", "optimizer", "scheduler")
 OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((conf_dir() / group).glob("*.yaml"))]
 
-CALLED = {"plain_sgd": "sgd", "warm_cosine": "cosine"}  # further settings of one kind
+CALLED = {"plain_sgd": "sgd", "nesterov_sgd": "sgd", "warm_cosine": "cosine"}  # further settings of one kind
 
 Parse = Callable[..., RunConfig]
 
@@ -162,8 +162,8 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         0, ["+ddp.static=true"], ["ddp.static=True: there is no such key. Did you mean 'static_graph'?"],
     ),
     "unknown name in a group": (0, ["model.name=mlpp"], [
-        "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18, torchvision, timm, transformer, unet. "
-        "Did you mean 'mlp'?",
+        "model.name=mlpp: not one of mlp, convnet, paddle_convnet, resnet18, airbench, torchvision, timm, transformer, "
+        "unet. Did you mean 'mlp'?",
     ]),
     "text for an integer": (0, ["batch_size=abc"], ["batch_size='abc': input should be a valid integer"]),
     "a float for an integer": (0, ["epochs=1.0"], ["epochs=1.0: input should be a valid integer"]),
@@ -238,7 +238,9 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "above its range": (0, ["dataset.val_fraction=1"], ["dataset.val_fraction=1: input should be less than 1"]),
     "not a number": (0, ["gradient_clip=nan"], ["gradient_clip=nan: input should be a finite number"]),
     "a choice": (0, ["backend=glo"], ["backend='glo': input should be 'nccl' or 'gloo'"]),
-    "one of several types": (0, ["amp=fp8"], ["amp='fp8': input should be true or false or 'bf16' or 'fp16'"]),
+    "one of several types": (
+        0, ["amp=fp8"], ["amp='fp8': input should be true or false or 'bf16', 'fp16' or 'bf16_params'"],
+    ),
     "neither a number nor a list": (
         2, ["gpus=all"], ["gpus='all': input should be a valid integer or a list, as in gpus=[1,2]"],
     ),

@@ -239,6 +239,14 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
         {"epochs": 5, "scheduler": {"warmup_epochs": 5.5}},
         "scheduler.warmup_epochs=5.5: the run ends before, after epochs=5; use 5 or less",
     ),
+    "slow weights of a whole model": (
+        machine(2), {"lookahead": {}, "strategy": "ddp"}, {"lookahead": {}, "strategy": "fsdp"},
+        "lookahead.every_steps=5: needs the model whole; use strategy=ddp, or ema",
+    ),
+    "a layer to be whitened that is whole": (
+        machine(2), {"whitening": {"layer": "0"}}, {"whitening": {"layer": "0"}, "strategy": "fsdp"},
+        "whitening.layer=0: needs the layer whole; use strategy=ddp",
+    ),
     "a split that is evaluated": (
         machine(0), {"eval_split": "test", "objective": "loss/test"}, {"eval_split": "test", "objective": "loss/val"},
         "objective=loss/val: eval_split=test has no val; use objective=loss/test",
@@ -280,6 +288,9 @@ TABLES = {
     "dataset=diabetes task=regression model=convnet": "model=convnet: takes images, and dataset=diabetes has rows of ",
     "experiment=diabetes eval_split=test dataset.test_fraction=0": "eval_split=test: dataset.test_fraction=0.0 ",
     "dataset=table dataset.path=t.csv dataset.targets=[a,b]": "task=classification: dataset.targets names 2 columns",
+    "experiment=diabetes test_time_augmentation=flip": "test_time_augmentation=flip: is of images, and ",
+    "experiment=diabetes whitening={layer:a}": "whitening.layer=a: is of images, and dataset=diabetes has none; ",
+    "experiment=char_lm dataset.root=t.txt test_time_augmentation=flip": "test_time_augmentation=flip: averages what ",
     "task=regression": "task=regression: dataset=digits has one class for each image; use task=classification, or ",
 }
 
@@ -290,3 +301,15 @@ def test_tables_and_tasks_that_do_not_go_together(words: str, begins: str) -> No
     with pytest.raises(ConfigError) as caught:
         parse(settings, machine())
     assert caught.value.problems[0].startswith(begins)
+
+
+def test_parameters_that_are_trained_in_a_few_epochs_need_a_schedule_that_can_end_for_them() -> None:
+    groups = "optimizer.groups=[{match:bias,epochs:3}]"
+    for scheduler in ("constant", "cosine", "step", "triangular", "one_cycle"):
+        assert parse(composed(groups, f"scheduler={scheduler}"), machine()).optimizer.groups[0].epochs == 3
+    with pytest.raises(ConfigError) as caught:
+        parse(composed(groups, "scheduler=plateau"), machine())
+    assert list(caught.value.problems) == [
+        "optimizer.groups.0.epochs=3: scheduler=plateau sets rates by itself; use constant, cosine, step, triangular "
+        "or one_cycle"
+    ]

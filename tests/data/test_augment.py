@@ -52,6 +52,12 @@ def streamed(**options: Any) -> Loader:
 make_loader = pytest.mark.parametrize("make", [in_memory, streamed])
 
 
+def _mirrored(place: int, side: int) -> int:
+    """As numpy counts there and back: 0 1 2 1 0 1 ..."""
+    places: list[int] = [*range(side), *range(side - 2, 0, -1)]
+    return places[place % len(places)]
+
+
 def reference(image: Tensor, augment: Augmentation, numbers: list[int]) -> Tensor:
     """One image [C, H, W], pixel by pixel; `numbers` are below 2**15."""
     flip, top, left, cut_y, cut_x = numbers
@@ -63,8 +69,11 @@ def reference(image: Tensor, augment: Augmentation, numbers: list[int]) -> Tenso
     for y in range(HEIGHT):
         for x in range(WIDTH):
             column = left + (WIDTH - 1 - x if augment.flip and flip < 2**14 else x)
-            inside = 0 <= top + y < HEIGHT and 0 <= column < WIDTH
-            pixel = image[:, top + y, column] / 255 if inside else torch.zeros(2)
+            row = top + y
+            if augment.padding_mode == "reflect":
+                row, column = _mirrored(row, HEIGHT), _mirrored(column, WIDTH)
+            inside = 0 <= row < HEIGHT and 0 <= column < WIDTH
+            pixel = image[:, row, column] / 255 if inside else torch.zeros(2)
             cut = 0 <= y - first_row < augment.cutout and 0 <= x - first_column < augment.cutout
             made[:, y, x] = 0 if cut else (pixel - torch.tensor(MEAN)) / torch.tensor(STD)
     return made
@@ -72,7 +81,15 @@ def reference(image: Tensor, augment: Augmentation, numbers: list[int]) -> Tenso
 
 @make_loader
 @pytest.mark.parametrize(
-    "augment", [Augmentation(crop_padding=2), Augmentation(flip=True), Augmentation(cutout=4), ALL_THREE], ids=str
+    "augment",
+    [
+        Augmentation(crop_padding=2),
+        Augmentation(flip=True),
+        Augmentation(cutout=4),
+        ALL_THREE,
+        Augmentation(crop_padding=4, padding_mode="reflect", flip=True),
+    ],
+    ids=str,
 )
 def test_each_image_is_augmented_as_by_hand(make: Callable[..., Loader], augment: Augmentation) -> None:
     drawn = Augmentation.draw(SIZE, seed=5, epoch=2)

@@ -34,7 +34,8 @@ def test_onnx_computes_what_the_model_does_for_any_batch(
 ) -> None:
     onnxruntime: Any = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    folder = train(*FEW, "model.hidden=[8]", "onednn=true", "ema=0.9", "channels_last=true").folder
+    settings = ("model.hidden=[8]", "onednn=true", "ema=0.9", "channels_last=true", "test_time_augmentation=flip_shift")
+    folder = train(*FEW, *settings).folder
     file = tmp_path / "digits.onnx"
     words = [str(folder), "--format", "onnx", "--which", "last", "--output", str(file)]
     assert command.main([*words, "--preprocess"]) == 0

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn, optim
@@ -15,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from expt.config import groups as schema
 from expt.errors import ConfigError
 from expt.training.optim import Schedule, advance_after_epoch, build_optimizer, build_scheduler, scale_lr
+from expt.training.parameter_groups import rate_of
 from expt.training.patches import unguarded
 from tests.conftest import python
 
@@ -212,6 +214,40 @@ def test_the_cosine_ends_where_it_should_and_stays_there() -> None:
     optimizer = optim.SGD(net().parameters(), lr=PEAK)
     rates(cosine(min_lr=0.05), optimizer=optimizer)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_a_triangle_rises_and_falls_straight_and_stays_at_its_end() -> None:
+    config = schema.Triangular(
+        name="triangular", rise_fraction=0.23, start_factor=0.2, end_factor=0.07, epochs=4.0
+    )  # of 5 epochs
+    expected = [PEAK * float(np.interp(step, (0, 9, 40), (0.2, 1, 0.07))) for step in range(TOTAL)]
+    assert rates(config) == pytest.approx(expected, rel=1e-12)
+    falls = schema.Triangular(name="triangular", rise_fraction=0.0, start_factor=0.2, end_factor=0.0, epochs=None)
+    assert rates(falls) == pytest.approx([PEAK * (1 - step / TOTAL) for step in range(TOTAL)])
+
+
+@pytest.mark.parametrize("cycle", [False, True])
+def test_a_group_is_trained_in_its_epochs_alone(cycle: bool) -> None:
+    """The others are as without it."""
+    parameters = schema.ParameterGroup(match="0.bias", lr_scale=0.5, epochs=1.2)
+    config: Any = cosine(1.0)
+    if cycle:
+        config = schema.OneCycle(name="one_cycle", rise_fraction=0.3, start_factor=0.1, end_factor=0.01)
+    model = net()
+    chosen = schema.SGD(name="sgd", lr=PEAK, momentum=0.9, weight_decay=0.1, nesterov=True, groups=(parameters,))
+    optimizer = build_optimizer(chosen, model)
+    schedule = build_scheduler(config, optimizer, steps_per_epoch=SPE, total_steps=TOTAL)
+    expected, seen = rates(config), []
+    for step in range(TOTAL):
+        rate, of_group = (group["lr"] for group in optimizer.param_groups)
+        assert rate == pytest.approx(expected[step])
+        assert of_group == (pytest.approx(expected[step] / 2) if step < 12 else 0)
+        assert rate_of(optimizer) == rate
+        train(model, optimizer, 1)
+        schedule.step()
+        seen.append(dict(model.named_parameters())["0.bias"].detach().clone())
+    assert not torch.equal(seen[10], seen[11])
+    assert torch.equal(seen[11], seen[-1])
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
