@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,15 +24,6 @@ from expt.launch.warm_server import Imported
 from tests.conftest import RunFolder, alive, environment, run
 from tests.faults.running import ranks, wait_until, working_in
 from tests.launch.warmed import SMALL, Warm
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    found = Warm(tmp_path_factory.mktemp("warm") / "runtime")
-    found.command()
-    yield found
-    found.command("--stop")
-    wait_until(lambda: not working_in(found.folder))
 
 
 def test_a_command_uses_it_and_leaves_nothing_behind(server: Warm, tmp_path: Path) -> None:
@@ -207,6 +198,7 @@ def test_an_edited_file_of_what_is_imported_is_seen(tmp_path: Path, monkeypatch:
     assert Imported(0).is_stale(), "edited while it was imported, maybe"
 
 
+@pytest.mark.slow
 def test_one_that_hangs_or_was_killed_costs_little(tmp_path: Path) -> None:
     own = Warm(tmp_path / "runtime")
     own.command("--for", "2h")
