@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -9,9 +10,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +29,9 @@ from tests import warm
 from tests.composing import composed
 from tests.faults.cases import TESTS
 
+if TYPE_CHECKING:
+    from tests.launch.warmed import Warm
+
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 TIMEOUT_S = 100
 # torchrun and schedulers set these; a test session inside one must not look like a worker.
@@ -34,7 +39,7 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 OF_TESTS = ("PYTEST_CURRENT_TEST", warm.FOLDER)
 
 # A machine that is busy is no failure.
-settings.register_profile("expt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("expt", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("expt")
 
 
@@ -50,8 +55,18 @@ def pytest_configure(config: pytest.Config) -> None:
     launch_warm.fork = warm.fork  # that of expt.run is forked from the template too
     os.environ["XDG_RUNTIME_DIR"] = runtime = tempfile.mkdtemp()
     config.add_cleanup(lambda: shutil.rmtree(runtime, ignore_errors=True))
+    if hasattr(config, "workerinput"):
+        atexit.register(_end_at_once)
     if config.getoption("numprocesses") and not config.getoption("collectonly"):
         warm.start_template()  # one for all processes, which collect the tests in the meantime
+
+
+def _end_at_once() -> None:
+    """End a process that has tested; to take torch down takes two seconds."""
+    util._exit_function()  # type: ignore[attr-defined]  # ends its children
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -75,6 +90,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is imported by now is no garbage, to be looked through again and again
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or triton tells at the end of all its parts that nobody has collected
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -209,6 +228,19 @@ def sweep_of_twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 1, done.stderr
     assert done.stderr == "error: 1 of 12 runs failed\n"
     return folder / "sweep"
+
+
+@pytest.fixture(scope="module")  # it serves no command whose variables are others, as a test's process may set some
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """A warm server, as `expt warm` starts it, which takes three seconds."""
+    from tests.faults.running import wait_until, working_in  # late: they import this module
+    from tests.launch.warmed import Warm
+
+    found = Warm(tmp_path_factory.mktemp("warm") / "runtime")
+    found.command()
+    yield found
+    found.command("--stop")
+    wait_until(lambda: not working_in(found.folder))
 
 
 def children_of(pid: int) -> set[int]:

@@ -1,4 +1,4 @@
-"""`python -m expt` without its seconds of imports: forked from a process that has made them all, and done nothing else.
+"""`python -m expt` without its seconds of imports: forked from a process that has made them all, as by `expt warm`.
 
 What comes of it is what a person gets: a process in a session of its own, with its arguments, folder, environment and
 streams, whose forkserver and workers are its descendants. Only the two interpreters' starts are left out. So is that of
@@ -24,12 +24,13 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import util
 from pathlib import Path
 from typing import Any, NoReturn
 
 from expt import signals
+from expt.command import warm_drivers
 from expt.launch import forkserver
 from expt.launch.warm_server import close_all_but, place
 
@@ -131,18 +132,21 @@ def _ask(libraries: bool, *descriptors: int) -> None:
         socket.send_fds(line, [b"?"], descriptors)
 
 
-def _import(modules: Iterable[str]) -> None:
+def _import(modules: Iterable[str], use: Callable[[], object] = lambda: None) -> None:
     gc.disable()
     for module in modules:
         importlib.import_module(module)
+    use()
     gc.freeze()  # or each command would look for garbage among all that, and have its memory copied
     gc.enable()
 
 
 def _serve(plain: int, with_libraries: int, ends: int) -> None:
     """Become each command that is asked for, in a child; who asks there for the libraries gets a template with them."""
+    for number, usual in (signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL):
+        signal.signal(number, usual)  # who starts this may be deaf to them, as it starts a forkserver
     packages = map(_modules, ("expt", "hydra._internal.core_plugins", "hydra_plugins"))
-    _import((*PRELOADED, *itertools.chain(*packages)))
+    _import((*PRELOADED, *itertools.chain(*packages)), warm_drivers._used_once)
     listeners, under_way = [plain, with_libraries], dict[int, tuple[int, int]]()
     while ends not in (ready := select.select([*listeners, ends, *under_way], [], [])[0]):
         for ended in {*ready} & {*under_way}:
@@ -244,3 +248,4 @@ def _fork_forkserver(path: Any, command: Sequence[Any], fds: Sequence[int]) -> i
 
 if __name__ == "__main__":
     _serve(*map(int, sys.argv[1:]))
+    os._exit(0)  # to take torch down takes two seconds

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from expt.command.arguments import with_conf_here
 from expt.command.conf_files import conf_dir
+from expt.command.hydra_composing import composing_sooner
 from expt.errors import ConfigError
 from expt.runs.typed import quoted
 
@@ -23,5 +24,5 @@ def composed_alone(words: Sequence[str], config_dir: Path | None) -> DictConfig:
         raise ConfigError(f"--config-dir {config_dir}: there is no such folder")
     own = [config_dir] if config_dir else [Path(word) for word in with_conf_here([])[1:]]
     searched = [f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]" for folder in own]
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with composing_sooner(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return compose("config", [*searched, *words])

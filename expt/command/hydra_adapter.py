@@ -1,4 +1,4 @@
-"""Every trick played on Hydra, in one file: each says what it gains, and goes without where Hydra has changed."""
+"""The tricks played on Hydra, each with what it gains, and what goes without it where Hydra has changed."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 import hydra
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.config_source import ConfigResult
-from hydra.types import RunMode, TaskFunction
+from hydra.types import TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 from expt.command.completion import completed
 from expt.command.conf_files import conf_dir
-from expt.command.hydra_words import changed, parsed_once, replaced
-from expt.command.libyaml import parsed_by_libyaml
+from expt.command.hydra_composing import composing_sooner
+from expt.command.hydra_words import changed, replaced
 from expt.errors import warn
 
 
@@ -40,7 +37,7 @@ def call(task: TaskFunction, arguments: Sequence[str]) -> None:
     sys.argv = [argv[0], *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        with _without_echo(), _warnings_in_a_line(), _composed_once(), _read_once(), parsed_once(), _values_completed():
+        with _without_echo(), _warnings_in_a_line(), composing_sooner(), _values_completed():
             hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
     finally:
         sys.argv = argv
@@ -87,40 +84,6 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _composed_once() -> Iterator[None]:
-    """Spare Hydra from composing a single run twice, the first time only to read `hydra.mode`.
-
-    It takes 0.1 s off a command's start.
-    """
-    try:
-        from hydra._internal.hydra import Hydra
-
-        real = Hydra.get_mode
-    except (ImportError, AttributeError):
-        changed("this version of Hydra reads hydra.mode in another way; a run may start a moment later")
-        yield
-        return
-
-    def get_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-        try:
-            if any(word.is_sweep_override() for word in OverridesParser.create().parse_overrides(overrides)):
-                return real(self, config_name, overrides)
-            composed = self.config_loader.load_configuration(config_name, overrides, RunMode.RUN)
-        except Exception:  # a mistake, which Hydra will come to
-            return None
-        mode = composed.hydra.mode
-        if mode is None:  # then Hydra asks for a run
-            composed.hydra.mode = RunMode.RUN
-            composed.hydra.overrides.hydra.append(_AS_RUN)
-            overrides = [*overrides, _AS_RUN]
-        self.config_loader = cast(ConfigLoader, _Composed(self.config_loader, config_name, overrides, composed))
-        return mode
-
-    with replaced(Hydra, real, get_mode):
-        yield
-
-
-@contextlib.contextmanager
 def _values_completed() -> Iterator[None]:
     """Let a shell complete expt's words, and the values of a setting, of which Hydra knows the present one alone."""
     try:
@@ -137,75 +100,6 @@ def _values_completed() -> Iterator[None]:
 
     with replaced(CompletionPlugin, real, _query):
         yield
-
-
-_kept: dict[tuple[str, str], bytes] = {}
-
-
-def keep_what_is_shipped() -> list[Path]:
-    """Read all YAML that expt ships, for this process's later commands; returns the files, which may not change."""
-    files = sorted(conf_dir().rglob("*.yaml"))
-    with contextlib.suppress(ImportError, AttributeError), _read_once(_kept):
-        from hydra._internal.core_plugins.file_config_source import FileConfigSource
-
-        source = FileConfigSource("main", f"file://{conf_dir()}")
-        for path in files:
-            source.load_config(path.relative_to(conf_dir()).with_suffix("").as_posix())
-    return files
-
-
-@contextlib.contextmanager
-def _read_once(read: dict[tuple[str, str], bytes] | None = None) -> Iterator[None]:
-    """Let Hydra read each YAML file once in a command, so that one edited in mid-sweep does not change later points.
-
-    It also takes a quarter off the 0.1 s in which Hydra composes a point.
-    `read` has what was read before, and gets the rest.
-    """
-    read = {**_kept} if read is None else read
-    Plugins.instance()  # imports the plugins anew: a class imported before is not the one that reads
-    try:
-        from hydra._internal.core_plugins.file_config_source import FileConfigSource
-
-        real = FileConfigSource.load_config
-    except (ImportError, AttributeError):
-        changed("this version of Hydra reads files in another way; edit none while a sweep is under way")
-        yield
-        return
-
-    def load_config(self: FileConfigSource, config_path: str) -> ConfigResult:
-        key = (self.path, config_path)
-        if key in read:
-            return cast(ConfigResult, pickle.loads(read[key]))
-        with parsed_by_libyaml():
-            found = real(self, config_path)
-        read[key] = pickle.dumps(found, pickle.HIGHEST_PROTOCOL)  # whoever asks takes parts out of it
-        return found
-
-    with replaced(FileConfigSource, real, load_config):
-        yield
-
-
-_AS_RUN = "hydra.mode=RUN"
-"""What Hydra adds to a command that leaves it open."""
-
-
-class _Composed:
-    """A config loader that has composed one run before it is asked to."""
-
-    def __init__(self, loader: ConfigLoader, name: str | None, overrides: Sequence[str], composed: DictConfig) -> None:
-        self._loader, self._asked, self._composed = loader, (name, [*overrides], RunMode.RUN), composed
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._loader, name)
-
-    def load_configuration(
-        self, config_name: str | None, overrides: list[str], run_mode: RunMode, **more: bool
-    ) -> DictConfig:
-        """What is there already, where that is asked for; the next time it is composed anew."""
-        if (config_name, overrides, run_mode) != self._asked:
-            return self._loader.load_configuration(config_name, overrides, run_mode, **more)
-        self._asked = (None, [], run_mode)
-        return self._composed
 
 
 def prefer_own_launchers(arguments: Sequence[str]) -> None:

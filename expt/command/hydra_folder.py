@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from expt.command.libyaml import as_yaml
 from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths, remove_empty
 
@@ -56,33 +53,6 @@ def write(run_paths: RunPaths, texts: Mapping[Path, str]) -> None:
     run_paths.hydra.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
-
-
-def as_yaml(config: object) -> str:
-    """What OmegaConf.to_yaml gives; by libyaml where that is there, in a fifth of the time."""
-    if (dumper := _fast_dumper()) is not None:
-        settings = OmegaConf.to_container(config, enum_to_str=True)
-        text: str = yaml.dump(settings, default_flow_style=False, allow_unicode=True, sort_keys=False, Dumper=dumper)
-        if not _WRITTEN_OTHERWISE.search(text):
-            return text
-    return OmegaConf.to_yaml(config)
-
-
-_WRITTEN_OTHERWISE = re.compile(r"\\[UNLP]|^[\s?:-]*'':", re.MULTILINE)
-"""What libyaml writes for rare characters and an empty key, where PyYAML's own way is another."""
-
-
-@functools.cache
-def _fast_dumper() -> Any:
-    try:
-        from omegaconf._utils import get_omega_conf_dumper
-
-        text = get_omega_conf_dumper().yaml_representers[str]  # which quotes what looks like a number
-        dumper: Any = type("FastDumper", (yaml.CDumper,), {})
-    except (ImportError, AttributeError, KeyError):  # no libyaml, or another version
-        return None
-    dumper.add_representer(str, text)
-    return dumper
 
 
 def renew(run_paths: RunPaths, settings: DictConfig) -> None:

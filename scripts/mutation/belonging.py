@@ -18,7 +18,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "data": (LOADING, FILES),
     "data/image_folder": (FOLDERS, "tests/data/test_build.py"),
     "launch": (WORKERS,),
-    "launch/torchrun": (f"{RUN}::test_torchrun_starts_workers_that_share_one_run_folder",),
+    "launch/torchrun": (f"{RUN}::test_torchruns_workers_share_one_run_folder",),
     "runs/provenance": (RERUN,),
     "runs/resume": (RESUME,),
     "runs/tags": ("tests/integration/test_dashboard.py",),

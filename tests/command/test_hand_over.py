@@ -34,15 +34,6 @@ class Net(torch.nn.Linear):
 """
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    found = Warm(tmp_path_factory.mktemp("warm") / "runtime")
-    found.command()
-    yield found
-    found.command("--stop")
-    wait_until(lambda: not working_in(found.folder))
-
-
 class Typed(NamedTuple):
     """What was typed, the driver that does it, and the folder of both."""
 

@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 import expt
-from expt.command import hydra_adapter, hydra_words
+from expt.command import hydra_adapter, hydra_composing, hydra_words
 from expt.command.hydra_adapter import fail, prefer_own_launchers
 from expt.errors import ConfigError, RunFailed
 from tests.conftest import environment
@@ -66,7 +66,7 @@ def test_what_is_composed_once_is_what_hydra_composes(monkeypatch: pytest.Monkey
         return (run.folder.rename(tmp_path / name) / ".hydra/hydra.yaml").read_text()
 
     once = settings("once")
-    monkeypatch.setattr(hydra_adapter, "_composed_once", contextlib.nullcontext)
+    monkeypatch.setattr(hydra_composing, "_composed_once", contextlib.nullcontext)
     assert once == settings("twice")
     assert "hydra.mode=RUN" in once
 
@@ -101,6 +101,7 @@ def test_a_file_is_read_once_in_a_command(tmp_path: Path, monkeypatch: pytest.Mo
 DRY = ("seed=0,1", "hydra.launcher.dry_run=true")
 
 
+@pytest.mark.slow
 def test_that_holds_in_a_command_whose_plugins_hydra_has_yet_to_import(tmp_path: Path) -> None:
     counting = """
 import collections, sys

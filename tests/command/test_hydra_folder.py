@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from expt.command.hydra_folder import as_yaml, leave_no_trace, renew, save
+from expt.command.hydra_folder import leave_no_trace, renew, save
+from expt.command.libyaml import as_yaml
 from expt.runs.paths import RunPaths
 
 

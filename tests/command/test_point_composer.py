@@ -23,17 +23,19 @@ from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import ConfigAttributeError
 
 from expt.command import hydra_adapter, hydra_words, point_composer
-from expt.command.conf_files import conf_dir
+from expt.command.conf_files import conf_dir, options
+from expt.command.hydra_composing import Kept, read_once
 from expt.command.overrides import register_resolvers
 from expt.command.point_composer import PointComposer
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.parse import plain
+from tests.composing import ALONE, _piece
 
 
 @pytest.fixture(scope="module")
 def loader() -> Iterator[ConfigLoader]:
     register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"), hydra_adapter._read_once():
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"), read_once(Kept(())):
         yield GlobalHydra.instance().config_loader()
 
 
@@ -181,6 +183,21 @@ def test_any_words_make_what_hydra_makes_of_them(
     loader: ConfigLoader, words: list[str], master_words: tuple[str, ...]
 ) -> None:
     same_as_hydras(loader, words, master_words)
+
+
+PIECES = [f"{group}={path.stem}" for group in ALONE for path in options(group)]
+
+
+@pytest.mark.parametrize("word", [*PIECES[:2], *(pytest.param(word, marks=pytest.mark.slow) for word in PIECES[2:])])
+def test_what_tests_piece_together_is_what_hydra_composes(loader: ConfigLoader, word: str) -> None:
+    def settings(*words: str) -> Any:
+        found: Any = OmegaConf.to_container(loader.load_configuration("config", [*words], RunMode.RUN))
+        return {key: found[key] for key in found if key != "hydra"}
+
+    group, _, name = word.partition("=")
+    expected = settings(word)
+    assert expected == {**settings(), group: _piece(group, name)}
+    assert repr(expected[group]) == repr(_piece(group, name)), "1 is not true, and the order stays"
 
 
 def test_hydra_composes_once_for_all_values(loader: ConfigLoader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,7 @@ import dataclasses
 import multiprocessing
 import random
 import re
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,9 @@ from expt.data.loading import Batch, Loader, LoaderOptions, Order, Shard, Sharde
 from expt.data.memory import InMemoryLoader, _eval_batch_size
 from expt.data.stream import StreamLoader
 from expt.errors import DataError
+from tests.conftest import environment
+from tests.faults.running import wait_until
+from tests.warm import Command
 
 CPU = torch.device("cpu")
 SIZE = 23
@@ -267,15 +268,16 @@ def test_a_label_may_be_any_whole_number() -> None:
 
 
 ORPHANS = """
-import multiprocessing, os, signal, sys, time, torch
-sys.path.insert(0, ".")
+import multiprocessing, os, signal, sys, time
 from tests.data.test_loading import streamed
 batches = streamed(num_workers=2).epoch(0)
 next(batches), next(batches)  # one of each process: both have started
 children = [process.pid for process in multiprocessing.active_children()]
 os.kill(children[0], signal.SIGINT)  # Ctrl-C is for the worker alone
 next(batches)
-print(*children, flush=True)
+with open(sys.argv[1] + ".new", "w") as file:
+    print(*children, file=file)
+os.rename(file.name, sys.argv[1])
 time.sleep(60)
 """
 
@@ -288,16 +290,14 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
-def test_loader_processes_die_with_their_worker() -> None:
-    with subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True) as worker:
-        assert worker.stdout is not None
-        children = [int(pid) for pid in worker.stdout.readline().split()]
-        assert [is_running(pid) for pid in children] == [True, True]
-        worker.kill()
-    deadline = time.monotonic() + 2
-    while any(map(is_running, children)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert [is_running(pid) for pid in children] == [False, False]
+def test_loader_processes_die_with_their_worker(tmp_path: Path) -> None:
+    told = tmp_path / "children"
+    worker = Command([str(told)], Path(__file__).parents[2], environment(), ORPHANS)
+    wait_until(told.exists, worker)
+    children = [int(pid) for pid in told.read_text().split()]
+    assert [is_running(pid) for pid in children] == [True, True]
+    worker.kill()
+    wait_until(lambda: not any(map(is_running, children)), timeout_s=2)
 
 
 class OnGPU(ShardedLoader):

@@ -7,7 +7,7 @@ import dataclasses
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -108,35 +108,43 @@ def parts(data: Data) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("make", "name", "words", "shape", "sizes", "classes"),
-    [
-        (kmnist, "KMNIST", (), (1, 28, 28), (54, 6, 20), 10),
-        (kmnist, "KMNIST", ("dataset.image_size=[32,30]",), (1, 32, 30), (54, 6, 20), 10),
-        (usps, "USPS", ("dataset.train_limit=30",), (1, 16, 16), (30, 4, 10), 10),
-        (eurosat, "EuroSAT", ("dataset.val_fraction=0.25",), (3, 9, 8), (30, 10, 0), 10),
-        (gtsrb, "GTSRB", ("dataset.image_size=[10,10]",), (3, 10, 10), (77, 9, 5), 43),
-        (dtd, "DTD", (), (3, 10, 13), (47, 47, 47), 47),
-    ],
-)
-def test_each_has_its_parts(
-    make: Callable[[Path], None],
-    name: str,
-    words: tuple[str, ...],
-    shape: tuple[int, ...],
-    sizes: tuple[int, ...],
-    classes: int,
-    chosen: Callable[..., RunConfig],
-    tmp_path: Path,
-) -> None:
-    make(tmp_path / "data")
-    data = build_data(chosen(name, *words), ALONE)
-    info, found = data.info, parts(data)
-    assert (info.train_size, info.val_size, info.test_size, info.num_classes) == (*sizes, classes)
-    assert all(images.shape[1:] == shape for images, _ in found.values())
-    assert sum(info.class_counts) == info.train_size, "the classes are known before an image is read"
-    assert torch.equal(torch.bincount(found["train"][1], minlength=classes), torch.tensor(info.class_counts))
-    assert next(data.train.epoch(1)).inputs.shape == (8, *shape)
+class Kept(NamedTuple):
+    """What `make` writes of a set, and what is to be found in it."""
+
+    make: Callable[[Path], None]
+    name: str
+    words: tuple[str, ...]
+    shape: tuple[int, ...]
+    sizes: tuple[int, int, int]
+    classes: int
+
+    def found_in(self, root: Path, config: RunConfig) -> Data:
+        """The set of `config` as it is in `root`, whose parts are those expected."""
+        self.make(root)
+        data = build_data(config, ALONE)
+        info, found = data.info, parts(data)
+        assert (info.train_size, info.val_size, info.test_size, info.num_classes) == (*self.sizes, self.classes)
+        assert all(images.shape[1:] == self.shape for images, _ in found.values())
+        counted = torch.bincount(found["train"][1], minlength=self.classes)
+        assert torch.equal(counted, torch.tensor(info.class_counts)), "known before an image is read"
+        return data
+
+
+SETS = [
+    Kept(kmnist, "KMNIST", (), (1, 28, 28), (54, 6, 20), 10),
+    Kept(kmnist, "KMNIST", ("dataset.image_size=[32,30]",), (1, 32, 30), (54, 6, 20), 10),
+    Kept(usps, "USPS", ("dataset.train_limit=30",), (1, 16, 16), (30, 4, 10), 10),
+    Kept(eurosat, "EuroSAT", ("dataset.val_fraction=0.25",), (3, 9, 8), (30, 10, 0), 10),
+    Kept(gtsrb, "GTSRB", ("dataset.image_size=[10,10]",), (3, 10, 10), (77, 9, 5), 43),
+    Kept(dtd, "DTD", (), (3, 10, 13), (47, 47, 47), 47),
+]
+
+
+@pytest.mark.parametrize("kept", SETS, ids=lambda kept: " ".join([kept.name, *kept.words]))
+def test_each_has_its_parts(kept: Kept, chosen: Callable[..., RunConfig], tmp_path: Path) -> None:
+    data = kept.found_in(tmp_path / "data", chosen(kept.name, *kept.words))
+    assert sum(data.info.class_counts) == data.info.train_size
+    assert next(data.train.epoch(1)).inputs.shape == (8, *kept.shape)
 
 
 def test_images_and_labels_are_the_files(chosen: Callable[..., RunConfig], tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from scripts.documents.following import ROOT, environment, follow, printed_here
 
-CHEAP = ("run_folder.md",)
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 
@@ -24,13 +23,8 @@ def followed(page: Path, folder: Path) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("name", CHEAP)
-def test_a_cheap_page_prints_what_it_shows(name: str, tmp_path: Path) -> None:
-    followed(ROOT / "docs" / name, tmp_path)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in CHEAP], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
     followed(page, tmp_path)
 

@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "SIGTERM": (f"{SIGNALS}a_run_that_is_asked_to_stop_saves_and_goes_on",),
     "a signal while a rank waits in a collective": (
         f"{SIGNALS}one_that_is_stuck_in_a_collective_is_ended_when_its_time_is_up",
+        f"{SIGNALS}a_second_signal_ends_it_now",
     ),
     "a rank hangs": (
         f"{WATCHDOGS}a_rank_that_hangs_is_named_with_its_stack",
@@ -117,7 +118,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "more than one writer": (
         f"{RUN}one_event_file_holds_every_tag_at_the_right_steps",
-        f"{RUN}torchrun_starts_workers_that_share_one_run_folder",
+        f"{RUN}torchruns_workers_share_one_run_folder",
     ),
 }
 TESTS = {test for tests in CASES.values() for test in tests}

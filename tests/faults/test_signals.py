@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from tests.integration.test_resume import _assert_equal
 
 
 @pytest.mark.parametrize("whole_group", [True, False], ids=["as the terminal sends it", "to the driver alone"])
-def test_ctrl_c_stops_everything(tmp_path: Path, whole_group: bool) -> None:
-    process, children = training(tmp_path, begin=start_cold if whole_group else start)
+@pytest.mark.parametrize("begin", [start, pytest.param(start_cold, marks=pytest.mark.slow)])
+def test_ctrl_c_stops_everything(tmp_path: Path, begin: Callable[..., Process], whole_group: bool) -> None:
+    process, children = training(tmp_path, begin=begin)
     if whole_group:
         os.killpg(process.pid, signal.SIGINT)
     else:
@@ -68,6 +70,7 @@ def _stuck(tmp_path: Path) -> tuple[Process, set[int]]:
     return process, children
 
 
+@pytest.mark.slow
 def test_one_that_is_stuck_in_a_collective_is_ended_when_its_time_is_up(tmp_path: Path) -> None:
     process, children = _stuck(tmp_path)
     process.send_signal(signal.SIGINT)

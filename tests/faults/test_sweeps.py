@@ -294,6 +294,7 @@ def _kill_some(process: Process, folder: Path, wanted: int, longest_s: float) ->
     return killed
 
 
+@pytest.mark.slow
 def test_a_sweep_survives_workers_that_die_at_random(tmp_path: Path) -> None:
     grid = (f"seed=range({SWEEP_RUNS})", "model.dropout=0.3", "epochs=3", "threads=1", "checkpoint.every_steps=7")
     whole = expt.sweep(*grid, f"hydra.sweep.dir='{tmp_path / 'whole'}'")

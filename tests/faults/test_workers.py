@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from expt.errors import ConfigError
 from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths
 from expt.worker.fault import VARIABLE
-from tests.conftest import RunFolder, alive, children_of, run, start, start_cold
+from tests.conftest import Process, RunFolder, alive, children_of, run, start, start_cold
 from tests.faults.conftest import Failing
 from tests.faults.running import LONG, listening, ranks, training, wait_until
 
@@ -68,8 +69,9 @@ def test_however_a_worker_ends_the_run_says_which_and_how(
     assert [step for step, _ in left.curve("running/loss")] == [5, 10, 15, 20, 25], "what was logged before is kept"
 
 
-def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:
-    process, children = training(tmp_path, begin=start_cold)
+@pytest.mark.parametrize("begin", [start, pytest.param(start_cold, marks=pytest.mark.slow)])
+def test_a_killed_driver_leaves_no_process(tmp_path: Path, begin: Callable[..., Process]) -> None:
+    process, children = training(tmp_path, begin=begin)
     assert len(ranks(children)) == 2
     listeners = listening({process.pid, *children})
     assert listeners, "the store listens"

@@ -48,7 +48,7 @@ def pixels(events: EventAccumulator, tag: str) -> np.ndarray:
 
 
 def test_pictures_of_what_the_model_sees_and_gets_wrong(trained: Trained) -> None:
-    done = trained("epochs=2", "model=convnet", "dataset.augment.cutout=3")
+    done = trained("epochs=2", "world_size=1", "model=convnet", "dataset.augment.cutout=3")
     events = EventAccumulator(str(done.folder)).Reload()
     assert set(events.Tags()["images"]) == {
         "images/train", "confusion/val", "mistakes/val", "confusion/test", "mistakes/test"
@@ -187,7 +187,7 @@ def test_a_models_own_settings_stand_under_its_name() -> None:
 
 
 def test_a_single_run_has_its_row(trained: Trained) -> None:
-    done = trained("epochs=1", "dataset.train_limit=320", name="outputs/run")
+    done = trained("epochs=1", "world_size=1", "dataset.train_limit=320", name="outputs/run")
     experiment, rows = hparams_tab(done.folder.parent)
     assert rows.keys() == {"run"}
     assert {info.name for info in experiment.hparam_infos} == columns(hyperparameters(done.result["config"])).keys()

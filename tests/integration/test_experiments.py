@@ -163,7 +163,14 @@ OF_A_BOX = {"gpt2_124m", "airbench"}  # `expt plan` says what it takes; tests/wo
 FEW = {"d2l_resnet18": ("batch_size=16", "max_steps=1"), "amp_sweep": ("model=convnet", "batch_size=16")}
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name not in OF_A_BOX])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "d2l_resnet18" else name
+        for name in EXPERIMENTS
+        if name not in OF_A_BOX
+    ],
+)
 def test_each_experiment_trains_on_its_data(name: str, few: dict[str, str], trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("to be or not to be, that is the question\n" * 300)
     root = {**few, "text": str(tmp_path / "book.txt")}.get(SOURCES[name].get("dataset.name", ""))

@@ -26,6 +26,7 @@ def _state(run: RunFolder) -> dict[str, object]:
     return {key: state[key] for key in ("model", "optimizer", "workers")}
 
 
+@pytest.mark.slow
 def test_two_workers_a_fork_that_is_killed_and_a_parent_that_is_deleted(tmp_path: Path, trained: Trained) -> None:
     parent = trained(*WORDS, name="parent")
     fork, identity = f"fork={parent.folder}@10", parent.result["identity"]

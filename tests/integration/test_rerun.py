@@ -51,7 +51,7 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
 def test_the_record_and_the_checkpoint_say_where_the_numbers_come_from(trained: Trained) -> None:
     from expt.runs import checkpoint
 
-    run = trained("epochs=1", "seed=5")
+    run = trained("max_steps=2", "world_size=1", "seed=5")
     saved = checkpoint.load(run.folder / "checkpoints" / "last.pt")
     result = run.result
     assert saved["config"]["seed"] == result["seed"] == 5
@@ -106,14 +106,14 @@ def test_a_rerun_takes_it_from_the_environment_again(
 def test_nobody_else_can_write_what_a_run_leaves(tmp_path: Path, trained: Trained) -> None:
     before = os.umask(0)  # as lax as can be
     try:
-        done = trained("epochs=1")
+        done = trained("max_steps=2", "world_size=1")
     finally:
         os.umask(before)
     lax = [p for p in done.folder.rglob("*") if p.stat().st_mode & stat.S_IWOTH]
     assert lax == []
     before = os.umask(0o027)
     try:
-        done = trained("epochs=1", name="strict")
+        done = trained("max_steps=2", "world_size=1", name="strict")
     finally:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in done.folder.rglob("*") if path.is_file()}

@@ -81,7 +81,7 @@ def _kill_at(folder: Path, arguments: tuple[str, ...], step: int, **extra: str) 
     process.communicate()
 
 
-@pytest.mark.parametrize("number", range(KILLS))
+@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, KILLS))])
 def test_a_killed_run_goes_on_to_the_same_bits(number: int, tmp_path: Path, trained: Trained) -> None:
     name, arguments = list(CASES.items())[number % len(CASES)]
     step = 2 * random.Random(number).randrange(4, 30)

@@ -123,6 +123,7 @@ def test_a_loss_by_weights_is_that_of_the_global_batch(
     assert "mae" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_resumes_to_the_same_bits(own: Path) -> None:
     words = (*WORDS, "world_size=2", "epochs=6", "checkpoint.every_steps=1")
     assert run(*words, cwd=own).returncode == 0

@@ -29,15 +29,6 @@ from tests.faults.running import ranks, wait_until, working_in
 from tests.launch.warmed import SMALL, Warm
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    found = Warm(tmp_path_factory.mktemp("warm") / "runtime")
-    found.command()
-    yield found
-    found.command("--stop")
-    wait_until(lambda: not working_in(found.folder))
-
-
 def test_a_command_uses_it_and_leaves_nothing_behind(server: Warm, tmp_path: Path) -> None:
     warm_run: RunFolder = server.used_by(lambda folder: server.run(cwd=folder), tmp_path)
     (tmp_path / "cold").mkdir()
@@ -283,6 +274,7 @@ def test_an_edited_file_of_what_is_imported_is_seen(tmp_path: Path, monkeypatch:
     assert Imported(0).is_stale(), "edited while it was imported, maybe"
 
 
+@pytest.mark.slow
 def test_one_that_hangs_or_was_killed_costs_little(tmp_path: Path) -> None:
     own = Warm(tmp_path / "runtime")
     own.command("--for", "2h")

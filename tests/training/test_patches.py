@@ -40,7 +40,7 @@ def warnings(run: RunFolder) -> list[str]:
             ONEDNN, "SGD without the guards is left out; say so with patches.unguarded=false", UNGUARDED,
             "the time that gradients travel is left out", BACKWARD,
         ]),
-        ("Reshaped", [ONEDNN, UNGUARDED]),
+        pytest.param("Reshaped", [ONEDNN, UNGUARDED], marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_run_goes_on_where_torch_has_changed(
@@ -57,7 +57,9 @@ LEFT_OUT = ("patches.unguarded=false", "patches.backward=false", "patches.malloc
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
-@pytest.mark.parametrize("keys", [(), LEFT_OUT], ids=["kept", "left out"])
+@pytest.mark.parametrize(
+    "keys", [pytest.param((), id="kept"), pytest.param(LEFT_OUT, id="left out", marks=pytest.mark.slow)]
+)
 def test_a_patch_can_be_left_out(keys: tuple[str, ...], trained: Trained, points: list[str]) -> None:
     run = trained(own("Looking"), *SMALL, "onednn=false", *keys)
     printed = (run.folder / "logs" / "0" / "0" / "stdout.log").read_text()

@@ -130,6 +130,7 @@ WORKERS = (
 )
 
 
+@pytest.mark.slow
 def test_two_workers_that_are_killed_on_their_way_and_a_new_folder(trained: TrainInWorkers) -> None:
     words = (*SHORT, *WORKERS, "dataset.augment.crop_padding=1")
     short = trained(*words, "epochs=3", name="short")

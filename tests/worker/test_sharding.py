@@ -38,11 +38,16 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 
 
-def test_curves_are_those_of_ddp(configs: Configs, tmp_path: Path) -> None:
-    kinds: dict[str, tuple[tuple[str, int], ...]] = {
-        name: (("ddp", 1), ("fsdp", size)) for name, size in zip(CASES, (4, 2, 4, 2, 4), strict=True)
-    }
-    kinds["mlp"] = (*kinds["mlp"], ("fsdp", 2), ("hsdp", 4))
+SIZES = dict(zip(CASES, (4, 2, 4, 2, 4), strict=True))
+
+
+@pytest.mark.parametrize(
+    "names", [["mlp", "transformer"], pytest.param(["parts", "each part", "convnet"], marks=pytest.mark.slow)], ids=str
+)
+def test_curves_are_those_of_ddp(names: list[str], configs: Configs, tmp_path: Path) -> None:
+    kinds: dict[str, tuple[tuple[str, int], ...]] = {name: (("ddp", 1), ("fsdp", SIZES[name])) for name in names}
+    if "mlp" in kinds:
+        kinds["mlp"] = (*kinds["mlp"], ("fsdp", 2), ("hsdp", 4))
 
     def words_of(name: str, strategy: str) -> tuple[str, ...]:
         settings = CASES[name] if "epochs=1" in CASES[name] else (*SMALL, *CASES[name])
@@ -52,7 +57,7 @@ def test_curves_are_those_of_ddp(configs: Configs, tmp_path: Path) -> None:
     for size in (1, 2, 4):
         wanted = {
             f"{name}, {strategy} {size}": configs(strategy, size, *words_of(name, strategy))
-            for name in CASES
+            for name in names
             for strategy, number in kinds[name]
             if number == size
         }
@@ -60,13 +65,15 @@ def test_curves_are_those_of_ddp(configs: Configs, tmp_path: Path) -> None:
         def each(worker: Worker, wanted: dict[str, RunConfig] = wanted) -> list[str]:
             return [trained(tmp_path / name, config, worker) for name, config in wanted.items()]
 
-        together(tmp_path, size, each)
-    for name in CASES:
+        if wanted:
+            together(tmp_path, size, each)
+    for name in names:
         for strategy, size in kinds[name][1:]:
             assert apart(tmp_path / f"{name}, {strategy} {size}", tmp_path / f"{name}, ddp 1") < 1e-4, (name, strategy)
-    whole, in_parts = (norms(tmp_path / f"mlp, {kind}") for kind in ("ddp 1", "hsdp 4"))
-    assert len(whole) == 4
-    assert in_parts == pytest.approx(whole, rel=1e-4)
+    if "mlp" in kinds:
+        whole, in_parts = (norms(tmp_path / f"mlp, {kind}") for kind in ("ddp 1", "hsdp 4"))
+        assert len(whole) == 4
+        assert in_parts == pytest.approx(whole, rel=1e-4)
 
 
 def norms(folder: Path) -> dict[str, float]:
@@ -118,15 +125,15 @@ def test_killed_runs_go_on_to_the_same_bits(sharded: str, configs: Configs, tmp_
     )
 
 
-def test_a_run_goes_on_with_another_strategy_and_number_of_workers(configs: Configs, tmp_path: Path) -> None:
+STRETCHES = (("ddp", 2, "false"), ("fsdp", 4, "true"), ("ddp", 2, "false"))
+MORE = (*STRETCHES[:2], ("hsdp", 4, "false"), ("fsdp", 2, "true"), STRETCHES[2])
+
+
+@pytest.mark.parametrize("stretches", [STRETCHES, pytest.param(MORE, marks=pytest.mark.slow)], ids=len)
+def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
+    stretches: tuple[tuple[str, int, str], ...], configs: Configs, tmp_path: Path
+) -> None:
     settings = tuple(word for word in LONG if "dropout" not in word)
-    stretches = (
-        ("ddp", 2, "false"),
-        ("fsdp", 4, "true"),
-        ("hsdp", 4, "false"),
-        ("fsdp", 2, "true"),
-        ("ddp", 2, "false"),
-    )
     source = None
     for number, (strategy, size, sharded) in enumerate(stretches, 1):
         groups = ("sharding.shards=2",) if strategy == "hsdp" else ()
@@ -137,12 +144,12 @@ def test_a_run_goes_on_with_another_strategy_and_number_of_workers(configs: Conf
             resume.cut_back(begun, RunPaths(folder))
         together(tmp_path, size, lambda worker, c=config, f=folder, b=begun: trained(f, c, worker, b))  # type: ignore[misc]
         source = RunPaths(folder).last
-    config = configs("ddp", 1, *settings, "epochs=5")
+    config = configs("ddp", 1, *settings, f"epochs={len(stretches)}")
     together(tmp_path, 1, lambda worker: trained(tmp_path / "ddp", config, worker))
-    assert apart(tmp_path / "5", tmp_path / "ddp") < 1e-5
-    assert [bool(checkpoint.load(RunPaths(tmp_path / str(n)).last, lazily=True).get("parts")) for n in range(1, 6)] == [
-        *(False, True, False, True, False)
-    ]
+    assert apart(tmp_path / str(len(stretches)), tmp_path / "ddp") < 1e-5
+    for number, (_, _, sharded) in enumerate(stretches, 1):
+        state = checkpoint.load(RunPaths(tmp_path / str(number)).last, lazily=True)
+        assert bool(state.get("parts")) == (sharded == "true"), number
 
 
 class Weighs(Callback):

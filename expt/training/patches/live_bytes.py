@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -10,11 +11,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode  # as torch's docs on extending it have it
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 _CASTS = (torch.ops.aten._to_copy.default,)
-_FLOP = {str(operation).replace(".", "::"): count for operation, count in flop_registry.items()}
-"""From the name of an operation to what counts its work."""
+
+
+@functools.cache
+def _flop() -> dict[str, Any]:
+    """From the name of an operation to what counts its work."""
+    from torch.utils.flop_counter import flop_registry  # late: it imports triton
+
+    return {str(operation).replace(".", "::"): count for operation, count in flop_registry.items()}
 
 
 class LiveBytes(TorchDispatchMode):
@@ -32,12 +38,12 @@ class LiveBytes(TorchDispatchMode):
         self.peak: int = 0
         self.casts_at_peak = 0
         """Of the peak: copies of parameters in another type, as autocast makes them."""
-        self.flop = 0
+        self.flop, self._work = 0, _flop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, and count what is new in its outputs."""
         found = func(*args, **(kwargs or {}))
-        if count := _FLOP.get(func.name().partition(".")[0]):
+        if count := self._work.get(func.name().partition(".")[0]):
             self.flop += count(*args, **(kwargs or {}), out_val=found)
         is_cast = func in _CASTS and isinstance(args[0], Tensor) and args[0].untyped_storage() in self._parameters
         for tensor in tree_leaves(found):
