@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from expt.errors import warn
 from expt.runs import provenance, spending
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result, update_result
+from expt.tasks.sums import Averages
 from expt.training.learner import Position
 from expt.training.observer import Observer
 from expt.worker.history import History
+
+
+def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) -> dict[str, float]:
+    """The averages by their tags; where nothing had a weight it `warns` of them."""
+    found = {tag(name): value for name, value in values.values.items()}
+    if warns and not values.has_weight:
+        without = ", ".join(name for name, value in found.items() if math.isnan(value))
+        warn(f"{without}: nothing was measured, for every target there is to be ignored or has no weight")
+    return found
 
 
 class Record:

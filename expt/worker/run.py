@@ -31,7 +31,7 @@ from expt.worker.checkpoints import Checkpoints
 from expt.worker.early_stop import EarlyStop
 from expt.worker.history import History
 from expt.worker.rank_health import RankHealth
-from expt.worker.record import Record
+from expt.worker.record import Record, tagged
 from expt.worker.snapshot import Snapshot
 
 Observe = Callable[..., Observer]
@@ -132,7 +132,7 @@ class Run:
             self.history.load_state_dict(saved)
             self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
         self.callbacks.load_state_dict(saved.get("callbacks", []))
-        self.learner.precision.skipped.fill_(self.history.last.get(tags.SKIPPED_STEPS, 0.0))
+        self.learner.precision.skipped.fill_(saved.get("skipped_steps", self.history.last.get(tags.SKIPPED_STEPS, 0.0)))
 
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
         """Let people see it, and say what is trained."""
@@ -178,7 +178,7 @@ class Run:
     def _log_within_epoch(self, values: Averages, images_per_s: float) -> None:
         """The averages since the last log point, and the speed; under tags of their own, for an epoch's are others."""
         self._refuse_loss(values)
-        points = {tags.running(name): value for name, value in values.values.items()}
+        points = tagged(values, tags.running, warns=self.worker.rank == 0)
         self.record.log(points | {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: images_per_s})
 
     def _log_epoch(self, values: Averages, seconds: float, waited_s: float) -> None:
@@ -186,7 +186,7 @@ class Run:
         self.sums.refuse_weightless(values, self.position.epoch)
         self._refuse_loss(values)
         points = {
-            **{tags.metric(name, "train"): value for name, value in values.values.items()},
+            **tagged(values, functools.partial(tags.metric, split="train")),
             tags.SAMPLES_PER_S: values.samples / seconds,
             tags.EPOCH_S: seconds,
             tags.DATA_WAIT_S: waited_s,
@@ -205,7 +205,7 @@ class Run:
         review, batches = self.observer.review(), build.each_told(loader.evaluation(), self.beat)
         values = evaluate(self.learner, batches, self.worker.device, review)
         self.history.eval_s += time.perf_counter() - began
-        self.record.log({tags.metric(name, split): value for name, value in values.values.items()})
+        self.record.log(tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0))
         self.observer.end_evaluation(split)
         self.callbacks.end_evaluation(self._told_model(), self.record, split)
         return values
