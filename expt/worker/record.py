@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from expt.errors import warn
-from expt.runs import provenance, spending
+from expt.runs import provenance, spending, undo
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result, update_result
@@ -35,6 +35,8 @@ class Record:
         self, paths: RunPaths, position: Position, history: History, observer: Observer, *, writes: bool
     ) -> None:
         self._paths, self._position, self._history, self._observer = paths, position, history, observer
+        if writes:  # what was there before is not to come back any more
+            undo.accept(paths)
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.of(read_result(paths)) if writes else {}
 

@@ -24,7 +24,7 @@ from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.observer import Observer
-from expt.worker import build, divergence, fault, first_weights, forked, random_state, rank_health
+from expt.worker import build, divergence, fault, first_weights, forked, random_state, rank_health, same_data
 from expt.worker.agreement import Agreement
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import Checkpoints
@@ -65,8 +65,7 @@ class Run:
         beat()
         random_state.seed(config.seed + 1 + worker.rank)  # but not the same dropout
         self.position = build.build_position(config, self.data)
-        length = {"steps_per_epoch": self.position.steps_per_epoch, "total_steps": self.position.total_steps}
-        self.plan = optim.plan(config.scheduler, **length)
+        self.plan = optim.plan(config.scheduler, **self.position.length)
         skips, at_once = config.on_nan == "skip", self.learner.overwrites
         self.sums = Sums(self.learner.task, worker.device, finite_only=skips, at_once=at_once)
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
@@ -123,6 +122,7 @@ class Run:
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
         saved = self.snapshot.read(source)
+        same_data.refuse_other(self.config, self.data.info, saved, steps_per_epoch=self.position.steps_per_epoch)
         rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         if source.name == self.paths.forked.name:
             forked.load(self.snapshot, self.config, saved)
@@ -139,8 +139,7 @@ class Run:
         position, worker = self.position, self.worker
         self.observer = observe(self.config, self.paths, self.data, self.learner, position, worker, resumed_at)
         self.record = Record(self.paths, position, self.history, self.observer, writes=worker.rank == 0)
-        steps, about = position.steps_per_epoch, self.data.info.told
-        self.record.result(steps_per_epoch=steps, total_steps=position.total_steps, data=about)
+        self.record.result(**position.length, data=self.data.info.told)
         self.beat()
 
     def _train_epoch(self) -> bool:
@@ -261,7 +260,7 @@ class Run:
         """What it is to hold besides, on rank 0."""
         history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
         more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config), "plan": self.plan}
-        more["steps_per_epoch"] = self.position.steps_per_epoch
+        more |= {"steps_per_epoch": self.position.steps_per_epoch, "sizes": self.data.info.sizes}
         if self.config.early_stop:
             more["early_stop"] = self.early_stop.state_dict()
         if self.config.callbacks:
