@@ -14,6 +14,7 @@
     memory      the loaders of images, and of samples of any kind, that fit in memory
     stream      the loader of everything larger
     iterable    the loader of an IterableDataset of known length
+    steady_order        whether such a one shuffles, by which val would be trained on
     image_folder        a person's folder of images, read image by image
     image_folder_files  what lies in such a folder, and how one image is decoded
     image_folder_cache  such a folder, decoded once into the cache

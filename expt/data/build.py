@@ -69,12 +69,16 @@ class DataInfo:
     """what targets that are numbers lie near, where that is far from 0 by their deviation"""
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """The samples of each part."""
+        return {name: getattr(self, name) for name in ("train_size", "val_size", "test_size")}
+
+    @property
     def told(self) -> dict[str, Any]:
         """What a record has of it, as its `data`; `shapes_told` finds the shapes there again."""
-        sizes = {name: getattr(self, name) for name in ("train_size", "val_size", "test_size")}
         where_there_are = ("class_names", "standardised", "feature_names", "target_names", "target_origin")
         more = {name: getattr(self, name) for name in where_there_are if getattr(self, name)}
-        return {**self.shapes, **sizes, **more}
+        return {**self.shapes, **self.sizes, **more}
 
     @property
     def channels(self) -> int:

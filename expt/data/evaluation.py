@@ -15,6 +15,7 @@ from expt.data import build, checks, huggingface, table, table_source, torchvisi
 from expt.data.files import DatasetConfig
 from expt.data.loading import Batch, Loader, LoaderOptions
 from expt.data.source import Source
+from expt.data.steady_order import refuse_shuffled
 from expt.errors import ConfigError, did_you_mean, warn
 from expt.runs.request import Split
 
@@ -95,7 +96,10 @@ def _loaders(
     if len(chosen):
         if split == "val" and tells:
             warn(f"split=val: is held out of the train of dataset={dataset.name}")
-        return [source.train.load(chosen, options)]
+        loader = source.train.load(chosen, options)
+        if split == "val" and options.shard.rank == 0:
+            refuse_shuffled(dataset, loader, seed=0)
+        return [loader]
     there = [name for name, part in (("train", source.train.size), ("val", source.val), ("test", source.test)) if part]
     raise ConfigError(f"split={split}: dataset={dataset.name} has none; use split={' or split='.join([*there, 'all'])}")
 

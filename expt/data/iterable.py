@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, cast
 
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -13,7 +14,7 @@ from expt.data.indexing import Piece, mix
 from expt.data.loading import Batch, LoaderOptions, Order, ShardedLoader
 from expt.data.prefetch import prefetched
 from expt.data.stream import Collated, Finishing, loaded_batches, loading_settings, seeded
-from expt.errors import DataError, ExptError
+from expt.errors import ConfigError, DataError, ExptError
 
 
 class IterableLoader(ShardedLoader):
@@ -36,9 +37,24 @@ class IterableLoader(ShardedLoader):
         num_workers: int = 0,
         finish: Finishing = lambda inputs, drawn: inputs,
     ) -> None:
+        if options.balanced is not None:
+            raise ConfigError(
+                "dataset.sampling=balanced: an IterableDataset comes in its own order, and can't be drawn from; use "
+                "dataset.sampling=null with task.class_weights=balanced, or a map-style Dataset"
+            )
         super().__init__(indices.sort().values, options)
         self._dataset, self._check, self._collate = dataset, check, Collated(collate)
         self._num_workers, self._finish = min(num_workers, 1), finish
+
+    def first(self, count: int, seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
+        """Each of the dataset's first samples as a batch of its own, on the CPU, as it comes in this epoch."""
+        length = len(cast(Sized, self._dataset))
+        samples = itertools.islice(_samples(self._dataset, seed, epoch), min(count, length))
+        for position, sample in enumerate(samples):
+            batch = self._collate([checked(self._check, position, sample)])
+            if isinstance(batch, ExptError):
+                raise batch
+            yield batch
 
     def _order(self, epoch: int) -> Tensor:
         return self._indices
@@ -75,21 +91,28 @@ class _Chosen(IterableDataset[Any]):
             yield error
 
     def _groups(self) -> Iterator[list[Any]]:
-        seed, epoch = self._seeds
-        if hasattr(self._dataset, "set_epoch"):
-            self._dataset.set_epoch(epoch)
-        with seeded(mix(seed, epoch)):
-            samples = _begun(self._dataset)
+        samples = _samples(self._dataset, *self._seeds)
         read = 0
         for group in self._wanted:  # one lies behind the other, though not each in order
             found = {}
             while read <= max(group):
-                with seeded(mix(seed, epoch, read)):
-                    sample = _next(samples, read, self._dataset)
+                sample = next(samples)
                 if read in group:
                     found[read] = checked(self._check, read, sample)
                 read += 1
             yield [found[position] for position in group]
+
+
+def _samples(dataset: IterableDataset[Any], seed: int, epoch: int) -> Iterator[Any]:
+    """One after the other, without an end: the error of one that is not there says so."""
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
+    with seeded(mix(seed, epoch)):
+        samples = _begun(dataset)
+    for read in itertools.count():
+        with seeded(mix(seed, epoch, read)):
+            sample = _next(samples, read, dataset)
+        yield sample
 
 
 def first_of(dataset: IterableDataset[Any]) -> Any:

@@ -13,7 +13,7 @@ from expt.config import main_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, warn
-from expt.runs import fork, lineage, provenance, resume, spending
+from expt.runs import fork, lineage, provenance, resume, spending, undo
 from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Made
@@ -71,11 +71,13 @@ class Attempt:
         source = self._checkpoint(resumes=resumes, forks=forks)
         if resumes and source is None:
             self.paths.clear_records()
+        undo.accept(self.paths) if source is None else undo.keep(self.paths)
         record = self._first_record(port, source if forks else None, read_result(self.paths) if source else {})
         try:
             create_result(self.paths, may_exist=resumes, **record)
         except FileExistsError:
             folder = self.paths.folder
+            undo.accept(self.paths)
             raise ConfigError(f"hydra.run.dir={folder}: holds a run already; choose another folder") from None
         main_code.keep(self.request.config, self.paths.code)
         if source is None:
@@ -172,9 +174,14 @@ class Attempt:
 
 
 def record_end(paths: RunPaths, error: BaseException) -> None:
-    """Say in result.json that the run has failed, or was interrupted, and what it has come to until then."""
+    """Say in result.json that the run has failed, or was interrupted, and what it has come to until then.
+
+    Of one that was not to go on so all stays as it was.
+    """
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
+        if isinstance(error, ConfigError) and undo.put_back(paths):
+            return
         record = read_result(paths)
         reached = so_far(paths, record)
         if record.get("status") == RUNNING:  # else it has cost nothing since it said so itself

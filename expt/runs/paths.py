@@ -74,6 +74,11 @@ class RunPaths:
         return self.folder / ".sent"
 
     @property
+    def before(self) -> Path:
+        """The folder of what the record was before the run goes on, until that is accepted; see expt.runs.undo."""
+        return self.folder / ".before"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of `last` and `best`."""
         return self.folder / "checkpoints"

@@ -54,7 +54,7 @@ class Sums:
     def __init__(self, task: Task, device: torch.device, *, finite_only: bool = False, at_once: bool = False) -> None:
         """With `at_once` a batch's outputs are used up before the next, which may overwrite them (CUDA graphs do).
 
-        With `finite_only` a batch whose loss is not finite is left out.
+        With `finite_only` a step that was left out counts for nothing: `end_step` is to be called then.
         """
         self._task, self._finite_only = task, finite_only
         self._columns: dict[str, slice] = {}
@@ -69,6 +69,8 @@ class Sums:
         """The sums at the last log point."""
         self._at_once = at_once or finite_only or not task.measures_jointly
         self._kept: list[_Kept] = []
+        self._of_step: list[_Kept] = []
+        """What counts only if the step does."""
         self._kept_outputs = 0
         self._recent: deque[Tensor] = deque(maxlen=MAX_RECENT)
 
@@ -90,17 +92,22 @@ class Sums:
         if batch.weightless:
             return
         outputs = mapped(Tensor.detach, outputs)
-        samples: Tensor | float = batch.size
-        terms: Mapping[str, Sum] = {}
         if self._at_once:
             terms = self._checked(self._task.measure(outputs, batch))
-            if self._finite_only:
-                loss_sum, weight, samples, terms = _if_finite(loss_sum, weight, samples, terms)
-            self._kept.append(_Kept(loss_sum, weight, samples, None, None, terms))
+            kept = self._of_step if self._finite_only else self._kept
+            kept.append(_Kept(loss_sum, weight, batch.size, None, None, terms))
         else:
-            self._kept.append(_Kept(loss_sum, weight, samples, outputs, batch.targets, terms))
+            self._kept.append(_Kept(loss_sum, weight, batch.size, outputs, batch.targets, {}))
             self._kept_outputs += outputs.numel()
         if len(self._kept) == MAX_KEPT or self._kept_outputs >= MAX_KEPT_OUTPUTS:
+            self._count()
+
+    @torch.no_grad()
+    def end_step(self, left_out: Tensor | None = None) -> None:
+        """All parts of a step are there; with the flag `left_out`, alike on all workers, none of them counts."""
+        self._kept += [_if_counted(part, left_out) for part in self._of_step]
+        self._of_step.clear()
+        if len(self._kept) >= MAX_KEPT:
             self._count()
 
     def _checked(self, terms: Mapping[str, Sum]) -> Mapping[str, Sum]:
@@ -172,6 +179,7 @@ class Sums:
 
     def _forget(self) -> None:
         self._kept.clear()
+        self._of_step.clear()
         self._kept_outputs = 0
 
     def averages(self, values: Tensor) -> Averages:
@@ -179,9 +187,16 @@ class Sums:
 
         Raises Diverged if nothing was counted.
         """
+        found = self.averages_if_any(values)
+        if found is None:
+            raise Diverged("no sample was counted: in every step the loss, or a gradient, was nan or infinite")
+        return found
+
+    def averages_if_any(self, values: Tensor) -> Averages | None:
+        """The same; None if nothing was counted."""
         row = values.tolist()
         if not row[0]:
-            raise Diverged("no sample was counted since the last log point: every loss was nan or infinite")
+            return None
         means: dict[str, Any] = {}
         for name, columns in self._columns.items():
             weight = row[columns.stop]
@@ -269,18 +284,14 @@ def _row(saved: Sequence[float], size: int) -> Tensor:
     return torch.tensor(saved, dtype=torch.float64)
 
 
-def _if_finite(
-    loss_sum: Tensor, weight: Tensor | float, samples: Tensor | float, terms: Mapping[str, Sum]
-) -> tuple[Tensor, Tensor, Tensor, Mapping[str, Sum]]:
-    """The same, or zeros where the loss is not finite."""
-    finite = loss_sum.isfinite()
+def _if_counted(part: _Kept, left_out: Tensor | None) -> _Kept:
+    """The same, or zeros where the step was left out, or the loss is not finite."""
+    counts = part.loss_sum.isfinite()
+    if left_out is not None:
+        counts = counts & ~left_out
 
     def kept(value: Tensor | float) -> Tensor:
-        return torch.where(finite, torch.as_tensor(value, dtype=torch.float64, device=finite.device), 0.0)
+        return torch.where(counts, torch.as_tensor(value, dtype=torch.float64, device=counts.device), 0.0)
 
-    return (
-        kept(loss_sum),
-        kept(weight),
-        kept(samples),
-        {name: (kept(total), kept(by)) for name, (total, by) in terms.items()},
-    )
+    terms = {name: (kept(total), kept(by)) for name, (total, by) in part.terms.items()}
+    return _Kept(kept(part.loss_sum), kept(part.weight), kept(part.samples), None, None, terms)

@@ -130,6 +130,11 @@ class Position:
     """Of a fork: the steps that the other run has done of them."""
 
     @property
+    def length(self) -> dict[str, int]:
+        """That of the run, and of its epochs."""
+        return {"steps_per_epoch": self.steps_per_epoch, "total_steps": self.total_steps}
+
+    @property
     def is_run_done(self) -> bool:
         """Whether every step of the run is done."""
         return self.step >= self.total_steps

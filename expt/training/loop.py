@@ -42,7 +42,7 @@ def train_epoch(
 
     In each step `on_gradients` is called before the update, and `on_step` before the learning rate changes. Every
     `log_every` steps `on_log` gets the averages over all workers since the last time, and the images that were trained
-    on a second.
+    on a second, if any step since then was not left out.
     `between_steps` comes last, and ends the loop by saying True.
     """
     learner.parallel.train()
@@ -59,9 +59,10 @@ def train_epoch(
         if learner.scheduler_interval == "step":
             learner.scheduler.step()
         if position.step % log_every == 0:
-            values = sums.averages(sum_across_workers(sums.values - sums.logged))
+            values = sums.averages_if_any(sum_across_workers(sums.values - sums.logged))
             now = time.perf_counter()
-            on_log(values, trained / (now - since))
+            if values is not None:  # else every step was left out
+                on_log(values, trained / (now - since))
             since, trained = now, 0
             sums.mark_logged()
         if between_steps() or position.is_run_done:
@@ -79,6 +80,7 @@ def _learn(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[]
             check_gradients(learner)
             on_gradients()
             moved = (graphed.update if graphed else update)(learner)
+        sums.end_step(learner.precision.left_out)
         learner.average_statistics()
         if learner.ema is not None and moved:
             learner.ema.update_parameters(learner.module)

@@ -39,6 +39,9 @@ class Precision:
         self._skip = skip_non_finite
         self.skipped = torch.zeros((), device=device)
         """Updates left out because a gradient was not finite; those of float16's scale are not counted."""
+        self.left_out: torch.Tensor | None = None
+        """Whether the last update was, a bool [] on the device, alike on all workers; None if it can't have been."""
+        self._spoilt = torch.zeros((), device=device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
         self._short_backward = short_backward and not skip_non_finite and not self.scaler.is_enabled()
 
@@ -68,6 +71,8 @@ class Precision:
         if self._skip:
             # The gradients of an infinite loss may be finite: made nan here, all workers get to see it in their mean.
             loss = loss * (1 + 0 * loss.detach())
+            if self.scaler.is_enabled():  # else the gradients say so, which here may be too large for float16 alone
+                self._spoilt += ~loss.detach().isfinite()
         self.scaler.scale(loss).backward()
 
     def update(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
@@ -78,6 +83,10 @@ class Precision:
         """
         skips = self._skip and not self.scaler.is_enabled()
         bad = self._any_not_finite(optimizer) if skips else None  # before they are clipped: infinity would be no more
+        self.left_out = bad
+        if self._skip and not skips:
+            self.left_out = sum_across_workers(self._spoilt) > 0
+            self._spoilt.zero_()
         self._clip(optimizer, parameters)
         if bad is not None:
             self.skipped += bad

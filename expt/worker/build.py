@@ -19,6 +19,7 @@ from expt.data import build as data_build
 from expt.data.build import Data, DataInfo
 from expt.data.files import refuse_missing
 from expt.data.loading import Batch, Shard
+from expt.data.steady_order import refuse_shuffled
 from expt.data.tree import mapped
 from expt.errors import ConfigError
 from expt.models import build as model_build
@@ -63,6 +64,8 @@ def build_data(config: RunConfig, worker: Worker) -> Data:
         data = _loaders(config, worker, num_readers(config))
     prepared.refuse_others(config, data.train)
     refuse_missing(config, val=data.val is not None, test=data.test is not None)
+    if worker.rank == 0 and config.eval_split == "val":
+        refuse_shuffled(config.dataset, data.val, config.seed)
     return data
 
 
@@ -232,9 +235,8 @@ def build_steps(
     beat: Callable[[], None],
 ) -> Steps:
     """What is done after each step; rank 0 traces some, where that is asked for."""
-    profiler = None
-    if config.profile and worker.rank == 0:
-        profiler = StepProfiler(paths.trace, paths.operators, worker.device)
+    traces = config.profile and worker.rank == 0
+    profiler = StepProfiler(paths.trace, paths.operators, worker.device) if traces else None
     return Steps(learner, worker.device, typed_at=typed_at, beat=beat, profiler=profiler)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from expt.training.learner import Evaluator
 from expt.training.loop import evaluate
 from expt.training.precision import Precision
 from expt.worker import build, random_state
+from expt.worker.record import tagged
 
 
 def carry_out(
@@ -63,7 +65,7 @@ def carry_out(
     _show(values, evaluation.split, paths, state["position"]["step"], worker, pictures, review)
     if worker.rank == 0:
         about = _about(evaluation, state["position"], values, data)
-        metrics = {tags.metric(name, evaluation.split): value for name, value in values.values.items()}
+        metrics = tagged(values, functools.partial(tags.metric, split=evaluation.split), warns=True)
         update_result(paths, status=COMPLETED, evaluation_of=about, metrics=metrics, eval_s=eval_s)
     return COMPLETED
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from expt.runs import provenance, spending
+from expt.errors import warn
+from expt.runs import provenance, spending, undo
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result, update_result
+from expt.tasks.sums import Averages
 from expt.training.learner import Position
 from expt.training.observer import Observer
 from expt.worker.history import History
+
+
+def tagged(values: Averages, tag: Callable[[str], str], *, warns: bool = False) -> dict[str, float]:
+    """The averages by their tags; where nothing had a weight it `warns` of them."""
+    found = {tag(name): value for name, value in values.values.items()}
+    if warns and not values.has_weight:
+        without = ", ".join(name for name, value in found.items() if math.isnan(value))
+        warn(f"{without}: nothing was measured, for every target there is to be ignored or has no weight")
+    return found
 
 
 class Record:
@@ -23,6 +35,8 @@ class Record:
         self, paths: RunPaths, position: Position, history: History, observer: Observer, *, writes: bool
     ) -> None:
         self._paths, self._position, self._history, self._observer = paths, position, history, observer
+        if writes:  # what was there before is not to come back any more
+            undo.accept(paths)
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.of(read_result(paths)) if writes else {}
 

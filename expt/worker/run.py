@@ -24,14 +24,14 @@ from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
 from expt.training.observer import Observer
-from expt.worker import build, divergence, fault, first_weights, forked, random_state, rank_health
+from expt.worker import build, divergence, fault, first_weights, forked, random_state, rank_health, same_data
 from expt.worker.agreement import Agreement
 from expt.worker.callbacks import Callbacks
 from expt.worker.checkpoints import Checkpoints
 from expt.worker.early_stop import EarlyStop
 from expt.worker.history import History
 from expt.worker.rank_health import RankHealth
-from expt.worker.record import Record
+from expt.worker.record import Record, tagged
 from expt.worker.snapshot import Snapshot
 
 Observe = Callable[..., Observer]
@@ -65,8 +65,7 @@ class Run:
         beat()
         random_state.seed(config.seed + 1 + worker.rank)  # but not the same dropout
         self.position = build.build_position(config, self.data)
-        length = {"steps_per_epoch": self.position.steps_per_epoch, "total_steps": self.position.total_steps}
-        self.plan = optim.plan(config.scheduler, **length)
+        self.plan = optim.plan(config.scheduler, **self.position.length)
         skips, at_once = config.on_nan == "skip", self.learner.overwrites
         self.sums = Sums(self.learner.task, worker.device, finite_only=skips, at_once=at_once)
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
@@ -125,22 +124,23 @@ class Run:
         rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
         if source.name == self.paths.forked.name:
             saved = forked.load(self.snapshot, self.config, source)
+            same_data.refuse_other(self.config, self.data.info, saved, steps_per_epoch=self.position.steps_per_epoch)
             self.history.last = dict(saved["last"])  # what it is best at, and where it stops early, is its own
         else:
             saved = self.snapshot.read(source)
+            same_data.refuse_other(self.config, self.data.info, saved, steps_per_epoch=self.position.steps_per_epoch)
             self.snapshot.load_state_dict(saved)
             self.history.load_state_dict(saved)
             self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
         self.callbacks.load_state_dict(saved.get("callbacks", []))
-        self.learner.precision.skipped.fill_(self.history.last.get(tags.SKIPPED_STEPS, 0.0))
+        self.learner.precision.skipped.fill_(saved.get("skipped_steps", self.history.last.get(tags.SKIPPED_STEPS, 0.0)))
 
     def _begin(self, observe: Observe, *, resumed_at: int | None) -> None:
         """Let people see it, and say what is trained."""
         position, worker = self.position, self.worker
         self.observer = observe(self.config, self.paths, self.data, self.learner, position, worker, resumed_at)
         self.record = Record(self.paths, position, self.history, self.observer, writes=worker.rank == 0)
-        steps, about = position.steps_per_epoch, self.data.info.told
-        self.record.result(steps_per_epoch=steps, total_steps=position.total_steps, data=about)
+        self.record.result(**position.length, data=self.data.info.told)
         self.beat()
 
     def _train_epoch(self) -> bool:
@@ -178,7 +178,7 @@ class Run:
     def _log_within_epoch(self, values: Averages, images_per_s: float) -> None:
         """The averages since the last log point, and the speed; under tags of their own, for an epoch's are others."""
         self._refuse_loss(values)
-        points = {tags.running(name): value for name, value in values.values.items()}
+        points = tagged(values, tags.running, warns=self.worker.rank == 0)
         self.record.log(points | {tags.LR: self.steps.lr, tags.RUNNING_SAMPLES_PER_S: images_per_s})
 
     def _log_epoch(self, values: Averages, seconds: float, waited_s: float) -> None:
@@ -186,7 +186,7 @@ class Run:
         self.sums.refuse_weightless(values, self.position.epoch)
         self._refuse_loss(values)
         points = {
-            **{tags.metric(name, "train"): value for name, value in values.values.items()},
+            **tagged(values, functools.partial(tags.metric, split="train")),
             tags.SAMPLES_PER_S: values.samples / seconds,
             tags.EPOCH_S: seconds,
             tags.DATA_WAIT_S: waited_s,
@@ -205,7 +205,7 @@ class Run:
         review, batches = self.observer.review(), build.each_told(loader.evaluation(), self.beat)
         values = evaluate(self.learner, batches, self.worker.device, review)
         self.history.eval_s += time.perf_counter() - began
-        self.record.log({tags.metric(name, split): value for name, value in values.values.items()})
+        self.record.log(tagged(values, functools.partial(tags.metric, split=split), warns=self.worker.rank == 0))
         self.observer.end_evaluation(split)
         self.callbacks.end_evaluation(self._told_model(), self.record, split)
         return values
@@ -261,7 +261,7 @@ class Run:
         """What it is to hold besides, on rank 0."""
         history = self.history.state_dict(within_epoch=self.position.is_within_epoch)
         more = {**self.record.state_dict(), "is_best": is_best, "config": shown(self.config), "plan": self.plan}
-        more["steps_per_epoch"] = self.position.steps_per_epoch
+        more |= {"steps_per_epoch": self.position.steps_per_epoch, "sizes": self.data.info.sizes}
         if self.config.early_stop:
             more["early_stop"] = self.early_stop.state_dict()
         if self.config.callbacks:

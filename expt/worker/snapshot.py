@@ -44,6 +44,7 @@ class Snapshot:
             "optimizer": learner.optimizer.state_dict(),
             "scheduler": learner.scheduler.state_dict(),
             "scaler": learner.precision.scaler.state_dict(),
+            "skipped_steps": learner.precision.skipped.item(),
             "position": self.position.state_dict(),
             "workers": collectives.gather_across_workers(mine),
         }

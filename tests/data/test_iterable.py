@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,15 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from expt.config.datasets import TargetDataset
-from expt.data import build
+from expt.data import build, evaluation, samples
 from expt.data.build import Data
-from expt.data.loading import Batch, Shard
+from expt.data.iterable import IterableLoader
+from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.errors import ConfigError, DataError
+from expt.worker.build import build_data
 from expt.worker.run import Run
-from tests.worker.conftest import TrainAlone, train_alone
+from tests.conftest import Configured
+from tests.worker.conftest import ALONE, TrainAlone, train_alone
 from tests.worker.test_run import values
 
 __all__ = ["train_alone"]
@@ -123,6 +127,83 @@ def test_one_that_ends_before_its_length_is_told(num_workers: int) -> None:
 def test_one_of_unknown_length_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"must have __len__; where an epoch ends, and which samples are whose, dep"):
         data_of(Unknown)
+
+
+def test_it_cannot_be_drawn_from_by_class() -> None:
+    loader = data_of(Pictures).train
+    assert isinstance(loader, IterableLoader)
+    drawing = dataclasses.replace(loader._options, balanced=torch.zeros(3))
+    with pytest.raises(ConfigError, match=r"^dataset\.sampling=balanced: an IterableDataset comes in its own order, "):
+        samples.loading(loader._dataset, 0, lambda sample: sample)(torch.arange(3), drawing)
+
+
+class Stream(IterableDataset[Any]):
+    """Images of noise whose labels are drawn; `how` are they given?"""
+
+    def __init__(self, train: bool, how: str, size: int = 100) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.images, self.labels = torch.rand(size, 1, 2, 2, generator=generator), torch.arange(size) * 7 % 3
+        self.how, self.epoch = how, 0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = torch.Generator().manual_seed(self.epoch)
+        order = {"told": torch.randperm(len(self), generator=epoch)}.get(self.how, torch.arange(len(self)))
+        order = torch.randperm(len(self)) if self.how in ("drawn", "and augmented") else order
+        for place in order.tolist():
+            image, label = self.images[place], int(self.labels[place])
+            if "augmented" in self.how:
+                image = image + 0.1 * torch.rand(1)
+            if self.how.startswith("alike"):
+                label = 0
+            yield (image, float(label)) if self.how.endswith("of numbers") else (image, label)
+
+
+def held_out(how: str, config: Configured, *words: str) -> Data:
+    own = f"+dataset={{_target_: {__name__}.Stream, how: {how}, num_classes: {'null' if 'numbers' in how else 3}}}"
+    task = ("task=regression",) if "numbers" in how else ()
+    return build_data(config("~dataset", own, "model=mlp", "batch_size=5", *task, *words), ALONE)
+
+
+@pytest.mark.parametrize("how", ["told", "drawn", "and augmented"])
+def test_one_that_shuffles_has_no_val(
+    how: str, configured: Configured, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    mends = r"; use a map-style Dataset, or dataset\.val_fraction=0 eval_split=test, or don't shuffle in __iter__$"
+    told = rf"^dataset\._target_={__name__}\.Stream: gives its samples in another order in each epoch, .*{mends}"
+    with pytest.raises(ConfigError, match=told):
+        held_out(how, configured)
+    with pytest.raises(ConfigError, match=r"or dataset\.folds=null dataset\.fold=null dataset\.val_frac"):
+        held_out(how, configured, "+dataset.folds=3", "+dataset.fold=1")
+    assert held_out(how, configured, "+dataset.val_fraction=0", "eval_split=test").val is None
+    kwargs = {"how": how}
+    own = TargetDataset(target=f"{__name__}.Stream", num_classes=3, val_fraction=0.2, kwargs=kwargs)
+    trained_on = {"channels": 1, "image_size": (2, 2), "class_names": ["0", "1", "2"]}
+    options = LoaderOptions(batch_size=5, device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match=told):
+        evaluation.load(own, None, "val", trained_on, options, own=True)
+    evaluation.load(own, None, "all", trained_on, options, own=True)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["in order", "augmented", "augmented of numbers"])
+def test_one_that_augments_alone_has(how: str, configured: Configured, capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.get_rng_state()
+    assert held_out(how, configured).val is not None
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not capsys.readouterr().err
+
+
+def test_where_that_is_not_to_be_told_it_warns(configured: Configured, capsys: pytest.CaptureFixture[str]) -> None:
+    held_out("alike augmented", configured)
+    found = capsys.readouterr().err
+    assert found.startswith(f"warning: dataset._target_={__name__}.Stream: its first samples are others in each epoch;")
+    assert found.endswith(": use a map-style Dataset then, or dataset.val_fraction=0 eval_split=test\n")
 
 
 def test_a_run_on_it_resumes_to_the_same_bits(train_alone: TrainAlone, tmp_path: Path) -> None:

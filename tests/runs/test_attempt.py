@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from expt.config.identity import Content, identity, shown
-from expt.errors import ConfigError, Interrupted, RunFailed
-from expt.runs import checkpoint
+from expt.errors import ConfigError, DataError, Interrupted, RunFailed
+from expt.runs import checkpoint, undo
 from expt.runs.attempt import Attempt, record_end, record_refusal
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import EVENT_FILES, RunPaths
@@ -203,6 +203,47 @@ def test_a_run_that_goes_on_keeps_where_its_weights_came_from(tmp_path: Path) ->
         key: began[key] for key in ("weights_from", "identity", "content")
     }
     assert now["resumed_from"]["step"] == 2
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def gone_on_from(folder: Path) -> RunRequest:
+    """That of a run which has recorded a number after its checkpoint."""
+    asked = request(folder, may_have_run=True)
+    attempt(asked).begin()
+    leave_metrics(asked.paths)
+    position = {"epoch": 1, "step": 1, "step_in_epoch": 1}
+    state = {"model": {}, "workers": [], "config": shown(asked.config), "metrics_bytes": 0, "best": None}
+    checkpoint.save(asked.paths.last, {**state, "position": position, "plan": None})
+    update_result(asked.paths, status="completed")
+    return asked
+
+
+def test_where_its_workers_refuse_to_go_on_all_is_as_before(tmp_path: Path) -> None:
+    asked = gone_on_from(tmp_path / "run")
+    before = contents(tmp_path)
+    for _ in range(2):
+        assert attempt(asked).begin() == asked.paths.last
+        assert asked.paths.metrics.read_bytes() == b""
+    record_end(asked.paths, DataError("it has other samples"))
+    assert contents(tmp_path) == before
+    elsewhere = request(tmp_path / "other", resume=str(asked.paths.folder))
+    attempt(elsewhere).begin()
+    record_end(elsewhere.paths, DataError("it has other samples"))
+    assert read_result(elsewhere.paths)["status"] == "failed"
+    assert not elsewhere.paths.has_trained(), "so that what was refused can be removed"
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_what_ends_it_later_is_recorded(tmp_path: Path, accepted: bool) -> None:
+    asked = gone_on_from(tmp_path)
+    attempt(asked).begin()
+    if accepted:
+        undo.accept(asked.paths)
+    record_end(asked.paths, DataError("sample 3") if accepted else RunFailed("killed"))
+    assert read_result(asked.paths)["status"] == "failed"
 
 
 def test_of_a_run_that_is_still_under_way_one_is_told_whose_weights_are_wanted(

@@ -128,11 +128,16 @@ def test_losses_are_added_in_their_order_to_the_bit_by_few_kernels(count: int, d
     assert found.launched.total() <= 25 * (count // MAX_KEPT + 1), found.launched
 
 
-def test_a_loss_that_is_not_finite_is_left_out_with_its_batch() -> None:
+@pytest.mark.parametrize("told", [None, torch.tensor(False)])
+def test_a_loss_that_is_not_finite_is_left_out_with_its_batch(told: torch.Tensor | None) -> None:
     sums = of_classes(finite_only=True)
     for loss in (1.0, math.nan, math.inf, 3.0):
         add(sums, torch.eye(2), torch.tensor([0, 0]), torch.tensor(loss))
+        sums.end_step(told)
     assert seen(sums) == (1.0, 0.5, 4)
+    add(sums, torch.eye(2), torch.tensor([0, 0]), torch.tensor(9.0))
+    sums.end_step(torch.tensor(True))
+    assert seen(sums) == (1.0, 0.5, 4), "another worker's loss, or a gradient, was not"
     assert sums.first_not_finite() is not None
 
 
@@ -204,6 +209,7 @@ def test_a_tasks_own_sums_with_weights_of_their_own(finite_only: bool) -> None:
         outputs = torch.tensor(row)
         batch = Batch(outputs, None, len(row))
         sums.add(sums._task.loss(outputs, batch), outputs, batch)
+        sums.end_step()
     found = sums.averages(sums.values)
     assert found.values == pytest.approx({"loss": 4.5 / 3, "mean": 4.5 / 5, "share": 3 / 5})
     assert found.samples == 5

@@ -1,0 +1,50 @@
+"""A split, or a stretch of training, of which all is to be ignored: that nothing was measured is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from tests.worker.conftest import TrainAlone
+
+
+class Padding(Dataset[tuple[Tensor, Tensor]]):
+    """Tokens: of training each second sample is one of padding, else all are."""
+
+    vocab_size, context = 5, 4
+
+    def __init__(self, train: bool) -> None:
+        self.inputs = torch.randint(5, (18, 4), generator=torch.Generator().manual_seed(0))
+        self.targets = torch.full((18, 4), -100)
+        if train:
+            self.targets[::2] = 1
+
+    def __len__(self) -> int:
+        return 18
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+class Table(nn.Sequential):
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(nn.Embedding(vocab_size, vocab_size))
+
+
+def test_it_is_told_of_the_split_and_of_the_log_point(
+    train_alone: TrainAlone, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own: Any = f"+dataset={{_target_: {__name__}.Padding, num_workers: 0}}", f"+model={{_target_: {__name__}.Table}}"
+    words = ("~dataset", "~model", *own, "task=language_model", "batch_size=1", "epochs=1", "tensorboard.graph=false")
+    train_alone(*words, "log_every=1", "+dataset.val_fraction=0.2")
+    found = {line for line in capsys.readouterr().err.splitlines() if "nothing was measured" in line}
+    names = ("loss", "perplexity", "bits_per_token", "accuracy")
+    why = ": nothing was measured, for every target there is to be ignored or has no weight"
+    assert found == {
+        "warning: " + ", ".join(f"running/{name}" for name in names) + why,
+        "warning: " + ", ".join(f"{name}/test" for name in names) + why,
+    }
