@@ -13,12 +13,16 @@ TYPED_AT = time.monotonic()
 
 def main() -> None:
     """Run the command in sys.argv, and exit; see expt.command.command_line. After `expt warm` a fork may run it."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it imports: Ctrl-C ends it, and prints no traceback
-    from expt.command import hand_over
+    try:
+        from expt.command import hand_over
 
-    hand_over.become_its_stand_in(TYPED_AT)
-    drive(TYPED_AT)
+        hand_over.become_its_stand_in(TYPED_AT)
+        drive(TYPED_AT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def drive(typed_at: float) -> None:

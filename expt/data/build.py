@@ -35,7 +35,6 @@ from expt.data.image_folder_cache import decoded_folder
 from expt.data.image_folder_files import list_parts
 from expt.data.loading import Batch, Loader, LoaderOptions, Shard
 from expt.data.memory import InMemoryLoader, place
-from expt.data.mixing import Mixing
 from expt.data.source import NOTHING, Part, Source, of_images, streamed
 from expt.data.synthetic import synthetic
 from expt.data.tree import mapped
@@ -144,7 +143,6 @@ def build(
     """
     source = found(dataset, task, device, num_workers)
     checks.check_image_keys(dataset, source)
-    checks.check_mixed(source.example[0], mixup, cutmix)
     train_idx, val_idx = split(dataset, source)
     source = source.fitted(train_idx) if source.fitted else source
     checks.warn_of_limit(dataset, len(train_idx), tells=shard.rank == 0)
@@ -167,7 +165,7 @@ def build(
         augment=Augmentation(**dataclasses.asdict(dataset.augment)),
         balanced=checks.known_classes(dataset, source)[train_idx] if dataset.sampling else None,
         transforms=_transforms(dataset),
-        mixing=Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None,
+        mixing=checks.mixing_of(source, mixup, cutmix),
         prepared=prepared,
     )
     val, test = source.val and source.val.whole(in_order), source.test and source.test.whole(in_order)

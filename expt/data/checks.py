@@ -9,6 +9,7 @@ from torch import Tensor
 
 from expt.config import datasets
 from expt.data.files import DatasetConfig
+from expt.data.mixing import Mixing
 from expt.data.source import Source
 from expt.errors import ConfigError, DataError, warn
 
@@ -43,13 +44,15 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
         raise ConfigError("dataset.mean, std and augment: are of images with classes; leave them out here")
 
 
-def check_mixed(inputs: Any, mixup: float | None, cutmix: float | None) -> None:
-    """Raise ConfigError where samples like `inputs` cannot be mixed."""
+def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
+    """What mixes the samples, if anything is to. Raises ConfigError where they cannot be mixed."""
+    inputs = source.example[0]
     for key, value, mixes, dims in (("mixup", mixup, "adds", (1, 2, 3)), ("cutmix", cutmix, "cuts", (3,))):
         if value and not (isinstance(inputs, Tensor) and inputs.dim() in dims):
             found = list(inputs.shape) if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
             what = "images" if dims == (3,) else "tensors"
             raise ConfigError(f"{key}={value}: {mixes} {what}, and a sample's inputs are {found}; use {key}=null")
+    return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
 
 
 def warn_of_limit(dataset: DatasetConfig, samples: int, *, tells: bool) -> None:

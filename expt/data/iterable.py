@@ -46,7 +46,7 @@ class IterableLoader(ShardedLoader):
         self._dataset, self._check, self._collate = dataset, check, Collated(collate)
         self._num_workers, self._finish = min(num_workers, 1), finish
 
-    def first(self, count: int, seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
+    def first_samples(self, count: int, seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
         """Each of the dataset's first samples as a batch of its own, on the CPU, as it comes in this epoch."""
         length = len(cast(Sized, self._dataset))
         samples = itertools.islice(_samples(self._dataset, seed, epoch), min(count, length))

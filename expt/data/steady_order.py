@@ -56,7 +56,7 @@ def refuse_shuffled(dataset: DatasetConfig, held_out: Loader | None, seed: int) 
 
 def _first(loader: IterableLoader, seed: int, epoch: int) -> list[_Sample]:
     with seeded(0):  # for a `collate` that draws
-        return [_digested(*sample) for sample in loader.first(COMPARED, seed, epoch)]
+        return [_digested(*sample) for sample in loader.first_samples(COMPARED, seed, epoch)]
 
 
 def _digested(inputs: Any, targets: Any) -> _Sample:

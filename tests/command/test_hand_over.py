@@ -109,9 +109,18 @@ def test_what_drivers_are_forked_from_has_no_torch_and_one_thread(server: Warm) 
 
 
 def test_a_mistake_is_told_by_the_same_exit_code(server: Warm, tmp_path: Path) -> None:
-    code, out, err = handed_over(server, tmp_path, "epochs=none", "hydra.run.dir=run").ended()
-    assert (code, out) == (2, "")
+    before = cpu_of_ended_children(server.drivers)
+    process = server.start("epochs=none", "hydra.run.dir=run", cwd=tmp_path)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, out) == (2, "")
     assert err == "error: epochs='none': input should be a valid integer\n"
+    wait_until(lambda: cpu_of_ended_children(server.drivers) > before)  # a driver was forked for it
+
+
+def cpu_of_ended_children(pid: int) -> int:
+    """In clock ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[13]) + int(fields[14])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

@@ -69,5 +69,5 @@ def test_a_sweep_has_models_by_name_and_by_class_side_by_side(tmp_path: Path, mo
     assert sorted(line.split("|")[1].strip() for line in lines[1:]) == ["Net", "Net", "mlp"]
     again = expt.sweep(*runs[2].record["arguments"], folder="sweep", quiet=True)
     assert [run.folder for run in again] == [runs[2].folder], "the same run, by the words of its record"
-    with pytest.raises(expt.ConfigError, match=r"^model={width: 16}: not one of convnet"):
+    with pytest.raises(expt.ConfigError, match=r"^model={width: 16}: not one of airbench, convnet"):
         expt.run("model={width: 16}")

@@ -300,7 +300,6 @@ def test_a_limit_takes_from_all_of_an_own_dataset() -> None:
         (own("Endless"), r"must have __len__; where an epoch ends"),
         (own("Path"), "is not a subclass of torch.utils.data"),
         (own(size=0), "its training part has no samples"),
-        (own(shape=(2,)), r"its sample 0 is not \(image, label\): expected an image"),
     ],
 )
 def test_a_dataset_that_does_not_fit_is_explained(dataset: datasets.TargetDataset, text: str) -> None:

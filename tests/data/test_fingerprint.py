@@ -149,6 +149,7 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert digits_of(folder(root)) != first
 
 
+@pytest.mark.slow
 def test_two_folders_of_a_sweep_are_two_runs(tmp_path: Path) -> None:
     images(tmp_path / "a")
     images(tmp_path / "b", seed=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import traceback
 from typing import Any
@@ -16,8 +15,9 @@ from expt.config.datasets import TargetDataset
 from expt.config.tasks import Classification, Multilabel, Regression
 from expt.data import own_dataset
 from expt.data.alike import structure_of
-from expt.data.checks import check_mixed
+from expt.data.checks import mixing_of
 from expt.data.loading import LoaderOptions
+from expt.data.mixing import Mixing
 from expt.errors import ConfigError, DataError, ExptError, RunFailed
 
 FILES: dict[str, Any] = {}
@@ -237,20 +237,21 @@ class Listed(Targets):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "mixes", "told"),
+    ("kind", "mixes", "told"),
     [
-        (torch.zeros(4), {"cutmix": 0.5}, "cutmix=0.5: cuts images, and a sample's inputs are [4]; use cutmix=null"),
-        ({"a": 1}, {"mixup": 0.5}, "mixup=0.5: adds tensors, and a sample's inputs are a dict; use mixup=null"),
-        (torch.zeros(4), {"mixup": 0.5}, ""),
+        ("plain", {"cutmix": 0.5}, "cutmix=0.5: cuts images, and a sample's inputs are [4]; use cutmix=null"),
+        ("dict", {"mixup": 0.5}, "mixup=0.5: adds tensors, and a sample's inputs are a dict; use mixup=null"),
+        ("plain", {"mixup": 0.5}, ""),
     ],
 )
-def test_what_cannot_be_mixed(inputs: Any, mixes: Any, told: str) -> None:
-    mixed = functools.partial(check_mixed, inputs, **{"mixup": None, "cutmix": None, **mixes})
+def test_what_cannot_be_mixed(kind: str, mixes: Any, told: str) -> None:
+    config = TargetDataset(target=f"{__name__}.OfClasses", kwargs={"kind": kind}, num_classes=2)
+    source = own_dataset.source(config, 0, Classification())
     if not told:
-        mixed()
+        assert mixing_of(source, **{"cutmix": None, **mixes}) == Mixing(2, mixup=0.5)
         return
     with pytest.raises(ConfigError) as caught:
-        mixed()
+        mixing_of(source, **{"mixup": None, "cutmix": None, **mixes})
     assert str(caught.value) == told
 
 

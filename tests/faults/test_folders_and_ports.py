@@ -87,6 +87,7 @@ def test_data_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -
     assert not (tmp_path / "here" / "logs").exists()
 
 
+@pytest.mark.slow
 def test_data_that_gets_lost_in_mid_sweep_fails_the_runs_that_need_it(tmp_path: Path) -> None:
     data = tmp_path / "data"
     write_idx_set(data, sizes=(640, 64))

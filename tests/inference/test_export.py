@@ -29,6 +29,7 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"checkpoints", "metrics.jsonl", "result.json"}
 
 
+@pytest.mark.slow
 def test_onnx_computes_what_the_model_does_for_any_batch(
     train: TrainAlone, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,7 +83,9 @@ def files_for(name: str, folder: Path) -> tuple[str, ...]:
     return (f"dataset.root={masks_in(folder)}", "batch_size=2") if name == "unet" else ()
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.slow if each == "resnet18" else ()) for each in SHIPPED]
+)
 def test_it_gives_what_the_worker_computed(name: str, train_alone: TrainAlone, tmp_path: Path) -> None:
     """In its evaluations, to the bit."""
     if name == "timm":

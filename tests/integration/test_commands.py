@@ -114,6 +114,7 @@ def refused(command: Command) -> bool:
     return any(line.startswith("error: ") for line in command.shown)
 
 
+@pytest.mark.slow
 def test_what_the_documents_say_can_be_pasted() -> None:
     written = {document: written_in(document) for document in DOCUMENTS}
     assert len(written[ROOT / "README.md"]) > 5

@@ -64,6 +64,7 @@ def test_pictures_of_what_the_model_sees_and_gets_wrong(trained: Trained) -> Non
     assert not list(done.folder.glob("graph*"))
 
 
+@pytest.mark.slow
 def test_pictures_after_every_epoch_or_never(trained: Trained) -> None:
     options = ("tensorboard.images=true", "tensorboard.graph=true", "tensorboard.histograms=true", "eval_split=test")
     every = trained("epochs=2", "dataset.train_limit=320", *options, "objective=accuracy/test", name="every")

@@ -138,6 +138,7 @@ def test_without_fetching_it_is_the_same_network(channels: int) -> None:
     assert module.transform_input == (channels == 3)
 
 
+@pytest.mark.slow
 def test_a_named_model_trains_by_command_and_a_wrong_name_is_refused(tmp_path: Path) -> None:
     few = ("model=torchvision", "max_steps=2", "dataset.train_limit=256", "tensorboard.images=false", "-q")
     done = run(*few, "model.arch=mobilenet_v3_small", "hydra.run.dir=named", cwd=tmp_path)

@@ -129,6 +129,7 @@ def word(name: str, **keys: object) -> str:
     return f"+task.metrics.{name}={{{shown}}}"
 
 
+@pytest.mark.slow
 def test_a_run_is_chosen_by_a_metric_that_is_no_sum(tmp_path: Path) -> None:
     auroc = word("auroc", _target_=AUROC, num_classes=10, better="max")
     words = ("epochs=2", "optimizer.lr=0.5", "world_size=2", "hydra.run.dir=run")

@@ -49,6 +49,7 @@ def assert_same_end(one: Path, other: Path) -> None:
     assert RunFolder(one).points == RunFolder(other).points
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["true", pytest.param("false", marks=pytest.mark.slow)], ids=["parts", "one file"])
 def test_what_has_paused_or_gets_another_end_comes_to_the_same_bits(
     kind: str, configs: Configs, tmp_path: Path
@@ -141,6 +142,7 @@ def plain_loop(config: RunConfig) -> tuple[dict[str, Tensor], float]:
     return {name: values.detach() for name, values in module.state_dict().items()}, largest
 
 
+@pytest.mark.slow
 def test_a_plain_loop_has_the_same_weights_but_for_a_bias_without_a_gradient(configs: Configs, tmp_path: Path) -> None:
     words = ("model=convnet", "model.dropout=0", "batch_norm=sync", "dataset.train_limit=192", "batch_size=64")
     kinds = {"adam": ("optimizer=adam",), "sgd": ("optimizer=sgd", "optimizer.momentum=0")}
