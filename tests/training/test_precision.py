@@ -104,3 +104,20 @@ def test_a_step_whose_loss_is_not_finite_can_be_left_out(kind: str, loss: float)
     (left_out, skipped), (never_there, none) = train([0.0, loss, 0.0]), train([0.0, 0.0])
     assert all(torch.equal(mine, other) for mine, other in zip(left_out, never_there, strict=True))
     assert (skipped, none) == (1, 0)
+
+
+@pytest.mark.parametrize("amp", [False, "fp16"])
+def test_whether_a_step_was_left_out_for_its_loss_is_known(amp: Any) -> None:
+    weight = torch.nn.Parameter(torch.tensor(1.0))
+    precision, optimizer, seen = Precision(amp, CPU, skip_non_finite=True), torch.optim.SGD([weight], lr=0.1), []
+    for loss in (0.0, torch.nan, 0.0):
+        for part in (loss, 0.0):
+            precision.backward(weight.square() + part)
+        precision.update(optimizer, [weight])
+        assert precision.left_out is not None
+        seen.append(bool(precision.left_out))
+    assert seen == [False, True, False]
+    never = Precision(amp, CPU)
+    never.backward(weight.square())
+    never.update(optimizer, [weight])
+    assert never.left_out is None
