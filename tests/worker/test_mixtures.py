@@ -32,7 +32,7 @@ MIXTURES = {
 }
 
 
-@pytest.mark.parametrize("name", [*MIXTURES][:-1] + [pytest.param([*MIXTURES][-1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [*[*MIXTURES][:-1], pytest.param([*MIXTURES][-1], marks=pytest.mark.slow)])
 def test_a_mixture_goes_on_to_the_same_bits(name: str, train_alone: TrainAlone) -> None:
     settings = (*FEW, *MIXTURES[name])
     whole = train_alone(*settings, name="whole")

@@ -19,13 +19,13 @@ from tests.worker.conftest import TrainAlone, TrainTogether
 
 
 class Holes(Dataset[tuple[Tensor, Tensor]]):
-    """Numbers, of which some `bad` ones of the training set have no target."""
+    """Numbers, of which some `bad` ones of the training set are none."""
 
     def __init__(self, train: bool, bad: Sequence[int], size: int = 44) -> None:
         self.inputs = torch.randn(size, 4, generator=torch.Generator().manual_seed(int(train)))
         self.targets = self.inputs.sum(1, keepdim=True)
         if train:
-            self.targets[list(bad)] = math.nan
+            self.inputs[list(bad)] = math.nan
 
     def __len__(self) -> int:
         return len(self.targets)
