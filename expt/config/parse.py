@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -74,7 +75,7 @@ def with_value(settings: Any, path: Sequence[str], value: Any) -> Any:
 def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     node = fill_auto(composed, machine)
     for group in GROUPS:
-        node[group] = _untarget(node.get(group), GROUPS[group].get("_target_"))
+        node[group] = _untarget(node.get(group), GROUPS[group].get("_target_"), GROUPS[group])
     task = node["task"]
     if isinstance(task, Mapping) and isinstance(metrics := task.get("metrics"), Mapping):
         node["task"] = {**task, "metrics": {name: _untarget(metric, TargetMetric) for name, metric in metrics.items()}}
@@ -83,6 +84,13 @@ def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     if isinstance(callbacks := node.get("callbacks"), list):
         node["callbacks"] = [_untarget(callback, Target) for callback in callbacks]
     return node
+
+
+def _is_over_a_choice(node: Any, members: Mapping[str, Any]) -> bool:
+    """Whether its `name` is that of a choice, and no argument of the class, whose `_target_` came later."""
+    if not isinstance(node, Mapping) or "_target_" not in node or node.get("name") not in members:
+        return False
+    return [key for key in node if key in ("name", "_target_")] == ["name", "_target_"]
 
 
 def parse_elsewhere(hidden: Mapping[str, Any], machine: Machine) -> RunConfig:
@@ -138,11 +146,13 @@ def _checked(node: dict[str, Any], machine: Machine) -> RunConfig:
     return config
 
 
-def _untarget(node: Any, cls: Any) -> Any:
+def _untarget(node: Any, cls: Any, members: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """`{_target_: a.B, x: 1}` as `{name: _target_, target: a.B, kwargs: {x: 1}}`."""
     if cls is None or not isinstance(node, Mapping) or "_target_" not in node:
         return node
     known = {field.name for field in dataclasses.fields(cls)} - {"name", "target", "kwargs"}
     own = {key: value for key, value in node.items() if key in known}
-    kwargs = {key: value for key, value in node.items() if key not in known and key not in ("_target_", "name")}
+    kwargs = {key: value for key, value in node.items() if key not in known and key != "_target_"}
+    if _is_over_a_choice(node, members):
+        del kwargs["name"]
     return {"name": "_target_", "target": node["_target_"], "kwargs": kwargs, **own}

@@ -358,9 +358,23 @@ def test_a_processor_with_fp16_may_use_it(parsed: Parse) -> None:
 
 @pytest.mark.parametrize("group", ["model", "optimizer", "scheduler"])
 def test_a_class_of_ones_own(parsed: Parse, group: str) -> None:
-    own = getattr(parsed(**{group: {"_target_": "mine.Own", "lr": 3, "sizes": [1, 2], "name": "ignored"}}), group)
+    own = getattr(parsed(**{group: {"_target_": "mine.Own", "lr": 3, "sizes": [1, 2], "name": "mine"}}), group)
     assert isinstance(own, constraints.Target)
-    assert (own.name, own.target, own.kwargs) == ("_target_", "mine.Own", {"lr": 3, "sizes": [1, 2]})
+    assert (own.name, own.target, own.kwargs) == ("_target_", "mine.Own", {"lr": 3, "sizes": [1, 2], "name": "mine"})
+
+
+@pytest.mark.parametrize(
+    ("node", "kwargs"),
+    [
+        ({"_target_": "mine.Own", "name": "mlp"}, {"name": "mlp"}),
+        ({"name": "mlp", "hidden": [1], "_target_": "mine.Own"}, {"hidden": [1]}),
+        ({"name": "deep", "_target_": "mine.Own"}, {"name": "deep"}),
+    ],
+)
+def test_a_name_is_an_argument_but_for_that_of_a_choice_which_the_class_is_laid_over(
+    node: dict[str, Any], kwargs: dict[str, Any], parsed: Parse
+) -> None:
+    assert parsed(model=node).model.kwargs == kwargs
 
 
 def test_a_dataset_of_ones_own(parsed: Parse) -> None:
