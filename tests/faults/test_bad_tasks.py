@@ -314,5 +314,5 @@ def test_the_others_are_too(name: str, world: Path, tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(world)
     with pytest.raises(ExptError) as told:
         _carry_out((*shlex.split(CASES[name].words), *ALWAYS), world, tmp_path / "run")
-    assert (told.value.exit_code, "\n" in str(told.value)) == (CASES[name].code, False)
+    assert (told.value.exit_code, "\n" in str(told.value)) == (CASES[name].code, False), told.value
     assert CASES[name].says in str(told.value)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import Process, RunFolder, children_of, descendants, environment, run, start
+from tests.conftest import Process, RunFolder, alive, children_of, descendants, environment, run, start
 from tests.faults.running import LONG, wait_until, working_in
 
 SMALL = ("dataset=synthetic", "dataset.train_limit=64", "batch_size=32", "epochs=1", "gpus=0")
@@ -56,14 +56,18 @@ class Warm:
         assert done.returncode == 0, done.stderr
         return RunFolder(cwd / "run")
 
-    def used_by(self, begin: Callable[[Path], Any], cwd: Path) -> Any:
-        """What `begin` gives, tried anew: a command waits 0.2 s for it, on a busy machine too."""
+    def used_by(self, begin: Callable[[Path], Any], cwd: Path, end: Callable[[Any], object] = lambda _: None) -> Any:
+        """What `begin` gives, tried anew: a command waits 0.2 s for it, on a busy machine too.
+
+        `end` is for what was begun without it.
+        """
         for attempt in range(5):
             before, folder = self.num_used, cwd / str(attempt)
             folder.mkdir()
             found = begin(folder)
             if self.num_used == before + 1:
                 return found
+            end(found)
         raise AssertionError("no command has used it")
 
     def training(self, cwd: Path) -> tuple[Process, set[int]]:
@@ -75,7 +79,11 @@ class Warm:
             wait_until(lambda: metrics.exists() and metrics.stat().st_size, process)
             return process, self.descendants | descendants(process.pid)
 
-        found: tuple[Process, set[int]] = self.used_by(begin, cwd)
+        def end(found: tuple[Process, set[int]]) -> None:
+            found[0].kill()
+            wait_until(lambda: not alive(found[1]))
+
+        found: tuple[Process, set[int]] = self.used_by(begin, cwd, end)
         return found
 
     @property
