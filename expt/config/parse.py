@@ -86,13 +86,6 @@ def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     return node
 
 
-def _is_over_a_choice(node: Any, members: Mapping[str, Any]) -> bool:
-    """Whether its `name` is that of a choice, and no argument of the class, whose `_target_` came later."""
-    if not isinstance(node, Mapping) or "_target_" not in node or node.get("name") not in members:
-        return False
-    return [key for key in node if key in ("name", "_target_")] == ["name", "_target_"]
-
-
 def parse_elsewhere(hidden: Mapping[str, Any], machine: Machine) -> RunConfig:
     """What `parse` gives for settings whose secrets `secrets.hidden` has taken out, on their way here."""
     node, read = _with_secrets(hidden)
@@ -156,3 +149,10 @@ def _untarget(node: Any, cls: Any, members: Mapping[str, Any] = MappingProxyType
     if _is_over_a_choice(node, members):
         del kwargs["name"]
     return {"name": "_target_", "target": node["_target_"], "kwargs": kwargs, **own}
+
+
+def _is_over_a_choice(node: Any, members: Mapping[str, Any]) -> bool:
+    """Whether its `name` is that of a choice, and no argument of the class, whose `_target_` came later."""
+    if not isinstance(node, Mapping) or "_target_" not in node or node.get("name") not in members:
+        return False
+    return [key for key in node if key in ("name", "_target_")] == ["name", "_target_"]

@@ -34,8 +34,6 @@ FEW = 8
 """Values of which all are read at a glance: of more the nearest is told."""
 BELOW_A_CHOICE: dict[str, Any] = {"augment": Augment, "groups": ParameterGroup}
 """Keys of a group's choice that have others below them, or a list of such."""
-
-
 _OF_TEXTS = ("freeze", "dataset.features", "dataset.input")
 """Keys that are lists of texts."""
 _MAPPINGS = {

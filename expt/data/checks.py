@@ -47,11 +47,10 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
 def mixing_of(source: Source, mixup: float | None, cutmix: float | None) -> Mixing | None:
     """What mixes the samples, if anything is to. Raises ConfigError where they cannot be mixed."""
     inputs = source.example[0]
-    for key, value, mixes, dims in (("mixup", mixup, "adds", (1, 2, 3)), ("cutmix", cutmix, "cuts", (3,))):
-        if value and not (isinstance(inputs, Tensor) and inputs.dim() in dims):
+    for key, value, mixes, least in (("mixup", mixup, "adds tensors", 1), ("cutmix", cutmix, "cuts images", 3)):
+        if value and not (isinstance(inputs, Tensor) and least <= inputs.dim() <= 3):
             found = list(inputs.shape) if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
-            what = "images" if dims == (3,) else "tensors"
-            raise ConfigError(f"{key}={value}: {mixes} {what}, and a sample's inputs are {found}; use {key}=null")
+            raise ConfigError(f"{key}={value}: {mixes}, and a sample's inputs are {found}; use {key}=null")
     return Mixing(len(source.class_names), mixup, cutmix) if mixup or cutmix else None
 
 

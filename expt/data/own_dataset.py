@@ -42,7 +42,7 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
             raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
     if dataset.num_classes is not None:
         return _of_classes(dataset, train, test, num_workers)
-    found = _own_samples(train, test, num_workers, check_for(train, dataset, task))
+    found = _own_samples(train, test, num_workers, check_for(train, dataset, task), samples.first(train))
     if not isinstance(task, tasks.Segmentation):
         return found
     return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
@@ -57,14 +57,14 @@ def _of_classes(dataset: datasets.TargetDataset, train: Dataset[Any], test: Data
             f"use dataset.num_classes={len(names)}"
         )
     try:
-        inputs, _ = samples.first(train)
+        inputs, _ = first = samples.first(train)
     except (TypeError, ValueError) as error:
         raise DataError(f"dataset._target_={dataset.target}: its sample 0 is not (inputs, label): {error}") from error
     try:
         channels, height, width = shape = to_tensor(inputs).shape
     except TypeError:  # no image: a row of numbers, several tensors, ...
         check = functools.partial(checked_class, num_classes=len(names))
-        found = _own_samples(train, test, num_workers, check)
+        found = _own_samples(train, test, num_workers, check, first)
         shapes = {**found.shapes, "num_classes": len(names)}
         return dataclasses.replace(found, shapes=shapes, class_names=names, classes=_classes_of(train), targets_of=None)
     if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
@@ -77,9 +77,8 @@ def _of_classes(dataset: datasets.TargetDataset, train: Dataset[Any], test: Data
     return of_images(size, names, to_train, to_test, classes=_classes_of(train))
 
 
-def _own_samples(train: Dataset[Any], test: Dataset[Any], num_workers: int, check: Check) -> Source:
-    """Samples of any kind."""
-    first = samples.first(train)
+def _own_samples(train: Dataset[Any], test: Dataset[Any], num_workers: int, check: Check, first: Any) -> Source:
+    """Samples of any kind, which are like the `first`."""
     if not hasattr(train, "collate"):  # which may make anything of anything
         check = like(structure_of(first), check)
     example = samples.example(train, first, check)

@@ -176,10 +176,7 @@ class _Seeded(Dataset[Any]):
 
 def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tuple[Tensor, int]:
     """A sample (image, label) as a tensor and a number. Raises DataError where they are not as they should be."""
-    if not isinstance(sample, list | tuple) or len(sample) != 2:
-        what = f"{len(sample)} values" if isinstance(sample, list | tuple) else f"a {type(sample).__name__}"
-        raise DataError(f"it is {what}, expected (image, label)")
-    image, label = sample
+    image, label = labelled(sample, "image")
     try:
         tensor = to_tensor(image)
     except TypeError as error:
@@ -190,6 +187,14 @@ def checked_image(sample: Any, shape: tuple[int, ...], num_classes: int) -> tupl
             "resize the images to one size"
         )
     return tensor, class_of(label, num_classes)
+
+
+def labelled(sample: Any, what: str) -> tuple[Any, Any]:
+    """A sample (`what`, label). Raises DataError where it is none."""
+    if isinstance(sample, list | tuple) and len(sample) == 2:
+        return sample[0], sample[1]
+    found = f"{len(sample)} values" if isinstance(sample, list | tuple) else f"a {type(sample).__name__}"
+    raise DataError(f"it is {found}, expected ({what}, label)")
 
 
 def class_of(label: Any, num_classes: int) -> int:

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from expt.config import datasets, tasks
 from expt.data import masks
 from expt.data.checked_samples import Check
-from expt.data.stream import class_of
+from expt.data.stream import class_of, labelled
 from expt.data.text import NO_TARGET
 from expt.errors import DataError
 
@@ -41,10 +41,7 @@ def _any(sample: Any) -> Any:
 
 def checked_class(sample: Any, num_classes: int) -> tuple[Any, int]:
     """The sample (inputs, label), its label a number. Raises DataError where it is no class."""
-    if not isinstance(sample, list | tuple) or len(sample) != 2:
-        what = f"{len(sample)} values" if isinstance(sample, list | tuple) else f"a {type(sample).__name__}"
-        raise DataError(f"it is {what}, expected (inputs, label)")
-    inputs, label = sample
+    inputs, label = labelled(sample, "inputs")
     return inputs, class_of(label, num_classes)
 
 

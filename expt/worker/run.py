@@ -122,13 +122,12 @@ class Run:
     def _resume(self, source: Path) -> None:
         """Load the checkpoint `source`, which rank 0 reads."""
         rehearse(self.learner, self.data.blank, self.config.batch_size, self.worker.device)
-        if source.name == self.paths.forked.name:
-            saved = forked.load(self.snapshot, self.config, source)
-            same_data.refuse_other(self.config, self.data.info, saved, steps_per_epoch=self.position.steps_per_epoch)
+        is_fork = source.name == self.paths.forked.name
+        saved = forked.load(self.snapshot, self.config, source) if is_fork else self.snapshot.read(source)
+        same_data.refuse_other(self.config, self.data.info, saved, steps_per_epoch=self.position.steps_per_epoch)
+        if is_fork:
             self.history.last = dict(saved["last"])  # what it is best at, and where it stops early, is its own
         else:
-            saved = self.snapshot.read(source)
-            same_data.refuse_other(self.config, self.data.info, saved, steps_per_epoch=self.position.steps_per_epoch)
             self.snapshot.load_state_dict(saved)
             self.history.load_state_dict(saved)
             self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
