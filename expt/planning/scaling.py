@@ -84,8 +84,9 @@ def bucket_s(num_bytes: float, workers: int, cluster: Cluster) -> float:
     inside = min(workers, cluster.per_node)
     nodes = math.ceil(workers / cluster.per_node)
     if cluster.cores is not None:
-        on_the_way = all_reduce_s(num_bytes, workers, cluster.inside)
-        return max(on_the_way, workers * all_reduce_cpu_s(num_bytes, workers, cluster.inside) / cluster.cores)
+        turns = max(workers / cluster.cores - 1, 0)  # a worker's message waits while the others have its core
+        cpu_s = all_reduce_cpu_s(num_bytes, workers, cluster.inside)
+        return all_reduce_s(num_bytes, workers, cluster.inside) + turns * cpu_s
     return all_reduce_s(num_bytes, inside, cluster.inside) + all_reduce_s(num_bytes / inside, nodes, cluster.network)
 
 

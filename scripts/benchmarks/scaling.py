@@ -17,7 +17,8 @@ from scripts.benchmarks.systems import free_port
 
 IMAGE = (3, 32, 32)
 BUCKET_MIB = 25
-SIZES = (4 * 1024, 8 * 1024 * 1024)
+SMALL = 4 * 1024
+"""Bytes of the sum by which latency is measured; the other sum is of a bucket of the model's own."""
 STEPS = {"mlp": 50, "convnet": 5, "resnet18": 1}
 WORKERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -102,9 +103,9 @@ def _slowest_s(times_s: Sequence[Sequence[float]]) -> float:
 
 def _link(found: Mapping[str, Any]) -> Link:
     """The link whose sums of two sizes between two workers take as long as measured, and as much of the cores."""
-    (small, few_s), (large, many_s) = ((size, found[f"sum_{size}_s"]) for size in SIZES)
+    sums = [(int(size), *seconds) for size, seconds in found["sums"].items()]
+    (small, few_s, few_cpu_s), (large, many_s, many_cpu_s) = sorted(sums)
     bytes_per_s = (large - small) / max(many_s - few_s, 1e-9)
-    few_cpu_s, many_cpu_s = (found[f"sum_{size}_cpu_s"] for size in SIZES)
     cpu_s_per_byte = max(many_cpu_s - few_cpu_s, 0.0) / (large - small)
     cpu_s = max(few_cpu_s - small * cpu_s_per_byte, 0.0) / 2
     return Link(max(few_s - small / bytes_per_s, 0.0) / 2, bytes_per_s, cpu_s, cpu_s_per_byte)

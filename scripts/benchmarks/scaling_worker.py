@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
 from expt.worker.parallel import without_broadcasts
-from scripts.benchmarks.scaling import BUCKET_MIB, IMAGE, SIZES
+from scripts.benchmarks.scaling import BUCKET_MIB, IMAGE, SMALL
 
 BLOCKS = 5
 
@@ -77,14 +77,15 @@ def main() -> None:
         "flop": _flop(parallel, images, labels),
         "on_gpu": cuda,
         "gradient_bytes": sum(4 * p.numel() for p in module.parameters()),
+        "sums": {},
     }
-    for size in SIZES:
+    for size in (SMALL, min(found["gradient_bytes"], BUCKET_MIB * 2**20)):
         values = torch.zeros(size // 4, device=device)
-        seconds, of_cores = _seconds(lambda values=values: dist.all_reduce(values), 10, device)  # type: ignore[misc]
-        found[f"sum_{size}_s"], found[f"sum_{size}_cpu_s"] = seconds, of_cores
+        found["sums"][size] = _sum_s(values, step, args.steps, device)
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # a thread of gloo that gives back the hook while Python ends would call std::terminate
 
 
 def _flop(parallel: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> int:
@@ -110,11 +111,17 @@ def _model(name: str) -> nn.Module:
     return ResNet18(stem="small", **shape)
 
 
-def _seconds(work: Callable[[], object], times: int, device: torch.device) -> tuple[float, float]:
-    """The median of blocks, after one that warms up; and of the time of cores that this process has taken."""
-    blocks = [_block(work, times, device) for _ in range(BLOCKS + 1)]
-    seconds, of_cores = zip(*blocks[1:], strict=True)
-    return statistics.median(seconds), statistics.median(of_cores)
+def _sum_s(values: torch.Tensor, step: Callable[..., None], times: int, device: torch.device) -> tuple[float, float]:
+    """Seconds of a sum, and of cores that it takes; each comes after a step, which leaves caches as training does."""
+    blocks = []
+    for _ in range(BLOCKS):
+        found = []
+        for _ in range(times):
+            step(together=False)
+            found.append(_block(lambda: dist.all_reduce(values), 1, device))
+        blocks.append([statistics.fmean(column) for column in zip(*found, strict=True)])
+    seconds, of_cores = (statistics.median(column) for column in zip(*blocks, strict=True))
+    return seconds, of_cores
 
 
 def _block(work: Callable[[], object], times: int, device: torch.device) -> tuple[float, float]:
