@@ -92,10 +92,13 @@ class Searching:
 
     def promote(self) -> tuple[Point, int | None] | None:
         """The paused run that goes on now, counted as under way, and the epoch after which it pauses again."""
-        found = self.pausing.next(self.own) if self.pausing else None
-        if found is not None:
-            self._points[found[0].folder] = replace(found[0], status=RUNNING)
-        return found
+        while found := self.pausing.next(self.own) if self.pausing else None:
+            folder = found[0].folder
+            if folder is None or read_result(RunPaths(folder)):
+                self._points[folder] = replace(found[0], status=RUNNING)
+                return found
+            del self._points[folder]  # a person has removed it since
+        return None
 
     def stop_of(self, point: Point) -> int | None:
         """The epoch after which a run that was begun pauses; None where it goes to its end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,19 @@ def test_what_goes_on_is_not_asked_to_once_more_while_others_run(configured: Con
     assert all(found)
     assert [request_of(job).until_epoch for job in found if job] == [3, 1, 1]
     assert len({*found}) == 3, "the best of three, and two new ones"
+
+
+def test_a_paused_run_whose_folder_a_person_has_removed_is_not_gone_on_with(
+    configured: Configured, tmp_path: Path
+) -> None:
+    Machine(tmp_path, configured, runs=2, keep_checkpoints=True).run()
+    later = Machine(tmp_path, configured, runs=4, keep_checkpoints=True)
+    lowest = min(later.outcome["runs"].items(), key=lambda run: run[1][2][1])[0]
+    shutil.rmtree(tmp_path / f"run{lowest}")
+    later.run()
+    assert later.starts[0] == ("run2", 0, 1)
+    assert f"run{lowest}" not in {name for name, *_ in later.starts}
+    assert 1 in {done for _, done, _ in later.starts}, "the best of the other three goes on"
 
 
 def test_without_rungs_all_that_had_paused_go_to_their_ends(configured: Configured, tmp_path: Path) -> None:
