@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from expt.config.search import Search
@@ -60,6 +61,8 @@ def suggest(
     `points` are in the order of their numbers.
     """
     known = {as_key(point.values) for point in points}
+    if is_random(number, settings.random_fraction):
+        settings = replace(settings, name="random")
     draw = _SAMPLERS.get(settings.name, _ask_optuna)
     for attempt in range(REDRAWS):
         values = draw(space, points, number, attempt, settings, goals)
@@ -69,6 +72,14 @@ def suggest(
     if left is None:
         return values
     return left[_seed(settings.seed, number) % len(left)] if left else None
+
+
+def is_random(number: int, fraction: float) -> bool:
+    """Whether the point of that number is drawn at random, as such a share of them is, evenly spread.
+
+    A model of what is known may never leave the first good choice that it met (Falkner et al. 2018, "BOHB").
+    """
+    return int((number + 1) * fraction) > int(number * fraction)
 
 
 def _seed(*parts: int) -> int:
