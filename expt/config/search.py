@@ -32,7 +32,7 @@ class Search:
     reduction: Annotated[int, Field(ge=2)] = 3
     keep_checkpoints: bool = False
     batch: Count | None = None
-    random_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    random_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
     population: Annotated[int, Field(ge=2)] | None = None
     interval: Count = 1
     quantile: Annotated[float, Field(gt=0, le=0.5)] = 0.25

@@ -25,6 +25,8 @@ REDRAWS = 10
 """How often a point that is known already is drawn again, before one is taken from what is left of a small space."""
 POPULATION = 16
 """Of a generation of NSGA-II, where nothing else is said."""
+RANDOM_FRACTION = {"tpe": 0.25}
+"""Of each sampler's points, where nothing else is said."""
 PACKAGES = {"random": ["optuna"], "qmc": ["scipy"], "cmaes": ["cmaes"], "pbt": []}
 """What each sampler needs; all others need Optuna, and `gp` scipy too."""
 
@@ -61,7 +63,7 @@ def suggest(
     `points` are in the order of their numbers.
     """
     known = {as_key(point.values) for point in points}
-    if is_random(number, settings.random_fraction):
+    if _is_random(number, settings):
         settings = replace(settings, name="random")
     draw = _SAMPLERS.get(settings.name, _ask_optuna)
     for attempt in range(REDRAWS):
@@ -74,12 +76,13 @@ def suggest(
     return left[_seed(settings.seed, number) % len(left)] if left else None
 
 
-def is_random(number: int, fraction: float) -> bool:
-    """Whether the point of that number is drawn at random, as such a share of them is, evenly spread.
+def _is_random(number: int, settings: Search) -> bool:
+    """Whether the point of that number is drawn at random: a share of them is, evenly spread.
 
-    A model of what is known may never leave the first good choice that it met (Falkner et al. 2018, "BOHB").
+    TPE by itself may never leave the first good choice that it met (Falkner et al. 2018, "BOHB").
     """
-    return int((number + 1) * fraction) > int(number * fraction)
+    share = RANDOM_FRACTION.get(settings.name, 0.0) if settings.random_fraction is None else settings.random_fraction
+    return int((number + 1) * share) > int(number * share)
 
 
 def _seed(*parts: int) -> int:

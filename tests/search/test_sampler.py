@@ -72,6 +72,19 @@ def test_it_learns(name: str) -> None:
     assert statistics.fmean(learnt) > statistics.fmean(by_chance)
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [({}, [11, 15, 19]), ({"random_fraction": 0}, []), ({"random_fraction": 0.5}, [11, 13, 15, 17, 19])],
+)
+def test_a_quarter_of_tpes_points_or_as_many_as_are_asked_for_is_drawn_at_random(
+    more: dict[str, float], expected: list[int]
+) -> None:
+    points = searched("tpe", MIXED, 20, **more)
+    by_chance = searched("random", MIXED, 20)
+    same = [p.number for p, other in zip(points, by_chance, strict=True) if p.values == other.values]
+    assert [number for number in same if number is not None and number >= 10] == expected, "the first ten always are"
+
+
 def test_a_generation_of_nsga2_follows_the_best_of_the_one_before() -> None:
     points = searched("nsga2", NUMBERS, 48, (ACCURACY, SPEED), population=8)
     early, late = ([quality(point.values) for point in part] for part in (points[:8], points[-8:]))
