@@ -9,16 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from expt.config.secrets import hidden
-from expt.errors import ConfigError, ExptError
+from expt.errors import MISTAKES, ConfigError, ExptError
 
 LOG = "log: "
 RAISED = " raised\n\n"
 """Between the rank that raised and its traceback, in the text of a run's error; the log comes after."""
-MISTAKES = {
-    *("AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "NotImplementedError"),
-    *("TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError"),
-}
-"""What the same code raises again, unlike what the network, the disk or the memory has a part in."""
 LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "timed out after"),
     *("communicator was aborted", "remote process exit", "ncclRemoteError"),

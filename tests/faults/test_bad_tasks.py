@@ -120,6 +120,11 @@ class Net(nn.Linear):
 
     def forward(self, rows):
         return {"nothing": None, "dict": {"out": rows}}.get(self.kind, super().forward(rows))
+
+
+class Wide(nn.Linear):
+    def __init__(self, width):
+        super().__init__(6, width)
 """
 YAML = {
     "dataset/rows": "_target_: bad_tasks.Rows\nkind: plain\n",
@@ -128,6 +133,7 @@ YAML = {
     "task/own": "_target_: bad_tasks.Own\nkind: plain\nmetrics: {mae: min}\n",
     "task/underived": "_target_: bad_tasks.Underived\nkind: plain\nmetrics: {mae: min}\n",
     "task/no_loss": "_target_: bad_tasks.NoLoss\n",
+    "model/wide": "_target_: bad_tasks.Wide\nwidth: 1\n",
     "model/net": "_target_: bad_tasks.Net\nkind: plain\n",
 }
 
@@ -223,6 +229,8 @@ CASES = {
     "a model that gives a dict": Bad(
         "task=regression model=net model.kind=dict batch_size=8 dataset=rows", "the model gives a dict, where one tenso"
     ),
+    "an argument of another type": Bad("task=own model=wide model.width=abc dataset=rows", "as Wide(width='abc'): Typ"),
+    "a width below 0": Bad("task=own model=wide model.width=-1 dataset=rows", "/bad_tasks.py, line 102); mend that lin"),
     # own tasks
     "a task without a loss": Bad("task=no_loss model=net dataset=rows", "lacks loss, which a Task must have; define i"),
     "a loss without a weight": Bad(f"{TASK}'no weight'", "Own.loss gives a Tensor; return the summed loss, a tensor ["),
@@ -240,6 +248,11 @@ CASES = {
     "a sum for each sample": Bad(f"{TASK}each", "Own.measure: mae has the shape [8]; give its sum, a tensor []"),
     "a sum with many weights": Bad(f"{TASK}'weights of a metric'", "the weight of mae has the shape [8]; sum it"),
     "another metric": Bad(f"{TASK}another", "Own.measure gives mse, and task.metrics names mae; let them be the same"),
+    "a metric of other outputs": Bad(
+        f"{ROWS}plain '+task.metrics.f1={{_target_: torchmetrics.classification.MultilabelF1Score, "
+        "num_labels: 3, better: max}'",
+        "task.metrics.f1: ",
+    ),
     "a metric that nobody derives": Bad("model=net dataset=rows task=underived", "task.metrics names mae, which neith"),
 }  # fmt: skip
 
@@ -277,6 +290,7 @@ TYPED = (
     "a collate that fails",
     "rows for a model of images",
     "a model that gives nothing",
+    "an argument of another type",
     "a loss without a weight",
     "no sums",
 )
