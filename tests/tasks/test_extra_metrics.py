@@ -130,6 +130,7 @@ def test_a_metric_that_is_not_one_number_or_takes_other_targets_is_told() -> Non
         several.try_out(task, first.inputs, first)
 
 
+@pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef` will save all")
 @pytest.mark.parametrize("task", [Classification(), Regression()], ids=lambda task: type(task).__name__)
 def test_what_was_tried_out_counts_for_nothing(task: Task) -> None:
     batches = samples(task)
