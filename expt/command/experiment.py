@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from expt.command.conf_files import conf_dir
 from expt.config.groups import GROUPS
@@ -35,7 +35,7 @@ def told(words: Sequence[str], folders: Sequence[Path]) -> Iterator[None]:
         raise ConfigError(problems) from error
 
 
-def folders_of(hydra: DictConfig) -> list[Path]:
+def folders_of(hydra: Any) -> list[Path]:
     """Where Hydra looked for YAML, by its own part of a configuration."""
     return [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
 
