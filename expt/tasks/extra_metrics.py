@@ -53,9 +53,9 @@ class ExtraMetrics:
     @torch.no_grad()
     def try_out(self, task: Task, outputs: Any, batch: Batch) -> None:
         """See whether they take such a batch, and give one number each; raises ConfigError. They are empty then."""
-        self.update(task, outputs, batch)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of so few samples
+            self.update(task, outputs, batch)
             for name, metric in self._metrics.items():
                 with contextlib.suppress(ValueError, TypeError, RuntimeError, IndexError):
                     _refuse_several(name, metric.compute())
