@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from expt.config import secrets
 from expt.config.constraints import DOTTED_NAME
 from expt.config.main_code import PREFIX
 from expt.config.user_code import own_frame
@@ -81,7 +82,7 @@ def _called(whose: str, cls: type[T], args: Sequence[Any], arguments: Mapping[st
         if not _is_mistake(error):
             raise
         frame, told = own_frame(error), f"{type(error).__name__}: {error}".partition("\n")[0]
-        given = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in typed.items())
+        given = ", ".join(f"{key}={reprlib.repr(secrets.hidden(value))}" for key, value in typed.items())
         where = f" ({frame.filename}, line {frame.lineno}); mend that line, or" if frame else "; mend"
         raise ConfigError(
             f"{whose}: cannot be built as {cls.__name__}({given}): {told}{where} what it is given"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from expt.config import secrets
 from expt.config.user_class import build, resolve, taken
 from expt.errors import ConfigError
 
@@ -85,6 +86,9 @@ def test_what_a_constructor_raises_is_told_with_what_it_was_given(
         build(f"{__name__}.Holder", dict, below=[{"_target_": name, "width": 4}])
     with pytest.raises(RuntimeError, match="allocate"):
         build(name, dict, width=5)
+    monkeypatch.setattr(secrets, "_names", {"a-rather-long-secret-0815-4711": "TOKEN"})
+    with pytest.raises(ConfigError, match=r"Net\(width='\$\{oc\.env:TOKEN\}'\)"):  # and none of it where it is cut
+        build(name, dict, width="a-rather-long-secret-0815-4711")
 
 
 def test_a_mistake_in_the_source_is_told_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
