@@ -248,11 +248,6 @@ CASES = {
     "a sum for each sample": Bad(f"{TASK}each", "Own.measure: mae has the shape [8]; give its sum, a tensor []"),
     "a sum with many weights": Bad(f"{TASK}'weights of a metric'", "the weight of mae has the shape [8]; sum it"),
     "another metric": Bad(f"{TASK}another", "Own.measure gives mse, and task.metrics names mae; let them be the same"),
-    "a metric of other outputs": Bad(
-        f"{ROWS}plain '+task.metrics.f1={{_target_: torchmetrics.classification.MultilabelF1Score, "
-        "num_labels: 3, better: max}'",
-        "task.metrics.f1: ",
-    ),
     "a metric that nobody derives": Bad("model=net dataset=rows task=underived", "task.metrics names mae, which neith"),
 }  # fmt: skip
 
@@ -329,3 +324,16 @@ def test_the_others_are_too(name: str, world: Path, tmp_path: Path, monkeypatch:
         _carry_out((*shlex.split(CASES[name].words), *ALWAYS), world, tmp_path / "run")
     assert (told.value.exit_code, "\n" in str(told.value)) == (2, False), told.value
     assert CASES[name].says in str(told.value)
+
+
+def test_a_metric_is_tried_out_before_anything_is_trained(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(world)
+    monkeypatch.syspath_prepend(world)
+    metric = "{_target_: torchmetrics.classification.MultilabelF1Score, num_labels: 3, better: max}"
+    words = (*shlex.split(f"{ROWS}plain"), f"+task.metrics.f1={metric}", *ALWAYS)
+    with pytest.raises(ExptError, match=r"^task\.metrics\.f1: \w+: .*") as told:
+        _carry_out(words, world, tmp_path / "run")
+    assert (told.value.exit_code, "\n" in str(told.value)) == (2, False)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"], "which the command removes"
