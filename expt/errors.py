@@ -118,6 +118,13 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
 
 
+MISTAKES = {
+    *("AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "NotImplementedError"),
+    *("TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError"),
+}
+"""What the same code raises again, unlike what the network, the disk or the memory has a part in."""
+
+
 WARNING = "warning: "
 
 

@@ -65,15 +65,21 @@ def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
         return f"{typed}: there is no key '{key}' yet; type +{typed}"
     if key in known:
         return f"{typed}: the chosen {group} has no key '{key}'; another {group}=... has"
+    above = getattr(error.__cause__, "parent_node", None)  # where in the YAML the key was looked for
+    there = [str(name) for name in above] if group in groups() and isinstance(above, DictConfig) else []
+    near = did_you_mean(_last(key), there).replace("'", f"'{key.removesuffix(_last(key))}", 1)
     if _is_own(group, overrides):
-        above = getattr(error.__cause__, "parent_node", None)  # where in the YAML the key was looked for
-        there = [str(name) for name in above] if isinstance(above, DictConfig) else []
-        near = did_you_mean(_last(key), there).replace("'", f"'{key.removesuffix(_last(key))}", 1)
         mend = f".{near} If not," if near else ";"
         return f"{typed}: the YAML has no key '{key}'{mend} add it there, or type +{typed}"
     if re.fullmatch(r"task\.metrics\.\w+", key):
         return f"{typed}: there is no key '{key}' yet; type +{typed}"
-    return f"{typed}: there is no key '{key}'.{_meant(key, known)}"
+    if near and _last(key) not in ELSEWHERE:
+        return f"{typed}: there is no key '{key}'.{near}"
+    hint = _meant(key, known)
+    meant = re.search(rf"'{group}\.([\w]+)'", hint)
+    if there and meant and meant[1] not in there:
+        hint = hint.replace("?", f", which another {group}=... has?")
+    return f"{typed}: there is no key '{key}'.{hint}"
 
 
 def _known_key(key: str, overrides: Sequence[str]) -> str:
@@ -93,8 +99,8 @@ def _meant(key: str, known: Collection[str]) -> str:
     """A hint to the keys that end alike, `lr` to `optimizer.lr`; else to the nearest of as many parts."""
     if (elsewhere := ELSEWHERE.get(_last(key))) in known:
         return f" Did you mean '{elsewhere}'?"
-    if together := _set_together(key.partition(".")[0]):
-        return f" Type its keys together, as in '{together}'"
+    if together := _set_together(key):
+        return together
     if key in _keys_of_the_pool():
         return f" Did you mean 'hydra.launcher.{key}'?"
     full = {last: [name for name in sorted(known) if name.rpartition(".")[2] == last] for last in map(_last, known)}
@@ -111,10 +117,15 @@ def _continuous(overrides: Sequence[str]) -> str:
     return f"{word}: a grid has no end of an interval's values; add search=tpe, or name some"
 
 
-def _set_together(group: str) -> str | None:
-    from expt.config.problems import NOT_SET  # late: for a mistake alone
+def _set_together(key: str) -> str | None:
+    from expt.config.problems import NOT_SET, PLAIN_GROUPS  # late: for a mistake alone
 
-    return NOT_SET.get(group)
+    group = key.partition(".")[0]
+    if group not in NOT_SET:
+        return None
+    names = [field.name for field in dataclasses.fields(PLAIN_GROUPS[group])]
+    near = "" if _last(key) in names else did_you_mean(_last(key), names)
+    return f"{near} Type its keys together, as in '{NOT_SET[group]}'"
 
 
 def _keys_of_the_pool() -> set[str]:

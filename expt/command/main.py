@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from expt import machine, signals
-from expt.command import hydra_adapter, overrides
+from expt.command import experiment, hydra_adapter, overrides
 from expt.command.arguments import (
     options_first,
     readable,
@@ -120,6 +120,7 @@ class Task:
         self.began, hydra_config = True, HydraConfig.get()
         run_paths = RunPaths(Path(hydra_config.runtime.output_dir))
         sweep = hydra_config.mode == RunMode.MULTIRUN
+        told = functools.partial(experiment.told, hydra_config.overrides.task, experiment.folders_of(hydra_config))
         if sweep:
             self.outcome.sweep_folder = Path(hydra_config.sweep.dir)
         try:
@@ -127,7 +128,8 @@ class Task:
             if "search" in composed:
                 raise ConfigError(f"search={composed.search.name}: {self._several}")
             settings = plain(composed, sweep=sweep)
-            config = parse(settings, machine.detect())
+            with told():
+                config = parse(settings, machine.detect())
         except (ConfigError, OmegaConfBaseException):
             leave_no_trace(run_paths)
             raise
@@ -138,7 +140,8 @@ class Task:
                 return None
             self.sending.follow(config, self.outcome.sweep_folder or run_paths.folder)
             resume = functools.partial(renew, run_paths, composed) if config.resume == "auto" else None
-            self.how.carry_out(request, resume)
+            with told():
+                self.how.carry_out(request, resume)
         except ConfigError:
             leave_no_trace(run_paths)
             raise

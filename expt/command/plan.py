@@ -89,7 +89,7 @@ def _asked(options: argparse.Namespace) -> Asked:
     """The settings, on a machine that has the GPUs they name. Raises ConfigError."""
     from omegaconf import OmegaConf, open_dict  # late, as Hydra below
 
-    from expt.command import overrides
+    from expt.command import experiment, overrides
     from expt.command.arguments import readable, with_own_keys
     from expt.command.composing import composed_alone
     from expt.command.hydra_errors import COMPOSING, as_config_error
@@ -113,7 +113,8 @@ def _asked(options: argparse.Namespace) -> Asked:
     here = _with_gpus(settings.get("gpus"))
     if settings.get("strategy") == "hsdp" and len(here.gpus) > options.per_node:
         settings["sharding"] = {"shards": options.per_node, **_given(settings.get("sharding"))}
-    config = parse(settings, here)
+    with experiment.told(options.words, [options.config_dir or Path("conf")]):
+        config = parse(settings, here)
     if config.is_sharded:
         notes.append(f"every strategy, {config.strategy} among them, with sharding.wrap=auto")
     return Asked(dataclasses.replace(config, strategy="ddp"), tokens, notes)

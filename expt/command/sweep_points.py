@@ -13,6 +13,7 @@ from hydra.core.utils import filter_overrides
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from expt.command import experiment
 from expt.command.composed_run import ComposedRun, numbered, set_folder
 from expt.command.hydra_adapter import use_config
 from expt.command.hydra_errors import as_config_error
@@ -65,6 +66,7 @@ class Grid:
         self._by_settings: dict[Hashable, RunPaths] | None = None
         self._jobs: dict[str, Job] = {}
         self._contents, self._parents = dict[str, Content](), Parents(folder)
+        self._yaml: Sequence[Path] = ()
         self._is_of_others = bool(self._known)  # until a point is found there
         self._shorter, self._is_longer = ShorterRuns(folder), False
 
@@ -116,6 +118,7 @@ class Grid:
         name: str,
         more: Record,
     ) -> ComposedRun:
+        self._yaml = self._yaml or experiment.folders_of(master.hydra)
         settings, composed = composer.settings(master, point), None
         if settings is None:
             composed = numbered(composer.compose(master, point), number)
@@ -154,7 +157,8 @@ class Grid:
             settings = (
                 plain(composed, sweep=True) if composed is not None else fill_auto_of_a_sweep(known_settings or {})
             )
-            config = parse(settings, self._machine)
+            with experiment.told(overrides, self._yaml):
+                config = parse(settings, self._machine)
             content = self._content_of(config)
             key = identity(config, content)
         except ConfigError as problem:

@@ -144,7 +144,7 @@ def _is_flat(arguments: Mapping[str, Any]) -> bool:
 
 def shown(config: RunConfig) -> dict[str, Any]:
     """The configuration as it is written to disk: without what came from the environment."""
-    settings: dict[str, Any] = secrets.hidden(_settings(config), config.secrets)
+    settings: dict[str, Any] = secrets.hidden_settings(_settings(config), config.secrets)
     return settings
 
 

@@ -29,8 +29,11 @@ def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
     Raises MissingMandatoryValue for a `???`.
     """
     with secrets.environment_read() as read:
-        content = {str(key): _plain(composed[key]) for key in composed if key != "hydra"}
-    node = {**content, "secrets": read}
+        own = [str(key) for key in composed if key != "hydra"]
+        content = {key: _plain(composed[key]) for key in own}
+        if read:
+            read.add_made(composed, own)
+    node = {**content, "secrets": dict(read)}
     return fill_auto_of_a_sweep(node) if sweep else node
 
 

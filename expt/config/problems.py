@@ -88,6 +88,11 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
         else:
             line = f"{key}={value!r}: {_told(problem)}{_as_a_list(key, value) if rule == 'tuple_type' else ''}"
         rules_by_key.setdefault(key, []).append(line)
+    for key, (line, *_) in [*rules_by_key.items()]:  # what is missing is there, under the wrong name
+        if "there is no such key" in line and (meant := re.search(r"Did you mean '(\w+)'", line)):
+            missing = f"{key.rpartition('.')[0]}.{meant[1]}"
+            if "has no value" in rules_by_key.get(missing, [""])[0]:
+                del rules_by_key[missing]
     # A key of several types has a line for each type: `gpus` is an integer or a list.
     return [
         first + "".join(" or" + line.partition("input should be")[2] for line in others)

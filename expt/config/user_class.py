@@ -8,14 +8,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import reprlib
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from expt.config import secrets
 from expt.config.constraints import DOTTED_NAME
 from expt.config.main_code import PREFIX
 from expt.config.user_code import own_frame
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import MISTAKES, ConfigError, did_you_mean
 
 T = TypeVar("T")
 
@@ -59,7 +61,39 @@ def build(path: str, base: type[T], *args: Any, **kwargs: Any) -> T:
     if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
         raise ConfigError(f"_target_={path}: lacks {', '.join(lacking)}, which a {base.__name__} must have; define it")
     _check_arguments(path, cls, args, kwargs)
-    return cls(*args, **nested_built(kwargs))
+    return construct(f"{_GROUPS.get(base.__name__, '')}_target_={path}", cls, args, kwargs)
+
+
+_GROUPS = {"Module": "model.", "Task": "task.", "Optimizer": "optimizer.", "LRScheduler": "scheduler."}
+
+
+def construct(whose: str, cls: type[T], args: Sequence[Any], kwargs: Mapping[str, Any]) -> T:
+    """An instance of the class; what its arguments name by `_target_` is built too, before it. `whose` it is, is told.
+
+    Raises ConfigError for a mistake of the constructor's, or in what it is given: the next try would be no other.
+    """
+    return _called(whose, cls, args, nested_built(kwargs), kwargs)
+
+
+def _called(whose: str, cls: type[T], args: Sequence[Any], arguments: Mapping[str, Any], typed: Mapping[str, Any]) -> T:
+    try:
+        return cls(*args, **arguments)
+    except Exception as error:
+        if not _is_mistake(error):
+            raise
+        frame, told = own_frame(error), f"{type(error).__name__}: {error}".partition("\n")[0]
+        given = ", ".join(f"{key}={reprlib.repr(secrets.hidden(value))}" for key, value in typed.items())
+        where = f" ({frame.filename}, line {frame.lineno}); mend that line, or" if frame else "; mend"
+        raise ConfigError(
+            f"{whose}: cannot be built as {cls.__name__}({given}): {told}{where} what it is given"
+        ) from error
+
+
+def _is_mistake(error: Exception) -> bool:
+    """Whether it is no matter of the network, of a GPU or of the memory: of all these torch has RuntimeErrors."""
+    if type(error) is RuntimeError:
+        return not re.search(r"CUDA|allocate|connect", str(error))
+    return isinstance(error, FileNotFoundError | NotADirectoryError) or type(error).__name__ in MISTAKES
 
 
 def taken(cls: type, offered: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,8 +114,10 @@ def nested_built(arguments: Mapping[str, Any]) -> dict[str, Any]:
 class _Planned(NamedTuple):
     """A class that is checked, and not yet called."""
 
+    path: str
     cls: type
     arguments: dict[str, Any]
+    typed: Mapping[str, Any]
 
 
 def _planned(value: Any) -> Any:
@@ -101,7 +137,7 @@ def _planned(value: Any) -> Any:
     if cls.__module__.partition(".")[0] in sys.stdlib_module_names and cls.__module__ != "__main__":
         raise ConfigError(_of_python(path))
     _check_arguments(path, cls, (), arguments)
-    return _Planned(cls, arguments)
+    return _Planned(path, cls, arguments, {key: below for key, below in value.items() if key != "_target_"})
 
 
 def _of_python(path: str) -> str:
@@ -111,7 +147,7 @@ def _of_python(path: str) -> str:
 
 def _made(planned: Any) -> Any:
     if isinstance(planned, _Planned):
-        return planned.cls(**_made(planned.arguments))
+        return _called(f"_target_={planned.path}", planned.cls, (), _made(planned.arguments), planned.typed)
     if isinstance(planned, dict):
         return {key: _made(below) for key, below in planned.items()}
     return type(planned)(map(_made, planned)) if isinstance(planned, list | tuple) else planned
@@ -125,7 +161,7 @@ def _check_arguments(path: str, cls: type, args: Sequence[Any], kwargs: Mapping[
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        hint = _nearest(kwargs, signature)
+        hint = _nearest(kwargs, signature) or _mend(str(error))
         raise ConfigError(f"_target_={path}: {error}; it was given {', '.join(kwargs) or 'nothing'}{hint}") from error
 
 
@@ -135,3 +171,10 @@ def _nearest(given: Collection[str], signature: inspect.Signature) -> str:
     unknown = [name for name in given if name not in signature.parameters]
     hint = did_you_mean(unknown[0], free) if unknown else ""
     return f".{hint}" if hint else ""
+
+
+def _mend(error: str) -> str:
+    """Of what Python says where arguments do not fit."""
+    if missing := re.search(r"missing a required .*'(\w+)'", error):
+        return f"; add {missing[1]} beside _target_"
+    return "; leave it out" if "unexpected" in error else ""

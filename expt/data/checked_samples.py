@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from expt.config.user_code import own_frame
-from expt.errors import DataError, ExptError, RunFailed
-from expt.runs.worker_error import MISTAKES
+from expt.errors import MISTAKES, DataError, ExptError, RunFailed
 
 Check = Callable[[Any], Any]
 """Gives a sample as it is to be used. Raises DataError that says what is wrong with it."""

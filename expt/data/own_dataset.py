@@ -121,10 +121,4 @@ def _size(part: Dataset[Any], target: str, name: str) -> int:
 
 
 def _construct(dataset: datasets.TargetDataset, cls: type[Dataset[Any]], arguments: dict[str, Any]) -> Dataset[Any]:
-    try:
-        return cls(**user_class.nested_built(arguments))
-    except TypeError as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise ConfigError(
-            f"dataset._target_={dataset.target}: cannot be built as {cls.__name__}({given}): {error}"
-        ) from error
+    return user_class.construct(f"dataset._target_={dataset.target}", cls, (), arguments)

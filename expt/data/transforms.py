@@ -25,8 +25,6 @@ def build(configured: Sequence[dict[str, Any]]) -> tuple[Transform, ...]:
         made = user_class.nested_built({"transforms": list(configured)})["transforms"]
     except ConfigError as error:
         raise ConfigError([f"dataset.transforms: {problem}" for problem in error.problems]) from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"dataset.transforms: {type(error).__name__}: {error}") from error
     for each in made:
         if not callable(each):
             raise ConfigError(f"dataset.transforms: a {type(each).__name__} cannot be called with an image")

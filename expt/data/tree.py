@@ -26,3 +26,15 @@ def leaves(tree: Any) -> Iterator[Tensor]:
     found: list[Tensor] = []
     mapped(found.append, tree)
     return iter(found)
+
+
+def named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Its tensors, each with where it is, as in `inputs['row'][0]` where the tree is called `inputs`."""
+    if isinstance(tree, Tensor):
+        yield name, tree
+    elif isinstance(tree, Mapping):
+        for key, below in tree.items():
+            yield from named_leaves(below, f"{name}[{key!r}]")
+    elif isinstance(tree, list | tuple):
+        for index, below in enumerate(tree):
+            yield from named_leaves(below, f"{name}[{index}]")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from expt.errors import ConfigError
+from expt.runs import plain_json
 from expt.runs.atomic import written
 from expt.runs.view.cells import in_csv
 
@@ -107,7 +108,7 @@ class JSONL(Writer):
     def write(self, answers: Answers, form: Form) -> None:
         """See Writer."""
         for record in form.records(answers):
-            self._file.write(json.dumps(_plain(record), ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n")
+            self._file.write(plain_json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n")
 
 
 class NPZ(Writer):
@@ -217,14 +218,5 @@ def flat(record: Record) -> dict[str, Any]:
         elif isinstance(value, list) and key in ("labels", "target"):
             cells[key] = ";".join(value)
         else:
-            cells[key] = json.dumps(_plain(value)) if isinstance(value, list) else value
+            cells[key] = plain_json.dumps(value) if isinstance(value, list) else value
     return {key: "" if isinstance(value, float) and math.isnan(value) else value for key, value in cells.items()}
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has words for: null for what is no number."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value

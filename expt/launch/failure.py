@@ -41,6 +41,11 @@ class Aftermath:
         raised = self._raised(self._first_failed())
         return raised is not None and raised.beats is not None
 
+    def lost_others(self) -> bool:
+        """Whether all that is known is that a worker has lost others, who have not ended yet: they know why."""
+        raised = self._raised(self._first_failed())
+        return raised is not None and raised.has_lost_others and None in self._codes
+
     def dump_stacks(self, late: Mapping[int, int]) -> None:
         """Have the `late` workers, rank to pid, write to their logs where they are."""
         sizes = {}
@@ -58,7 +63,7 @@ class Aftermath:
         rank = self._first_failed()
         raised = self._raised(rank)
         who, log = self._who(rank), self._log(rank)
-        if raised is not None and raised.exit_code == ConfigError.exit_code:
+        if raised is not None and raised.is_refusal:
             return ConfigError(raised.text)
         if raised is not None and raised.expected:
             if raised.kind == Diverged.__name__:  # all ranks say the same
@@ -98,17 +103,26 @@ class Aftermath:
         return f"{LOG}{self._paths.stderr(self._attempt, rank)}"
 
     def _first_failed(self) -> int:
-        """A rank that vanished comes first, for the errors of the others may follow from that; then the earliest.
+        """Bad input comes first, then a rank that vanished, for the errors of the others may follow from either; then
+        the earliest, and last who has lost others, whose file may bear the same time.
 
         Of those that got no further, it is who had come the least far. Whom NCCL ended has lost others: it comes last.
         """
+        told = {rank: found for rank in range(self._size) if (found := self._raised(rank))}
+        if refused := [rank for rank, found in told.items() if found.is_refusal]:  # whether it has ended yet or not
+            return min(refused, key=lambda rank: told[rank].time_ns)
         ended = [rank for rank, code in enumerate(self._codes) if code not in (None, FINISHED)]
-        raised = {rank: found for rank in ended if (found := self._raised(rank))}
+        raised = {rank: told[rank] for rank in ended if rank in told}
         vanished = [rank for rank in ended if rank not in raised]
         if first := [rank for rank in vanished if not (raised and self._aborted(rank, *_NCCL_ABORTED))]:
             return first[0]
         stuck = all(found.beats is not None for found in raised.values())
-        return min(raised, key=lambda rank: (raised[rank].beats or 0 if stuck else 0, raised[rank].time_ns))
+
+        def order(rank: int) -> tuple[bool, int, int]:
+            found = raised[rank]
+            return found.has_lost_others, found.beats or 0 if stuck else 0, found.time_ns
+
+        return min(raised, key=order)
 
     def _aborted(self, rank: int, *texts: str) -> bool:
         """Whether torch has ended the rank, and has said one of `texts`."""

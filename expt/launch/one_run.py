@@ -16,6 +16,7 @@ from expt.launch.pool import Pool
 from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work
 from expt.runs.request import RunRequest
+from expt.runs.result import read_result
 from expt.runs.view.progress import RunDisplay, resume_command, watched
 from expt.runs.view.summary import print_summary
 
@@ -79,6 +80,9 @@ def _run_workers(request: RunRequest, on_start: Callable[[], None] | None, conso
         begun = paths.last.exists() or paths.forked.exists()
         if begun and isinstance(job.error, RunFailed) and not isinstance(job.error, Diverged):
             job.error.args = (f"{job.error}\nto go on from its last checkpoint: {resume_command(paths)}",)
+        elif begun and isinstance(job.error, ConfigError) and read_result(paths).get("error") == str(job.error):
+            # A sample that nobody had read before, and not a refusal, after which the record is what it was.
+            job.error.args = (f"{job.error}; then go on by {resume_command(paths)}",)
         raise job.error
 
 

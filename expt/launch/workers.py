@@ -27,7 +27,7 @@ LOOPBACK = "127.0.0.1"
 GRACE_S = 0.3
 """After a worker's end, how long its peers get to end by themselves, so that their exit codes can be compared."""
 LATE_S = 1.0
-"""After a worker has waited in vain, how long the others who wait get to notice."""
+"""After a worker has waited in vain, or lost another, how long the others get to notice, and to say why."""
 
 
 class Live(Protocol):
@@ -113,6 +113,9 @@ class Workers:
             self.stop()
             return WorkersLost(f"{processes.FORKSERVER_KILLED}, and all workers with it")
         after = Aftermath(self.paths, self.attempt, self._exit_codes())
+        if after.lost_others():
+            processes.wait_for_all(self.processes, LATE_S)
+            after = Aftermath(self.paths, self.attempt, self._exit_codes())
         if after.timed_out():
             # Who waited gives up too, from lack of the one that has: who is left then is who was waited for.
             apart_s = 2 * self.timeout_s / watchdog.TICKS if after.was_stuck() else 0.0

@@ -83,9 +83,11 @@ class RunRequest:
         folder = str(self.paths.folder.resolve())
         begins = {} if self.goes_on_from is None else {"goes_on_from": str(self.goes_on_from.resolve())}
         pauses = {} if self.until_epoch is None else {"until_epoch": self.until_epoch}
-        content = {"folder": folder, "settings": self.settings, "about": self.about, "env": self.env}
+        read = self.config.secrets
+        settings = {key: value for key, value in self.settings.items() if key != "secrets"}
         return {
-            **secrets.hidden(content),
+            **secrets.hidden({"folder": folder, "about": self.about, "env": self.env}, read),
+            "settings": secrets.hidden_settings(settings, read),
             "may_have_run": self.may_have_run,
             "content": self.content._asdict(),
             **begins,

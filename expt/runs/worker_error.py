@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from expt.config.secrets import hidden
-from expt.errors import ExptError
+from expt.errors import MISTAKES, ConfigError, ExptError
 
 LOG = "log: "
 RAISED = " raised\n\n"
 """Between the rank that raised and its traceback, in the text of a run's error; the log comes after."""
-MISTAKES = {
-    *("AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "NotImplementedError"),
-    *("TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError"),
-}
-"""What the same code raises again, unlike what the network, the disk or the memory has a part in."""
+LOST = (
+    *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "timed out after"),
+    *("communicator was aborted", "remote process exit", "ncclRemoteError"),
+)
+"""What a collective raises where another worker is gone, in the words of gloo, of torch's store, and of NCCL."""
 
 
 def write_error(path: Path, error: BaseException, exit_code: int) -> None:
@@ -53,6 +53,16 @@ class Raised(NamedTuple):
     """The name of its class."""
     beats: int | None = None
     """How far it had come, where it has ended itself because it was stuck."""
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether it is bad input that ended it: nothing that another worker does makes a worker say so."""
+        return self.expected and self.exit_code == ConfigError.exit_code
+
+    @property
+    def has_lost_others(self) -> bool:
+        """Whether it ended because another had."""
+        return not self.expected and any(text in self.text for text in LOST)
 
 
 def read_error(path: Path) -> Raised | None:

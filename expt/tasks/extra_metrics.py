@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +34,11 @@ class ExtraMetrics:
             part.distributed_available_fn = lambda: bool(self._everyones)
             part.dist_sync_fn = lambda state, group=None: self._everyones.get(id(state), [state])
 
+    @property
+    def names(self) -> Sequence[str]:
+        """What they are called."""
+        return [*self._metrics]
+
     @torch.no_grad()
     def update(self, task: Task, outputs: Any, batch: Batch) -> None:
         """Count a batch. Raises ConfigError for a metric that does not take it."""
@@ -43,6 +49,18 @@ class ExtraMetrics:
             with _explained(name):
                 metric.update(predictions, targets)
         self._batches += 1
+
+    @torch.no_grad()
+    def try_out(self, task: Task, outputs: Any, batch: Batch) -> None:
+        """See whether they take such a batch, and give one number each; raises ConfigError. They are empty then."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of so few samples
+            self.update(task, outputs, batch)
+            for name, metric in self._metrics.items():
+                with contextlib.suppress(ValueError, TypeError, RuntimeError, IndexError):
+                    _refuse_several(name, metric.compute())
+                metric.reset()
+        self._batches = 0
 
     @torch.no_grad()
     def compute(self, gather: Callable[[Any], list[Any]]) -> dict[str, float]:
@@ -73,11 +91,7 @@ class ExtraMetrics:
                     self._merge(part, theirs)
             value = metric.compute()
         self._everyones.clear()
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            shape = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise ConfigError(
-                f"task.metrics.{name}: gives {shape}, not one number; choose an average, as in average=macro"
-            )
+        _refuse_several(name, value)
         return float(value)
 
     def _merge(self, part: Metric, everyones: Sequence[Mapping[str, Any]]) -> None:
@@ -116,6 +130,12 @@ def _parts(metric: Metric) -> list[Metric]:
 def _states(metric: Metric) -> list[dict[str, Any]]:
     """The states of each of its parts: tensors, or lists with an entry for each batch or sample."""
     return [dict(part.metric_state) for part in _parts(metric)]
+
+
+def _refuse_several(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        shape = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ConfigError(f"task.metrics.{name}: gives {shape}, not one number; choose an average, as in average=macro")
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ from expt.training.phases import Phases, parameters_of
 from expt.training.precision import Precision
 from expt.worker import parallel as parallel_build
 from expt.worker import prepared, random_state, sharding
-from expt.worker.first_output import check_first_output
+from expt.worker.first_output import check_first_output, check_metrics
 from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes
 from expt.worker.steps import Steps
@@ -129,7 +129,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
     if isinstance(config.model, constraints.Target) and classifies and not compiled:  # the copy needs no check
         check_first_output(module, config.model.target, info.num_classes, warns=worker.rank == 0)
     optim.scale_lr(optimizer, config.lr_scaling, config.batch_size / (config.base_batch_size or config.batch_size))
-    return Learner(
+    learner = Learner(
         module=module,
         parallel=parallel,
         average_statistics=average_statistics,
@@ -157,6 +157,8 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         test_time=config.test_time_augmentation,
         **sharding.of_learner(config, data, ema.module if ema else module, outline, worker),
     )
+    check_metrics(learner, data.val if config.eval_split == "val" else data.test)
+    return learner
 
 
 def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) -> tuple[nn.Module, Values | None]:

@@ -12,6 +12,7 @@ from torch import distributed as dist
 
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, OutOfMemory, RunFailed, TimedOut
+from expt.runs.worker_error import LOST
 from expt.training.collectives import Worker
 
 _CPU_MEMORY = re.compile(r"(?:can't allocate memory|not enough memory): you tried to allocate (\d+)")
@@ -122,13 +123,6 @@ def _to_need_less(config: RunConfig, fits: int | None = None) -> str:
     if config.model.name in HAVE_BLOCKS and not config.activation_checkpointing and not dp:
         ways += ["activation_checkpointing=auto"]
     return f"{now}; try {', or '.join(ways) or 'a smaller model'}"
-
-
-LOST = (
-    *("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "timed out after"),
-    *("communicator was aborted", "remote process exit", "ncclRemoteError"),
-)
-"""In the words of gloo, of torch's store, and of NCCL."""
 
 
 def lost_peers(error: BaseException, worker: Worker) -> str | None:

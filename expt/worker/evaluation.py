@@ -127,8 +127,8 @@ def _show(
     """Write the event file beside the result, with the run's step: a collective, where there are pictures."""
     events = Writer(paths.folder) if worker.rank == 0 else None
     if events:
-        finite = {name: value for name, value in values.values.items() if math.isfinite(value)}
-        events.write(step, {tags.metric(name, split): value for name, value in finite.items()})
+        known = {name: value for name, value in values.values.items() if not math.isnan(value)}
+        events.write(step, {tags.metric(name, split): value for name, value in known.items()})
     if pictures and review:
         pictures.draw(review, split, events, step)
     if events:

@@ -1,11 +1,22 @@
-"""The first output of a person's own classifier, looked at: what torch says of a wrong one is a riddle."""
+"""The first outputs of a model, looked at before it trains: of a person's own classifier, and for metrics of others.
+
+What torch says of a wrong one is a riddle, and an evaluation comes late.
+"""
 
 from __future__ import annotations
+
+import contextlib
 
 import torch
 from torch import nn
 
+from expt.data.iterable import IterableLoader
+from expt.data.loading import Loader, ShardedLoader
 from expt.errors import ConfigError, warn
+from expt.training.learner import Learner
+
+FEW = 2
+"""Samples that metrics are tried out on."""
 
 
 def check_first_output(module: nn.Module, target: str, num_classes: int, *, warns: bool) -> None:
@@ -25,3 +36,22 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
             warn(f"model._target_={target}: {gives}: the others are never right; {mend}")
 
     hook = module.register_forward_hook(check)
+
+
+@torch.no_grad()
+def check_metrics(learner: Learner, loader: Loader | None) -> None:
+    """Raise ConfigError for a metric of `task.metrics` that doesn't take what the model makes of the first samples.
+
+    A collective for a sharded model. Whatever else goes wrong is left to the run.
+    """
+    if not learner.extra_metrics.names or learner.compiled:  # of which each size of a batch takes its time
+        return
+    if not isinstance(loader, ShardedLoader) or isinstance(loader, IterableLoader):
+        return
+    batch = next(loader.first(FEW))
+    module = learner.evaluated_views
+    module.eval()
+    with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):
+        with learner.precision.autocast():
+            outputs = learner.task.forward(module, batch)
+        learner.extra_metrics.try_out(learner.task, outputs, batch)

@@ -23,6 +23,25 @@ MISTAKES = {
         "early_stop.patience=3: there is no key 'early_stop.patience'. Type its keys together, as in "
         "'early_stop={metric: loss/val, patience: 5}'"
     ),
+    "early_stop.patienc=3": (
+        "early_stop.patienc=3: there is no key 'early_stop.patienc'. Did you mean 'patience'? Type its keys together, "
+        "as in 'early_stop={metric: loss/val, patience: 5}'"
+    ),
+    "optimizer.groups=[{matches:head}]": (
+        "optimizer.groups.0.matches='head': there is no such key. Did you mean 'match'?"
+    ),
+    "experiment=char_lm model.hiden=3": (
+        "model.hiden=3: there is no key 'model.hiden'. Did you mean 'model.hidden', which another model=... has?"
+    ),
+    "model=transformer model.widht=3": ("model.widht=3: there is no key 'model.widht'. Did you mean 'model.width'?"),
+    "experiment=gan task=classification": (
+        "experiment=gan task=classification: the experiment has a task of its own, expt.tasks.gan.Adversarial, and all "
+        "else of it goes with that; leave out task=classification, or experiment=gan"
+    ),
+    "experiment=char_lm dataset.root=. model=mlp": (
+        "experiment=char_lm model=mlp: the experiment sets model.size, which model=mlp has not; leave out model=mlp, "
+        "or add ~model.size"
+    ),
     "optimizer.lrr=1": "optimizer.lrr=1: there is no key 'optimizer.lrr'. Did you mean 'optimizer.lr'?",
     "model=resnet19": (
         "model=resnet19: not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm, torchvision, transformer, "
@@ -68,7 +87,9 @@ COMPOSING = {
         "Did you mean 'ddp_mlp'?"
     ),
     "model.hidden=[": "model.hidden=[: not of the form key=value; quote values with spaces or brackets",
-    "dataset.seeed=1": "dataset.seeed=1: there is no key 'dataset.seeed'. Did you mean 'dataset.seed'?",
+    "dataset.seeed=1": (
+        "dataset.seeed=1: there is no key 'dataset.seeed'. Did you mean 'dataset.seed', which another dataset=... has?"
+    ),
     "callbacks={_target_: a.B}": (
         "callbacks={_target_: a.B}: is a list; put brackets around it, as in 'callbacks=[{_target_: a.B}]'"
     ),

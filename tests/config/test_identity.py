@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from expt.config.constraints import Target
 from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, flat, hyperparameters, identity, shown
-from expt.config.parse import parse
+from expt.config.parse import parse, parse_again
 from expt.config.schema import RunConfig
 from expt.machine import Machine
 from tests.composing import composed
@@ -170,6 +171,22 @@ def test_a_secret_is_neither_shown_nor_part_of_the_identity(monkeypatch: pytest.
     assert shown(with_secret)["dataset"]["root"] == "${oc.env:EXPT_TEST_FOLDER}"
     assert "secrets" not in shown(with_secret)
     assert identity(with_secret) == identity(config("dataset=mnist"))
+
+
+def test_a_number_that_is_made_of_a_variable_is_not_shown_and_part_of_the_identity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EXPT_TEST_PIN", "4711")
+    own = ("+model._target_=mine.Net", "+model.pin='${oc.decode:${oc.env:EXPT_TEST_PIN}}'", "epochs=4711")
+    made = config(*own)
+    assert isinstance(made.model, Target)
+    assert made.model.kwargs["pin"] == 4711
+    assert shown(made)["model"]["kwargs"]["pin"] == "${oc.decode:${oc.env:EXPT_TEST_PIN}}"
+    assert shown(made)["epochs"] == 4711
+    again = parse_again(shown(made), Machine(cpus=8))
+    assert (shown(again), identity(again)) == (shown(made), identity(made))
+    monkeypatch.setenv("EXPT_TEST_PIN", "4712")
+    assert identity(config(*own)) != identity(made)
 
 
 def test_hyperparameters_carry_the_keys_that_a_person_types() -> None:

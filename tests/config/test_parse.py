@@ -227,7 +227,6 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
         ["optimizer.groups='head': has keys of its own; set one, as in optimizer.groups=[{match: ...}]"],
     ),
     "unknown key of a group in a list": (0, ["optimizer.groups=[{match: head},{mach: head}]"], [
-        "optimizer.groups.1.match: has no value; give one, as in optimizer.groups.1.match=...",
         "optimizer.groups.1.mach='head': there is no such key. Did you mean 'match'?",
     ]),
     "no regular expression": (0, ["optimizer.groups=[{match: '*.bias'}]"], [

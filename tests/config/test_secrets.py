@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
 from expt.config import secrets
+from expt.config.parse import plain
 from expt.errors import ConfigError
 
 
@@ -75,3 +76,62 @@ def test_they_are_secrets_where_reading_went_wrong(monkeypatch: pytest.MonkeyPat
     with pytest.raises(InterpolationResolutionError), secrets.environment_read():
         OmegaConf.to_container(content, resolve=True)
     assert secrets.hidden("secret") == "${oc.env:EXPT_TEST_A}"
+
+
+NESTED = {
+    "token": "${oc.decode:${oc.env:EXPT_TEST_QUOTED}}",
+    "number": "${oc.decode:${oc.env:EXPT_TEST_MILLIONS}}",
+    "login": "${oc.decode:${oc.env:EXPT_TEST_LOGIN}}",
+    "deep": "x-${expt_upper:${oc.decode:'${oc.env:EXPT_TEST_WORD}'}}",
+    "alias": "${model.deep}",
+    "plain": "https://${oc.env:EXPT_TEST_WORD}@host",
+    "alias_of_plain": "${model.plain}",
+    "short": "${oc.decode:${oc.env:EXPT_TEST_SHORT}}",
+}
+
+
+def test_what_other_resolvers_make_of_a_variable_is_hidden_too_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"QUOTED": "'secret-4711'", "MILLIONS": "47_110_815", "WORD": "hello", "SHORT": "0.1"}
+    variables["LOGIN"] = "{user: anna, pins: [1234567, ab]}"
+    for name, value in variables.items():
+        monkeypatch.setenv(f"EXPT_TEST_{name}", value)
+    OmegaConf.register_new_resolver("expt_upper", str.upper, replace=True)
+    content = plain(OmegaConf.create({"model": NESTED, "optimizer": {"lr": 47110815, "seed": 1234567}}))
+    read = content.pop("secrets")
+    values, login = content["model"], "${oc.decode:${oc.env:EXPT_TEST_LOGIN}}"
+    assert (values["token"], values["number"], values["deep"]) == ("secret-4711", 47110815, "x-HELLO")
+    hidden = {
+        **NESTED,
+        "login": {"user": f"{login}[user]", "pins": [f"{login}[pins][0]", "ab"]},
+        "alias": NESTED["deep"],
+        "alias_of_plain": NESTED["plain"],
+        "short": 0.1,
+    }
+    written = {"model": {"kwargs": values}, "optimizer": content["optimizer"]}
+    assert secrets.hidden_settings(written, read) == {**written, "model": {"kwargs": hidden}}, "and no other number"
+    again: dict[str, str] = {}
+    assert secrets.restored({"model": {"kwargs": hidden}}, again) == {"model": {"kwargs": values}}
+    assert secrets.hidden_settings(written, again) == secrets.hidden_settings(written, read)
+    text = "refused: secret-4711, anna, x-HELLO, 47110815, hello"
+    assert not any(word in secrets.hidden(text) for word in text.replace(",", "").split()[1:])
+    monkeypatch.setenv("EXPT_TEST_LOGIN", "{user: otto}")
+    with pytest.raises(
+        ConfigError, match=r"\[pins\]\[0\]: cannot be made of the environment anew .*; type the key again"
+    ):
+        secrets.restored(hidden, {})
+    monkeypatch.delenv("EXPT_TEST_LOGIN")
+    with pytest.raises(ConfigError, match=r"^EXPT_TEST_LOGIN: the run took this variable"):
+        secrets.restored(hidden, {})
+
+
+def test_what_says_nothing_outside_of_its_configuration_is_hidden_and_not_made_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EXPT_TEST_WORD", "hello")
+    OmegaConf.register_new_resolver("expt_upper", str.upper, replace=True)
+    node = {"a": "${oc.env:EXPT_TEST_WORD}", "b": "${expt_upper:${model.a}}"}
+    content = plain(OmegaConf.create({"model": node}))
+    hidden = secrets.hidden_settings(content, content["secrets"])["model"]
+    assert hidden == {"a": node["a"], "b": "${made_of:${oc.env:EXPT_TEST_WORD}}"}
+    with pytest.raises(ConfigError, match="type the key again"):
+        secrets.restored(hidden, {})

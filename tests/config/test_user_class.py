@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from expt.config import secrets
 from expt.config.user_class import build, resolve, taken
 from expt.errors import ConfigError
 
@@ -52,7 +53,42 @@ def test_arguments_that_do_not_fit_are_told_before_it_is_built() -> None:
         build(f"{__name__}.Own", dict, width=3)
     with pytest.raises(ConfigError, match=r"it was given siz\. Did you mean 'size'\?"):
         build(f"{__name__}.Own", dict, siz=3)
+    with pytest.raises(ConfigError, match=r"it was given nothing; add size beside _target_$"):
+        build(f"{__name__}.Own", dict)
+    with pytest.raises(ConfigError, match=r"unexpected keyword argument 'x'; it was given size, x; leave it out$"):
+        build(f"{__name__}.Own", dict, size=3, x=1)
     assert Own.built == before
+
+
+RAISES = """
+class Net(dict):
+    def __init__(self, width, inner=None):
+        self.width = 3 * width + 1
+        if width == 4:
+            open("/nowhere/it/is")
+        if width == 5:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 400 bytes")
+"""
+
+
+def test_what_a_constructor_raises_is_told_with_what_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_constructor.py").write_text(RAISES)
+    monkeypatch.syspath_prepend(tmp_path)
+    name, where = "own_constructor.Net", f"({tmp_path}/own_constructor.py, line 4); mend that line, or what it is given"
+    for wrong, told in (("abc", 'TypeError: can only concatenate str (not "int") to str'), ([], "TypeError: can only")):
+        with pytest.raises(ConfigError) as refused:
+            build(name, dict, width=wrong)
+        assert str(refused.value).startswith(f"_target_={name}: cannot be built as Net(width={wrong!r}): {told}")
+        assert str(refused.value).endswith(where)
+    with pytest.raises(ConfigError, match=r"Net\(width=4\): FileNotFoundError: .*, line 6\); mend that line"):
+        build(f"{__name__}.Holder", dict, below=[{"_target_": name, "width": 4}])
+    with pytest.raises(RuntimeError, match="allocate"):
+        build(name, dict, width=5)
+    monkeypatch.setattr(secrets, "_names", {"a-rather-long-secret-0815-4711": "TOKEN"})
+    with pytest.raises(ConfigError, match=r"Net\(width='\$\{oc\.env:TOKEN\}'\)"):  # and none of it where it is cut
+        build(name, dict, width="a-rather-long-secret-0815-4711")
 
 
 def test_a_mistake_in_the_source_is_told_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

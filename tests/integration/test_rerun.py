@@ -70,7 +70,10 @@ def secretive(tmp_path: Path) -> tuple[str, ...]:
         "    def __init__(self, *, channels, image_size, num_classes, url, tell):\n"
         "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
         f"        assert url == 'https://me:{SECRET}@host', 'it is resolved'\n"
-        "        if tell: raise RuntimeError('refused: ' + url)\n"
+        "        self.told = url if tell else None\n"
+        "    def forward(self, images):\n"
+        "        if self.told: raise RuntimeError('refused: ' + self.told)\n"
+        "        return super().forward(images)\n"
     )
     own = ("+model._target_=secretive.Net", "~model.hidden", "~model.dropout", "epochs=1")
     return (*own, "+model.url='https://me:${oc.env:EXPT_TEST_TOKEN}@host'", "+model.tell=false")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -169,3 +170,46 @@ def test_a_failed_run_of_a_sweep_goes_on_from_its_checkpoint(tmp_path: Path) -> 
     assert again.record["resumed_from"]["step"] == 20
     assert again.record["attempts"] == 2
     assert RunFolder(first.folder).points == whole
+
+
+ROWS = """
+import pathlib
+import torch
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, train):
+        self.rows = torch.randn(64, 6, generator=torch.Generator().manual_seed(int(train)))
+        self.times = 0
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        self.times += index == 5
+        if self.times > 3 and pathlib.Path("damage").exists():
+            raise ValueError("its file is gone")
+        return self.rows[index], self.rows[index].sum()
+"""
+
+
+def test_a_run_goes_on_once_a_sample_is_mended_that_was_damaged_in_its_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rows_of_own.py").write_text(ROWS)
+    data = ("dataset={_target_: rows_of_own.Rows}", "dataset.num_workers=0", "task=regression", "batch_size=8")
+    words = (*data, "epochs=6", "world_size=1", "threads=1", "optimizer.lr=0.001")
+    whole = RunFolder(expt.run(*words, "hydra.run.dir=whole").folder)
+    (tmp_path / "damage").touch()
+    with pytest.raises(ConfigError) as told:
+        expt.run(*words, "hydra.run.dir=run")
+    where = rf"\({tmp_path}/rows_of_own.py, line 16\)"
+    mend = r"; then go on by python -m expt hydra\.run\.dir=run resume=auto$"
+    assert re.match(
+        rf"^sample \d+: Rows.__getitem__ raised ValueError: its file is gone {where}{mend}", str(told.value)
+    )
+    (tmp_path / "damage").unlink()
+    again = RunFolder(expt.run(*words, "hydra.run.dir=run", "resume=auto").folder)
+    assert again.result["resumed_from"]
+    _assert_equal(again, whole)

@@ -47,6 +47,34 @@ def test_the_first_that_raised_is_named(paths: RunPaths) -> None:
     assert text.endswith(f"ValueError: of rank 1\n\nlog: {paths.stderr(0, 1)}")
 
 
+LOST = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711")
+REFUSED = ConfigError("optimizer.lr=9: too large")
+
+
+@pytest.mark.parametrize("lost_code", [1, -signal.SIGABRT, None], ids=["raised", "aborted", "alive"])
+@pytest.mark.parametrize("refused_code", [2, None], ids=["ended", "about to end"])
+@pytest.mark.parametrize("second", [9, 10, 11], ids=["earlier", "at the same time", "later"])
+def test_bad_input_is_told_and_not_what_others_make_of_its_end(
+    paths: RunPaths, second: int, refused_code: int | None, lost_code: int | None
+) -> None:
+    leave_log(paths, 0, "terminate called")
+    if lost_code == 1:
+        leave_error(paths, 0, LOST, 10)
+    leave_error(paths, 1, REFUSED, second, 2)
+    after = Aftermath(paths, 0, [lost_code, refused_code])
+    assert not after.lost_others()
+    told = after.in_words(60)
+    assert (type(told), str(told)) == (ConfigError, str(REFUSED))
+
+
+def test_a_mistake_is_told_and_not_what_others_make_of_its_end(paths: RunPaths) -> None:
+    for rank, error in enumerate((LOST, ValueError("its own"), LOST)):
+        leave_error(paths, rank, error, 10)  # of one tick of the file system's clock
+    assert "ValueError: its own" in str(Aftermath(paths, 0, [1, 1, 1]).in_words(60))
+    assert Aftermath(paths, 0, [1, None, 1]).lost_others(), "who knows why is about to say so"
+    assert not Aftermath(paths, 0, [None, 1, None]).lost_others()
+
+
 def test_who_vanished_comes_before_those_that_raised(paths: RunPaths) -> None:
     leave_error(paths, 0, ValueError("lost a peer"), 10)
     found = Aftermath(paths, 0, [1, -signal.SIGKILL, None]).in_words(60)

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from expt.errors import Interrupted, RunFailed
+from expt.errors import ConfigError, Interrupted, RunFailed
+from expt.launch import processes
 from expt.launch.processes import FINISHED
-from expt.launch.workers import Workers, check_loopback
+from expt.launch.workers import LATE_S, Workers, check_loopback
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
+from tests.launch.test_failure import leave_error
 
 
 def workers(folder: Path, *codes: int | None) -> Workers:
@@ -51,6 +53,21 @@ def test_an_end_with_another_code_is_a_failure_whatever_the_record_says(tmp_path
     create_result(RunPaths(tmp_path), status="completed")
     with pytest.raises(RunFailed, match=f"rank 1 of 2 exited with code {code}"):
         workers(tmp_path, FINISHED, code).poll()
+
+
+def test_who_knows_why_others_were_lost_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_result(RunPaths(tmp_path))
+    found = workers(tmp_path, None, 1)
+    leave_error(found.paths, 1, RuntimeError("Connection closed by peer"), 10)
+
+    def wait_for_all(_: object, timeout_s: float) -> None:
+        if timeout_s == LATE_S:  # and not where all are ended, nor in the moment that each failure is given
+            leave_error(found.paths, 0, ConfigError("a=1: is none"), 11, 2)
+            found.processes[0].exitcode = 2  # type: ignore[misc]
+
+    monkeypatch.setattr(processes, "wait_for_all", wait_for_all)
+    with pytest.raises(ConfigError, match=r"^a=1: is none$"):
+        found.poll()
 
 
 CLONE_NEWNET = 0x40000000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from expt.runs.metrics_file import MetricsReader, MetricsWriter
@@ -23,3 +24,14 @@ def test_a_file_that_was_cut_back_and_has_grown_again_is_read_anew(tmp_path: Pat
     writer.close()
     assert [point.step for point in reader.read()] == [1, 2, 2, 3]
     assert reader.read() == []
+
+
+def test_infinity_is_read_as_what_it_was(tmp_path: Path) -> None:
+    """Of a perplexity beyond what a float holds one is to see that, and not that nothing was measured."""
+    paths = RunPaths(tmp_path)
+    writer = MetricsWriter(paths)
+    writer.write(1, 1, {"perplexity/val": math.inf, "loss/val": 800.0, "f1/val": math.nan})
+    writer.close()
+    found = {point.tag: point.value for point in MetricsReader(paths).read()}
+    assert (found["perplexity/val"], found["loss/val"]) == (math.inf, 800.0)
+    assert math.isnan(found["f1/val"])

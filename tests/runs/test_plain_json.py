@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
+
+import pytest
 
 from expt.runs import plain_json
 
 
-def test_what_has_no_word_in_json_is_null() -> None:
-    content = {"a": math.nan, "b": [math.inf, 1.5, "NaN", True], "c": {"d": (-math.inf, 2)}}
-    assert plain_json.dumps(content) == '{"a": null, "b": [null, 1.5, "NaN", true], "c": {"d": [null, 2]}}'
+def test_nan_is_null_and_infinity_is_read_as_such() -> None:
+    content: dict[str, Any] = {"a": math.nan, "b": [math.inf, 1.5, "NaN", "1e999", True], "c": {"d": (-math.inf, 2)}}
+    text = plain_json.dumps(content)
+    assert text == '{"a": null, "b": [1e999, 1.5, "NaN", "1e999", true], "c": {"d": [-1e999, 2]}}'
+    found = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert found == {"a": None, "b": [math.inf, *content["b"][1:]], "c": {"d": [-math.inf, 2]}}
     assert plain_json.dumps({"a": math.nan}, indent=1) == '{\n "a": null\n}'
 
 

@@ -309,14 +309,14 @@ def test_an_error_of_our_own_is_marked_as_meant_for_a_person(tmp_path: Path, a_s
         assert a_secret not in (tmp_path / "error").read_text()
 
 
-def test_nan_is_null_on_the_disk_and_nan_again_when_read(paths: RunPaths) -> None:
+def test_nan_is_null_on_the_disk_and_nan_again_when_read_and_infinity_a_number(paths: RunPaths) -> None:
     nan, inf = float("nan"), float("inf")
     writer = MetricsWriter(paths)
     writer.write(1, 1, {"loss/val": nan, "loss/train": inf, "lr": 0.5})
     writer.close()
     lines = [json.loads(line, parse_constant=pytest.fail) for line in paths.metrics.read_text().splitlines()]
-    assert [line["value"] for line in lines] == [None, None, 0.5]
-    assert [str(point.value) for point in MetricsReader(paths).read()] == ["nan", "nan", "0.5"]
+    assert [line["value"] for line in lines] == [None, inf, 0.5]
+    assert [str(point.value) for point in MetricsReader(paths).read()] == ["nan", "inf", "0.5"]
     create_result(paths)
     objective: Any = {"name": "loss/val", "value": nan}
     update_result(paths, metrics={"loss/val": nan, "lr": 0.5}, objective=objective, epoch_s=[1.0])

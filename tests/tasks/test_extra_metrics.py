@@ -102,7 +102,7 @@ def test_a_batch_that_counts_for_nothing_is_not_measured() -> None:
         ("torch.nn.Linear", {}, "refused, it is not a subclass of torchmetrics.metric.Metric"),
         ("torchmetrics.NoSuch", {}, "torchmetrics has no NoSuch"),
         (AUROC, {"classes": 4}, "it was given classes"),
-        (AUROC, {"num_classes": 1}, "task.metrics.auroc: ValueError: Expected argument `num_classes`"),
+        (AUROC, {"num_classes": 1}, "MulticlassAUROC(num_classes=1): ValueError: Expected argument `num_classes`"),
     ],
 )
 def test_a_metric_that_cannot_be_built_is_told(
@@ -120,8 +120,23 @@ def test_a_metric_that_is_not_one_number_or_takes_other_targets_is_told() -> Non
     several = ExtraMetrics({"matrix": classification.MulticlassConfusionMatrix(CLASSES)})
     with pytest.raises(ConfigError, match=r"task.metrics.matrix: gives \[4, 4\], not one number"):
         values_of(task, samples(task), several)
+    other = ExtraMetrics({"pearson": torchmetrics.PearsonCorrCoef()})
     with pytest.raises(ConfigError, match=r"task.metrics.pearson: \w+Error: "):
-        values_of(task, samples(task), ExtraMetrics({"pearson": torchmetrics.PearsonCorrCoef()}))
+        values_of(task, samples(task), other)
+    first = samples(task)[1]
+    with pytest.raises(ConfigError, match=r"task.metrics.pearson: \w+Error: "):
+        other.try_out(task, first.inputs, first)
+    with pytest.raises(ConfigError, match=r"task.metrics.matrix: gives \[4, 4\], not one number"):
+        several.try_out(task, first.inputs, first)
+
+
+@pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef` will save all")
+@pytest.mark.parametrize("task", [Classification(), Regression()], ids=lambda task: type(task).__name__)
+def test_what_was_tried_out_counts_for_nothing(task: Task) -> None:
+    batches = samples(task)
+    found = metrics(task)
+    found.try_out(task, batches[2].inputs, batches[2])  # a single sample, which says nothing of a correlation
+    assert values_of(task, batches, found) == values_of(task, batches, metrics(task))
 
 
 def word(name: str, **keys: object) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from expt.data.loading import Batch
-from expt.errors import Diverged
+from expt.errors import DataError, Diverged
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
 from expt.training.learner import Position
@@ -29,8 +29,18 @@ class Numbered:
     def __len__(self) -> int:
         return 10
 
+    def __init__(self, **values: dict[int, float]) -> None:
+        """Of the `inputs` and `targets`, by their numbers, those that are not 0."""
+        self._values = values
+
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Batch]:
-        raise NotImplementedError
+        for number in range(skip, 10):
+            images = self.indices(epoch, number).tolist()
+            inputs, targets = (
+                torch.tensor([self._values.get(name, {}).get(image, 0.0) for image in images])
+                for name in ("inputs", "targets")
+            )
+            yield Batch({"row": torch.stack([torch.zeros(3), inputs], 1)}, targets, 3)
 
     def evaluation(self) -> Iterator[Batch]:
         raise NotImplementedError
@@ -39,7 +49,7 @@ class Numbered:
         return 1000 * epoch + 10 * number + torch.arange(3)
 
 
-def told(*steps: list[float]) -> str:
+def told(*steps: list[float], loader: Numbered | None = None, kind: type[Exception] = Diverged) -> str:
     """What is said at step 17, the 7th of epoch 2, when these were the losses of the parts of the last steps."""
     sums = Sums(Classification(), torch.device("cpu"))
     batch = Batch(torch.zeros(1, 2), torch.tensor([0]), 1)
@@ -47,8 +57,8 @@ def told(*steps: list[float]) -> str:
         for part, loss in enumerate(step):
             sums.add((torch.tensor(loss), 1), torch.zeros(1, 2), batch, begins_step=part == 0)
     position = Position(10, 30, epoch=2, step=17, step_in_epoch=7)
-    with pytest.raises(Diverged) as raised:
-        divergence.stop_at_loss(sums, position, Numbered(), ALONE)
+    with pytest.raises(kind) as raised:
+        divergence.stop_at_loss(sums, position, loader or Numbered(), ALONE)
     return str(raised.value)
 
 
@@ -72,6 +82,23 @@ def test_the_parts_of_a_step_count_as_one(steps: tuple[list[float], ...], step: 
     text = told(*steps)
     assert f"the loss was nan at step {step} (epoch 2)" in text
     assert f"training data: {2000 + 10 * (step - 11)}, " in text
+
+
+def test_samples_that_are_not_finite_are_named_in_place_of_a_learning_rate() -> None:
+    at = "the loss was nan at step 15 (epoch 2) on rank 0, for"
+    bad = Numbered(inputs={2041: -math.inf, 2042: math.nan}, targets={2042: math.nan})
+    assert told([1.0], [math.nan], [1.0], [1.0], loader=bad, kind=DataError).partition(";")[0] == (
+        f"{at} inputs['row'], column 1, of the training samples 2041, 2042 holds -inf"
+    )
+    bad = Numbered(targets={2040: math.inf})
+    text = told([1.0], [math.nan], [1.0], [1.0], loader=bad, kind=DataError)
+    assert text == f"{at} targets of the training sample 2040 hold inf; mend it, or leave such samples out"
+
+
+def test_samples_are_not_blamed_for_what_the_batch_before_held_too() -> None:
+    """As of targets that nobody knows, which the loss leaves out."""
+    usual = Numbered(targets={2031: math.nan, 2040: math.nan})
+    assert "try a lower optimizer.lr" in told([1.0], [math.nan], [1.0], [1.0], loader=usual)
 
 
 def test_a_loss_that_nobody_remembers_is_told_all_the_same() -> None:

@@ -22,6 +22,7 @@ from expt.worker import build
 from expt.worker.run import Run
 from tests.conftest import Configured
 from tests.integration.test_resume import _same
+from tests.training.plain import descend, trained_on
 from tests.worker.conftest import ALONE, TrainAlone, TrainTogether
 
 FEW = (
@@ -53,6 +54,25 @@ def test_images_prepared_once_train_to_the_same_bits(words: tuple[str, ...], tra
     )
     assert plain.points == prepared.points
     assert _same(plain.run.learner.module.state_dict(), prepared.run.learner.module.state_dict())
+
+
+@pytest.mark.parametrize(("amp", "apart"), [("false", 1e-6), ("bf16", 0.02)])
+def test_mixed_precision_stays_near_a_float32_loop_by_hand(amp: str, apart: float, configured: Configured) -> None:
+    words = ("model.hidden=[32]", "optimizer=plain_sgd", "optimizer.lr=0.3", "onednn=false", "dataset.train_limit=640")
+    config = configured(*words, "epochs=2", f"amp={amp}")
+    found = trained_on(ALONE, config)
+    torch.manual_seed(config.seed)
+    data, losses = build.build_data(config, ALONE), list[float]()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    for epoch in (1, 2):
+        for batch in data.train.epoch(epoch):
+            loss = functional.cross_entropy(model(batch.inputs), batch.targets)
+            descend(model, loss, 0.3)
+            losses.append(loss.item())
+    steps = [step["loss"] for step in found["steps"]]
+    assert steps == pytest.approx(losses, abs=apart)
+    assert (steps == pytest.approx(losses, abs=1e-5)) is (amp == "false"), "what is rounded is another number"
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_samples_that_are_not_held_as_images_are_refused(train_alone: TrainAlone) -> None:

@@ -13,11 +13,11 @@ from tests.worker.test_run import values
 
 FEW = ("dataset.train_limit=384", "tensorboard.images=false", "log_every=2")
 MIXTURES = {
-    "mixup, average, groups, plateau, early stop, class weights, a fold": (
+    "mixup, average, parts, groups, plateau, early stop, class weights, a fold": (
         *("mixup=0.4", "ema=0.8", "optimizer.groups=[{match: '^3', lr_scale: 0.1, weight_decay: 0.1}]"),
         *("scheduler=plateau", "scheduler.patience=0", "scheduler.min_delta=0.05", "scheduler.metric=accuracy/val"),
         *("early_stop={metric: accuracy/val, patience: 2, min_delta: 0.03}", "task.class_weights=balanced"),
-        *("dataset.folds=3", "dataset.fold=1", "epochs=9", "seed=7"),
+        *("dataset.folds=3", "dataset.fold=1", "epochs=9", "seed=7", "gradient_accumulation=2"),
     ),
     "cutmix, parts, transforms, balanced sampling, a callback": (
         *("cutmix=1.0", "gradient_accumulation=2", "dataset.sampling=balanced", "drop_last=false", "epochs=3"),
