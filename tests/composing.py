@@ -18,7 +18,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from expt.command.conf_files import conf_dir
-from expt.command.hydra_composing import Kept, chosen_once, read_once
+from expt.command.hydra_composing import Kept, chosen_once, read_once, sources_shared
 from expt.command.hydra_words import parsed_once
 from expt.command.libyaml import parsed_by_libyaml
 from expt.command.overrides import parsed, register_resolvers
@@ -89,7 +89,7 @@ def hydra_at_hand() -> Iterator[None]:
     """While entered, Hydra composes from the YAML that expt ships, as in a command."""
     register_resolvers()
     at_hand = initialize_config_dir(str(conf_dir()), version_base="1.3")
-    with at_hand, read_once(_KEPT), parsed_once(), chosen_once(_KEPT):
+    with at_hand, sources_shared(), read_once(_KEPT), parsed_once(), chosen_once(_KEPT):
         yield
 
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(runtime, ignore_errors=True))
     if hasattr(config, "workerinput"):
         atexit.register(_end_at_once)
-    if config.getoption("numprocesses") and not config.getoption("collectonly"):
+    if not config.getoption("numprocesses"):
+        gc.disable()  # while the tests are collected: all that they import stays
+    elif not config.getoption("collectonly"):
         warm.start_template()  # one for all processes, which collect the tests in the meantime
 
 
@@ -90,10 +92,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is imported by now is no garbage, to be looked through again and again
+    gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # or triton tells at the end of all its parts that nobody has collected
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # which ends at once
+        gc.unfreeze()  # or triton tells at the end of all its parts that nobody has collected
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -166,6 +170,16 @@ class RunFolder:
         return [line for line in lines if not json.loads(line)["tag"].startswith(NOT_REPEATED)]
 
 
+def usual(words: Sequence[str]) -> tuple[str, ...]:
+    """`words`, of a run on the digits without pictures, which take half as long as a short run.
+
+    A test of what is drawn says `tensorboard.images=auto`, the default. What other data is drawn as is always drawn.
+    """
+    others = ("dataset=", "task=", "experiment=", "_target_", "tensorboard.images=")
+    return tuple(words) if any(other in word for word in words for other in others) else (NO_PICTURES, *words)
+
+
+NO_PICTURES = "tensorboard.images=false"
 Trained = Callable[..., RunFolder]
 
 
@@ -178,11 +192,11 @@ def _forkserver() -> None:
 def trained(tmp_path: Path, _forkserver: None) -> Trained:
     """`trained("model=mlp", name="a")` runs to completion in tmp_path/a, and gives its folder.
 
-    Through expt.run, whose warm forkserver the whole session shares.
+    Through expt.run, whose warm forkserver the whole session shares. See `usual` for its pictures.
     """
 
     def train(*arguments: str, name: str = "run") -> RunFolder:
-        result = expt.run(*arguments, f"hydra.run.dir='{tmp_path / name}'")
+        result = expt.run(*usual(arguments), f"hydra.run.dir='{tmp_path / name}'")
         return RunFolder(result.folder)
 
     return train

@@ -89,14 +89,22 @@ def each_module(check: Callable[[Module], None]) -> Callable[[], None]:
     return test
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
+@functools.cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
+@functools.cache
+def imported(tree: ast.AST) -> tuple[str, ...]:
     """Dotted names of every import, late ones included; `from a import b` is a.b."""
-    for node in ast.walk(tree):
+    found = list[str]()
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(found)
 
 
 def own_imports(module: Module) -> set[str]:
@@ -110,7 +118,7 @@ def _module_of(name: str) -> str | None:
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -152,7 +160,7 @@ def test_no_import_goes_round() -> None:
     graph = {name: own_imports(module) for name, module in modules().items() if name != "__init__"}
     for name, module in modules().items():
         # Two files whose types name each other are no cycle at run time.
-        for node in ast.walk(module.tree):
+        for node in nodes(module.tree):
             if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and name in graph:
                 graph[name] -= own_imports(Module(name, ast.Module(node.body, []), 0))
     assert list(graphlib.TopologicalSorter(graph).static_order())
@@ -200,9 +208,14 @@ def test_the_driver_imports_no_torch(door: str) -> None:
         todo += [other for other in own if other and other not in seen]
 
 
+@functools.cache
+def _names_of_a_runs_files() -> set[str]:
+    return {name for name in _strings(modules()["runs.paths"].tree) if re.fullmatch(r"\.?\w+\.\w+", name)}
+
+
 @each_module
 def test_names_of_a_runs_files_stand_in_paths(module: Module) -> None:
-    names = {name for name in _strings(modules()["runs.paths"].tree) if re.fullmatch(r"\.?\w+\.\w+", name)}
+    names = _names_of_a_runs_files()
     assert {"result.json", "metrics.jsonl", "last.pt", "best.pt", "stderr.log", "error.json"} <= names
     if module.name != "runs.paths":
         assert not {text for text in _strings(module.tree) if any(name in text for name in names)}
@@ -210,8 +223,8 @@ def test_names_of_a_runs_files_stand_in_paths(module: Module) -> None:
 
 def _strings(tree: ast.Module) -> Iterator[str]:
     """Every string that is not a docstring."""
-    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    statements = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
+    for node in nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
             yield node.value
 
@@ -261,9 +274,10 @@ def _foreign_private_names(tree: ast.Module) -> set[str]:
     Those of a NamedTuple are public, see its documentation.
     """
     used = {part for name in imported(tree) for part in name.split(".")}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node) != "os._exit":
-            used.add(node.attr)
+    for node in nodes(tree):
+        if isinstance(node, ast.Attribute):
+            if node.attr != "_exit" or ast.unparse(node) != "os._exit":
+                used.add(node.attr)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
             used |= {str(argument.value) for argument in node.args[1:2] if isinstance(argument, ast.Constant)}
     return {name for name in used if re.match("_(?!_)", name)} - _own_private_names() - {"_fields", "_replace"}
@@ -272,7 +286,7 @@ def _foreign_private_names(tree: ast.Module) -> set[str]:
 @functools.cache
 def _own_private_names() -> set[str]:
     own = set[str]()
-    for node in itertools.chain.from_iterable(ast.walk(module.tree) for module in modules().values()):
+    for node in itertools.chain.from_iterable(nodes(module.tree) for module in modules().values()):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             own.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from expt import signals
 from expt.command import warm_drivers
-from expt.launch import forkserver
+from expt.launch import forkserver, huge_pages
 from expt.launch.warm_server import close_all_but, place
 
 FOLDER = "EXPT_TEST_TEMPLATES"
@@ -139,6 +139,7 @@ def _import(modules: Iterable[str], use: Callable[[], object] = lambda: None) ->
     use()
     gc.freeze()  # or each command would look for garbage among all that, and have its memory copied
     gc.enable()
+    huge_pages.collapse()
 
 
 def _serve(plain: int, with_libraries: int, ends: int) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-
-from expt.command.libyaml import parsed_by_libyaml
+from expt.command import libyaml
 
 
 def conf_dir() -> Path:
@@ -38,13 +36,9 @@ def keys() -> Iterator[str]:
 
 
 def _flat(path: Path, prefix: str) -> Iterator[str]:
-    with parsed_by_libyaml():
-        content = OmegaConf.load(path)
-    assert isinstance(content, DictConfig)
-    for key in content:
+    for key, value in (libyaml.plain(path) or {}).items():
         if key in ("defaults", "hydra") or (prefix and key == "name"):
             continue
-        yield f"{prefix}{key!s}"
-        value = content._get_node(key)
-        if isinstance(value, DictConfig):
-            yield from (f"{prefix}{key!s}.{below!s}" for below in value)
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from (f"{prefix}{key}.{below}" for below in value)

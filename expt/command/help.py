@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from expt.command import libyaml
 from expt.command.arguments import apart, with_conf_here
 from expt.command.conf_files import conf_dir, keys
 from expt.command.words import WORDS
@@ -105,8 +105,8 @@ def _own_folders(arguments: Sequence[str]) -> Iterator[Path]:
 
 def _chosen(arguments: Sequence[str]) -> Mapping[str, str]:
     """The option of each group that has one: the last that is typed, or the default."""
-    defaults = OmegaConf.load(conf_dir() / "config.yaml").defaults
-    chosen = {str(group): name for item in defaults if isinstance(item, DictConfig) for group, name in item.items()}
+    defaults = libyaml.plain(conf_dir() / "config.yaml")["defaults"]
+    chosen = {group: name for item in defaults if isinstance(item, dict) for group, name in item.items()}
     typed = (word.partition("=") for word in arguments)
     chosen |= {group: name for group, _, name in typed if group in chosen}
     return {group: name for group, name in chosen.items() if name and not group.startswith("override ")}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import expt
-from expt.launch import forkserver, surroundings, warm
+from expt.launch import forkserver, huge_pages, surroundings, warm
 
 PATIENCE_S = 1.0
 """How long a command may take with its request, once it has been let in."""
@@ -38,6 +38,7 @@ def main(name: str, idle_s: float, ready: int, beside: int | None = None) -> Non
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     for module in (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES):
         importlib.import_module(module)
+    huge_pages.collapse()  # what is forked from here, and the workers from that, begins and ends sooner
     with warm.listening(name, warm.SERVER) as listener:
         os.write(ready, b"1")
         os.close(ready)

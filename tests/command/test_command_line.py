@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from expt.command import command_line
 from expt.command.words import WORDS
 from expt.launch import forkserver
 from tests.command.test_help import help_text
-from tests.conftest import environment
+from tests.conftest import environment, python, run
 
 
 def ended(*words: str, monkeypatch: pytest.MonkeyPatch) -> int | str | None:
@@ -32,8 +33,13 @@ def test_each_word_has_help_of_its_own(
     assert ended(word, "--help", monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: python -m expt {word} ")
-    assert f"python -m expt {word} " in help_text()
-    assert WORDS[word].meaning in help_text()
+    assert f"python -m expt {word} " in whole_help()
+    assert WORDS[word].meaning in whole_help()
+
+
+@functools.cache
+def whole_help() -> str:
+    return help_text()
 
 
 @pytest.mark.parametrize(
@@ -96,10 +102,11 @@ def test_help_and_a_typo_are_answered_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("door", ["report", "rerun"])
 def test_the_modules_from_before_are_the_same_commands(door: str, tmp_path: Path) -> None:
-    said = []
-    for command in (["-m", f"expt.{door}"], ["-m", "expt", door]):
-        done = subprocess.run([sys.executable, *command, str(tmp_path)], env=environment(), capture_output=True)
-        said.append((done.returncode, done.stdout, done.stderr))
-    assert said[0] == said[1]
-    assert said[0][0] == 2
-    assert said[0][2].startswith(f"error: {tmp_path}: holds no run".encode())
+    as_module = (
+        f"import runpy, sys; del sys.modules['expt.{door}']; "  # as in an interpreter of its own
+        f"runpy.run_module('expt.{door}', run_name='__main__', alter_sys=True)"
+    )
+    before, now = python(as_module, str(tmp_path), cwd=tmp_path), run(door, str(tmp_path), cwd=tmp_path)
+    assert (before.returncode, before.stdout, before.stderr) == (now.returncode, now.stdout, now.stderr)
+    assert before.returncode == 2
+    assert before.stderr.startswith(f"error: {tmp_path}: holds no run")

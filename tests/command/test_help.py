@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -79,11 +80,15 @@ def test_the_keys_of_the_chosen_options_are_shown_with_their_meaning() -> None:
     assert below("model", help_text("model=resnet18", "--help")) == {"model.stem"}
 
 
-@pytest.mark.parametrize("group", ["model", "init", "dataset", "optimizer", "scheduler"])
-def test_every_key_has_a_meaning(group: str) -> None:
-    for path in options(group):
-        for line in help_text(f"{group}={path.stem}").splitlines():
-            assert not line.strip().startswith(f"{group}.") or len(line.split("=", 1)[1].split("  ")) > 1, line
+def test_every_key_has_a_meaning() -> None:
+    groups = ["model", "init", "dataset", "optimizer", "scheduler"]
+    for choices in itertools.zip_longest(*map(options, groups)):  # all groups at a time: help takes 0.05 s
+        words = {group: f"{group}={path.stem}" for group, path in zip(groups, choices, strict=True) if path}
+        text = help_text(*words.values())
+        for line in map(str.strip, text.splitlines()):
+            if line.startswith(tuple(f"{group}." for group in groups)):
+                assert "  " in line.split("=", 1)[1], line
+        assert all(word in text for word in words.values())
 
 
 @pytest.mark.parametrize("word", ["help", "--help", "-h"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import operator
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +14,13 @@ import pytest
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from expt.command import hydra_composing, hydra_words
 from expt.command.conf_files import conf_dir
-from expt.command.hydra_composing import Kept, chosen_once
+from expt.command.hydra_composing import Kept, chosen_once, sources_shared
 from expt.command.overrides import register_resolvers
 from tests.command.test_point_composer import outcome
 
@@ -65,6 +68,23 @@ def test_a_command_that_chooses_the_same_gets_what_hydra_composes(
         assert not merged
         assert composed(["optimizer=sgd"], mode).optimizer.name == "sgd"
         assert "optimizer/sgd" in merged
+
+
+def test_copies_of_where_it_looks_share_the_sources_and_what_one_finds_besides_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("defaults: [mlp]\nhidden: [3]\n")
+    mine = ["model=mine", f"hydra.searchpath=['file://{tmp_path}']"]
+    register_resolvers()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        loader: Any = GlobalHydra.instance().config_loader()
+        with sources_shared():
+            copied = copy.deepcopy(loader.repository)
+            assert all(map(operator.is_, copied.sources, loader.repository.sources))
+            assert loader.load_configuration("config", mine, RunMode.RUN).model.hidden == [3]
+            with pytest.raises(MissingConfigException):
+                loader.load_configuration("config", mine[:1], RunMode.RUN)
+            assert copied.sources is not loader.repository.sources
+        assert not any(map(operator.is_, copy.deepcopy(loader.repository).sources, loader.repository.sources))
 
 
 def test_each_command_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -15,12 +16,13 @@ INTERNAL = {"name", "target", "kwargs", "secrets"}
 """Fields that nobody types."""
 
 
-def documented() -> list[Setting]:
+@functools.cache
+def documented() -> tuple[Setting, ...]:
     found = [setting for _, each in settings.run_settings() for setting in each]
     for group in GROUPS:
         found += [setting for _, _, each in settings.group_settings(group) for setting in each]
         found += settings.own_settings(group)
-    return [*found, *settings.launcher_settings("pool"), *settings.launcher_settings("submitit_slurm")]
+    return (*found, *settings.launcher_settings("pool"), *settings.launcher_settings("submitit_slurm"))
 
 
 def test_each_setting_has_a_meaning_a_default_and_when_to_touch_it() -> None:

@@ -48,7 +48,7 @@ def pixels(events: EventAccumulator, tag: str) -> np.ndarray:
 
 
 def test_pictures_of_what_the_model_sees_and_gets_wrong(trained: Trained) -> None:
-    done = trained("epochs=2", "world_size=1", "model=convnet", "dataset.augment.cutout=3")
+    done = trained("epochs=2", "world_size=1", "model=convnet", "dataset.augment.cutout=3", "tensorboard.images=auto")
     events = EventAccumulator(str(done.folder)).Reload()
     assert set(events.Tags()["images"]) == {
         "images/train", "confusion/val", "mistakes/val", "confusion/test", "mistakes/test"
@@ -81,7 +81,7 @@ def test_pictures_after_every_epoch_or_never(trained: Trained) -> None:
     tags = EventAccumulator(str(never.folder)).Reload().Tags()
     assert (tags["images"], tags["histograms"], tags["graph"]) == ([], [], False)
     assert not any(tag.startswith(("ranks/", "memory/", "norm_")) for tag in tags["scalars"])
-    normal = trained("epochs=2", "dataset.train_limit=320", name="normal")
+    normal = trained("epochs=2", "dataset.train_limit=320", "tensorboard.images=auto", name="normal")
     assert normal.curve("loss/train") == never.curve("loss/train"), "looking on changes nothing"
     assert normal.curve("loss/test") == never.curve("loss/test")
 

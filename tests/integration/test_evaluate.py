@@ -56,7 +56,7 @@ def test_any_number_of_workers_counts_each_sample_once(
     turned = expt.evaluate(moved, "dataset=turned")
     assert turned["accuracy/test"] == recorded["accuracy/test"]
     with pytest.raises(ConfigError, match="turned has no Nope"):
-        expt.evaluate(moved, "+task.metrics.f={_target_: turned.Nope, better: max}", "world_size=1")
+        expt.evaluate(moved, "dataset=turned", "dataset._target_=turned.Nope", "world_size=1")
     assert (moved / "result.json").read_bytes() == record
     assert {path.name for path in (moved / "evaluations").iterdir()} == {"test", "test_2", "turned-test"}
     about = read_result(RunPaths(moved / "evaluations" / "test_2"))["evaluation_of"]

@@ -24,8 +24,8 @@ def test_the_curve_is_gloos(world_size: int, trained: Trained) -> None:
 
 
 def test_gradients_larger_than_a_slot_travel_in_parts(trained: Trained) -> None:
-    # 3.2 million parameters; a slot takes 262,144.
-    wide = ("model.hidden=[3000,1000]", "max_steps=3", "log_every=1")
+    # 700,000 parameters; a slot takes 262,144.
+    wide = ("model.hidden=[1500,400]", "max_steps=3", "log_every=1")
     shared = trained(*wide, name="shared").curve("running/loss")
     assert shared == trained(*wide, "ddp.shared_memory=false", name="gloo").curve("running/loss")
 

@@ -106,7 +106,10 @@ def reference() -> tuple[list[float], list[float], float]:
     return losses, means, error
 
 
-@pytest.mark.parametrize(("workers", "parts"), [(1, 1), (2, 3), (3, 1), (4, 1)])
+THREE = pytest.param(3, 1, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("workers", "parts"), [(1, 1), (2, 3), THREE, (4, 1)])
 def test_a_loss_by_weights_is_that_of_the_global_batch(
     workers: int, parts: int, own: Path, reference: tuple[list[float], list[float], float]
 ) -> None:

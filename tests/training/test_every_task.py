@@ -91,7 +91,7 @@ def measured_of(case: Case, weights: Mapping[str, Any]) -> dict[str, dict[str, f
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics")  # of three samples, not of each class
 @pytest.mark.parametrize("how", [HOW, pytest.param(MORE, marks=pytest.mark.slow)], ids=["", "more"])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_curves_are_a_plain_loops_and_metrics_torchmetrics(
     workers: int, how: Sequence[tuple[int, bool]], configured: Configured, tmp_path: Path
 ) -> None:

@@ -121,7 +121,10 @@ def right(model: nn.Module, lines: Sentences, index: int) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize(("world_size", "parts"), [(1, 1), (2, 1), (3, 1), (4, 1), (1, 3), (4, 3)])
+THREE = pytest.param(3, 1, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("world_size", "parts"), [(1, 1), (2, 1), THREE, (4, 1), (1, 3), (4, 3)])
 def test_the_curve_is_that_of_a_plain_loop_by_tokens(
     world_size: int, parts: int, config: RunConfig, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from expt.training.collectives import Worker
 from expt.training.observer import Observer
 from expt.worker import build
 from expt.worker.run import Run
-from tests.conftest import Configured, RunFolder
+from tests.conftest import Configured, RunFolder, usual
 from tests.ranks import together
 from tests.worker.sharded import Configs
 
@@ -49,7 +49,7 @@ def train_alone(tmp_path: Path, configured: Configured) -> Iterator[TrainAlone]:
     ) -> Trained:
         paths = RunPaths(tmp_path / name)
         paths.folder.mkdir(exist_ok=True)
-        run = Run(configured(*overrides), paths, ALONE, typed_at=time.monotonic(), beat=lambda: None)
+        run = Run(configured(*usual(overrides)), paths, ALONE, typed_at=time.monotonic(), beat=lambda: None)
         before(run)
         return Trained(run, run.train(source, observe))
 

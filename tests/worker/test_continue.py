@@ -110,7 +110,7 @@ def test_what_is_trained_longer_is_what_it_would_have_been_at_once(
     name: str, train_alone: TrainAlone, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_let_the_second_pass", lambda folder: None)  # a running TensorBoard alone needs it
-    words, (first, *ends) = (*SHORT, *CASES[name][0]), CASES[name][1]
+    words, (first, *ends) = ("tensorboard.images=auto", *SHORT, *CASES[name][0]), CASES[name][1]
     for folder in ("longer", "at_once"):
         create_result(RunPaths(tmp_path / folder))
     train_alone(*words, first, name="longer")

@@ -25,7 +25,10 @@ from tests.conftest import Trained as TrainInWorkers
 from tests.data.test_build import write_folder
 from tests.worker.conftest import ALONE, TrainAlone, Trained
 
-TURNING = ("objective=loss/val", "dataset.train_limit=320", "epochs=5", "batch_size=32", "optimizer.lr=0.2")
+TURNING = (
+    *("objective=loss/val", "dataset.train_limit=320", "epochs=5", "batch_size=32", "optimizer.lr=0.2"),
+    "tensorboard.images=auto",
+)
 """A run whose best epoch is neither its first nor its last."""
 
 
