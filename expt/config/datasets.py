@@ -27,7 +27,7 @@ class _Dataset:
     train_limit: Count | None
     mean: tuple[float, ...] | None
     std: tuple[Positive, ...] | None
-    augment: Augment = Augment()
+    augment: Augment = dataclasses.field(default_factory=Augment)
     folds: Annotated[int, Field(ge=2)] | None = None  # a run recorded before there was a choice has none
     fold: Annotated[int, Field(ge=0)] | None = None
     sampling: Literal["balanced"] | None = None

@@ -6,9 +6,8 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -23,22 +22,26 @@ from expt.config.tasks import TargetMetric
 from expt.errors import ConfigError
 from expt.machine import Machine
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 
 def plain(composed: DictConfig, *, sweep: bool = False) -> dict[str, Any]:
     """The composed configuration as plain containers, without Hydra's own part, interpolations resolved.
 
     Raises MissingMandatoryValue for a `???`.
     """
+    from omegaconf import OmegaConf  # late: a worker composes nothing
+
+    def contained(value: Any) -> Any:
+        """Of one key: a copy of all without Hydra's part would take four times as long."""
+        several = OmegaConf.is_config(value)
+        return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if several else value
+
     with secrets.environment_read() as read:
-        content = {str(key): _plain(composed[key]) for key in composed if key != "hydra"}
+        content = {str(key): contained(composed[key]) for key in composed if key != "hydra"}
     node = {**content, "secrets": read}
     return fill_auto_of_a_sweep(node) if sweep else node
-
-
-def _plain(value: Any) -> Any:
-    """Of one key: a copy of all without Hydra's part would take four times as long."""
-    several = OmegaConf.is_config(value)
-    return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if several else value
 
 
 def parse(composed: Mapping[str, Any], machine: Machine) -> RunConfig:
