@@ -20,6 +20,11 @@ class Augment:
     flip: bool | Literal["alternate"] = False
     cutout: Annotated[int, Field(ge=0)] = 0
 
+    @property
+    def is_set(self) -> bool:
+        """Whether anything is to be done."""
+        return any(getattr(self, field.name) != field.default for field in dataclasses.fields(self))
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Dataset:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from expt.config.groups import Muon
 from expt.machine import Machine
@@ -22,7 +22,9 @@ def of_sharding(config: RunConfig, machine: Machine) -> list[str]:
 
 
 def _idle_keys(config: RunConfig) -> list[str]:
-    given, at_first = config.sharding, _at_first(type(config.sharding))
+    given = config.sharding
+    kind: Any = type(given)
+    at_first = _at_first(kind)
     return [
         f"sharding.{field.name}={_typed(getattr(given, field.name))}: strategy={config.strategy} gives each worker the "
         "whole model; use strategy=fsdp, or leave it out"
@@ -33,6 +35,7 @@ def _idle_keys(config: RunConfig) -> list[str]:
 
 @functools.cache
 def _at_first(kind: type[Sharding]) -> Sharding:
+    """Made once: to check it takes longer than to compare it."""
     return kind()
 
 
