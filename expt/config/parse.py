@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -130,9 +131,14 @@ def _with_secrets(hidden: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 def _typed(node: dict[str, Any]) -> RunConfig:
     try:
         # JSON, because pydantic then takes a list for a tuple and is strict all the same.
-        return TypeAdapter(RunConfig).validate_json(_as_json(node))
+        return _adapter().validate_json(_as_json(node))
     except ValidationError as error:
         raise ConfigError(explain(error, node)) from None
+
+
+@functools.cache  # takes 45 ms to make
+def _adapter() -> TypeAdapter[RunConfig]:
+    return TypeAdapter(RunConfig)
 
 
 def _as_json(node: Mapping[str, Any]) -> str | bytes:
