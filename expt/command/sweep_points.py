@@ -123,7 +123,9 @@ class Grid:
         if settings is None:
             composed = numbered(composer.compose(master, point), number)
         job = self._job(settings, composed, overrides, name, more)
-        about: Record = {**about_run(job.name, overrides), **more}
+        about = job.request.about if job.request else {}
+        if about.get("arguments") != overrides:  # refused, or another point's too
+            about = {**about_run(job.name, overrides), **more}
         return ComposedRun(number, overrides, job, functools.partial(composer.compose, master, point), about)
 
     def _warn_of_others(self, num_points: int) -> None:
@@ -152,7 +154,7 @@ class Grid:
     ) -> Job:
         """The job of a point, by its settings or its whole configuration; the same if the grid names it twice."""
         error: ExptError | None = None
-        config, settings, content, key = None, None, None, _asked(overrides)
+        config, settings, content, key = None, None, None, ""
         try:
             settings = (
                 plain(composed, sweep=True) if composed is not None else fill_auto_of_a_sweep(known_settings or {})
@@ -165,6 +167,7 @@ class Grid:
             error = problem
         except OmegaConfBaseException as problem:
             error = as_config_error(problem, overrides)
+        key = key or _asked(overrides)
         if key in self._jobs:
             return self._jobs[key]
         # A point that was refused before, and can run now, takes the place of its refusal.

@@ -20,6 +20,11 @@ class Augment:
     flip: bool | Literal["alternate"] = False
     cutout: Annotated[int, Field(ge=0)] = 0
 
+    @property
+    def is_set(self) -> bool:
+        """Whether anything is to be done."""
+        return any(getattr(self, field.name) != field.default for field in dataclasses.fields(self))
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class _Dataset:
@@ -27,7 +32,7 @@ class _Dataset:
     train_limit: Count | None
     mean: tuple[float, ...] | None
     std: tuple[Positive, ...] | None
-    augment: Augment = Augment()
+    augment: Augment = dataclasses.field(default_factory=Augment)
     folds: Annotated[int, Field(ge=2)] | None = None  # a run recorded before there was a choice has none
     fold: Annotated[int, Field(ge=0)] | None = None
     sampling: Literal["balanced"] | None = None

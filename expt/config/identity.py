@@ -88,8 +88,12 @@ def identity(
         left_out.add("weights")
     if content is not None and content.fork:
         left_out.add("fork")
-    settings = {key: value for key, value in _flat_settings(config).items() if key not in left_out}
-    settings = {key: value for key, value in settings.items() if key not in AT_FIRST or value != AT_FIRST[key]}
+    settings = _flat_settings(config)
+    for key in left_out:
+        settings.pop(key, None)
+    for key, at_first in AT_FIRST.items():
+        if key in settings and settings[key] == at_first:
+            del settings[key]
     settings["ddp.sync_batchnorm"] = config.batch_norm == "sync"  # as this was once called
     if config.batch_norm == "sync":
         del settings["batch_norm"]
@@ -156,13 +160,14 @@ def _flat_settings(config: RunConfig) -> dict[str, Any]:
     """`flat(_settings(config))`, in half the time: a large sweep asks for each of its points."""
     found: dict[str, Any] = {}
     _flatten_fields(config, "", found)
-    return {key: value for key, value in found.items() if key.partition(".")[0] not in {"secrets", *OF_TRACKERS}}
+    return found
 
 
 def _flatten_fields(holder: Any, prefix: str, found: dict[str, Any]) -> None:
     kind: Any = type(holder)
+    values = vars(holder)
     for name, key in _keys_of(kind, prefix):
-        value = getattr(holder, name)
+        value = values[name]
         if type(value) in _SCALARS:
             found[key] = value
         elif hasattr(type(value), "__dataclass_fields__"):
@@ -175,7 +180,9 @@ def _flatten_fields(holder: Any, prefix: str, found: dict[str, Any]) -> None:
 
 @functools.cache
 def _keys_of(kind: Any, prefix: str) -> tuple[tuple[str, str], ...]:
-    return tuple((name, prefix + name) for name in _names_of(kind))
+    """The names of a class's fields that are settings, and their keys, in the order in which `identity` writes them."""
+    left_out = set() if prefix else {"secrets", *OF_TRACKERS}
+    return tuple((name, prefix + name) for name in sorted(_names_of(kind)) if name not in left_out)
 
 
 _SCALARS = {str, int, float, bool, type(None)}

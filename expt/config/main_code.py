@@ -10,6 +10,7 @@ import atexit
 import functools
 import hashlib
 import importlib
+import os
 import shutil
 import sys
 import tempfile
@@ -61,7 +62,6 @@ def _of_main(targets: Sequence[str]) -> list[str]:
 
 def find_kept(folder: Path) -> None:
     """Let this process, and those that it starts, import what `keep` has copied into `folder`, if anything."""
-    path = str(folder.absolute())
-    if path not in sys.path and folder.is_dir():
+    if os.path.isdir(folder) and (path := str(folder.absolute())) not in sys.path:
         sys.path.append(path)
         importlib.invalidate_caches()

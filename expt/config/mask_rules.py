@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from expt.config.datasets import (
-    Augment,
     HuggingFace,
     SegmentationFolder,
     TargetDataset,
@@ -31,7 +30,7 @@ def of_masks(dataset: object, task: object) -> list[str]:
 
 def _moved(dataset: SegmentationFolder | Torchvision | HuggingFace) -> list[str]:
     problems = []
-    if dataset.augment != Augment():
+    if dataset.augment.is_set:
         problems.append(f"dataset.augment: would move images and leave their masks; leave it out of {dataset.name}")
     if getattr(dataset, "transforms", None):
         problems.append("dataset.transforms: would move images and leave their masks; leave them out")

@@ -87,7 +87,7 @@ class RunConfig:
 
     model: group(**GROUPS["model"])  # type: ignore[valid-type]
     init: group(**GROUPS["init"])  # type: ignore[valid-type]
-    task: group(**GROUPS["task"]) = Classification()  # type: ignore[valid-type]  # a record of before there was a choice has none
+    task: group(**GROUPS["task"]) = dataclasses.field(default_factory=Classification)  # type: ignore[valid-type]  # a record of before there was a choice has none
     dataset: group(**GROUPS["dataset"])  # type: ignore[valid-type]
     optimizer: group(**GROUPS["optimizer"])  # type: ignore[valid-type]
     scheduler: group(**GROUPS["scheduler"])  # type: ignore[valid-type]
@@ -128,8 +128,8 @@ class RunConfig:
     log_every: Count
     tensorboard: TensorBoard
     send: tuple[TrackerName, ...] = ()
-    mlflow: MLflow = MLflow()
-    wandb: Wandb = Wandb()
+    mlflow: MLflow = dataclasses.field(default_factory=MLflow)
+    wandb: Wandb = dataclasses.field(default_factory=Wandb)
     print_every: Count | None
     amp: bool | Literal["bf16", "fp16", "bf16_params"]
     compile: bool | Literal["auto", "default", "reduce-overhead", "max-autotune", "blocks"]
@@ -138,9 +138,9 @@ class RunConfig:
     channels_last: bool
     onednn: bool
     prepare_once: bool = False
-    patches: Patches = Patches()  # a run recorded before there was a choice has none
+    patches: Patches = dataclasses.field(default_factory=Patches)  # a run recorded before there was a choice has none
     ddp: DDP
-    sharding: Sharding = Sharding()
+    sharding: Sharding = dataclasses.field(default_factory=Sharding)
     resume: Folder | None
     checkpoint: Checkpoint
     on_nan: Literal["stop", "skip"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from expt.config.groups import Muon
 from expt.machine import Machine
 
 if TYPE_CHECKING:
-    from expt.config.schema import RunConfig
+    from expt.config.schema import RunConfig, Sharding
 
 
 def of_sharding(config: RunConfig, machine: Machine) -> list[str]:
@@ -21,13 +22,21 @@ def of_sharding(config: RunConfig, machine: Machine) -> list[str]:
 
 
 def _idle_keys(config: RunConfig) -> list[str]:
-    given, at_first = config.sharding, type(config.sharding)()
+    given = config.sharding
+    kind: Any = type(given)
+    at_first = _at_first(kind)
     return [
         f"sharding.{field.name}={_typed(getattr(given, field.name))}: strategy={config.strategy} gives each worker the "
         "whole model; use strategy=fsdp, or leave it out"
         for field in dataclasses.fields(given)
         if getattr(given, field.name) != getattr(at_first, field.name)
     ]
+
+
+@functools.cache
+def _at_first(kind: type[Sharding]) -> Sharding:
+    """Made once: to check it takes longer than to compare it."""
+    return kind()
 
 
 def _idle_checkpoint(config: RunConfig) -> list[str]:

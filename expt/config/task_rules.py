@@ -229,15 +229,17 @@ def measured_each_epoch(config: RunConfig) -> list[str]:
 
 def _watched(config: RunConfig) -> list[str]:
     """What early stopping and a plateau look at must be there after each epoch."""
-    measured = measured_each_epoch(config)
-    watched: dict[str, EarlyStop | Plateau | None] = {"early_stop": config.early_stop}
+    watched: dict[str, EarlyStop | Plateau] = {}
+    if config.early_stop is not None:
+        watched["early_stop"] = config.early_stop
     if isinstance(config.scheduler, Plateau):
         watched["scheduler"] = config.scheduler
+    measured = measured_each_epoch(config) if watched else []
     return [
         f"{key}.metric={wanted}: is not measured after each epoch; use one of {', '.join(measured)}."
         f"{did_you_mean(wanted, measured)}"
         for key, watching in watched.items()
-        if watching is not None and (wanted := watching.metric) not in measured
+        if (wanted := watching.metric) not in measured
     ]
 
 

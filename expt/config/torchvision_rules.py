@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from expt.config.datasets import Augment, Torchvision, has_masks
+from expt.config.datasets import Torchvision, has_masks
 from expt.config.tasks import Classification, Multilabel, Regression, Segmentation
 from expt.config.torchvision_sets import OPTIONS, POSITIONS, SEVERAL, options_of, targets_of
 from expt.errors import did_you_mean
@@ -37,7 +37,7 @@ def _moved(dataset: Torchvision) -> list[str]:
     target = (dataset.options or {}).get("target_type")
     if target not in POSITIONS:
         return []
-    moves = {"augment": dataset.augment != Augment(), "transforms": bool(dataset.transforms)}
+    moves = {"augment": dataset.augment.is_set, "transforms": bool(dataset.transforms)}
     return [
         f"dataset.{key}: would move images, and not their {target}; leave it out"
         for key, is_set in moves.items()

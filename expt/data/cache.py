@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from filelock import FileLock, Timeout
-
 from expt.errors import ConfigError
 
 if TYPE_CHECKING:  # it takes as long to import as Hydra, and many a run has no arrays in its driver
     import numpy as np
+    from filelock import FileLock
 
 LIMIT_GB = 50.0
 _FORMAT = 2  # raise it when what is stored changes
@@ -129,6 +128,8 @@ def entries() -> list[Entry]:
 
 def remove(path: Path) -> bool:
     """Remove an entry, unless it is being written; whoever has mapped it keeps what it has mapped."""
+    from filelock import Timeout
+
     with contextlib.suppress(Timeout, OSError), _lock(path, timeout=0):
         shutil.rmtree(path, ignore_errors=True)
         return True
@@ -158,6 +159,8 @@ def _name_of(label: str, sources: Sequence[Path]) -> str:
 
 def _lock(entry: Path, timeout: float = -1) -> FileLock:
     """That of all entries whose names are the same up to the last dot, and of what is to become one."""
+    from filelock import FileLock  # late: for who writes
+
     return FileLock(entry.with_name(f".{_kind(entry)}.lock"), timeout=timeout)
 
 

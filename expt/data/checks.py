@@ -37,10 +37,10 @@ def check_image_keys(dataset: DatasetConfig, source: Source) -> None:
         _check_augment(dataset.augment, source.shapes["image_size"])
     elif source.normalises:
         _check_channels(dataset, source.shapes["channels"])
-        if not source.moves and dataset.augment != datasets.Augment():
+        if not source.moves and dataset.augment.is_set:
             raise ConfigError("dataset.augment: would move images and leave their masks; leave it out")
         _check_augment(dataset.augment, source.shapes["image_size"])
-    elif dataset.mean or dataset.std or dataset.augment != datasets.Augment():
+    elif dataset.mean or dataset.std or dataset.augment.is_set:
         raise ConfigError("dataset.mean, std and augment: are of images with classes; leave them out here")
 
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from filelock import FileLock
-
 from expt.config import datasets
 from expt.config.schema import RunConfig
 from expt.data import huggingface_files, table, text_files, torchvision_files
@@ -264,6 +262,8 @@ def _obtain(dataset: datasets.Downloaded, missing: _Missing) -> None:
     """Download under a lock, unless another run has done so meanwhile; leaves nothing else behind."""
     if not dataset.download:
         raise _missing_error(dataset, missing, ", and dataset.download is false")
+    from filelock import FileLock  # late: for a download
+
     root = _root(dataset)
     lock, new = root / ".download.lock", [folder for folder in (root, *root.parents) if not folder.exists()]
     try:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch.utils.data import Dataset
 
 
@@ -46,6 +45,8 @@ class Scenes(Dataset[tuple[Any, int]]):
         number = bisect.bisect_right(self._ends, index)
         key = self._keys[number][index - self._ends[number]]  # from its end
         with self._database(number).begin() as reading:
+            from PIL import Image  # late: of this set alone
+
             return Image.open(io.BytesIO(reading.get(key))).convert("RGB"), number
 
     def _keys_of(self, number: int) -> list[bytes]:

@@ -11,8 +11,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from expt.config.datasets import Torchvision
 from expt.data.cache import cache_dir
 from expt.data.download import impatient
@@ -57,6 +55,8 @@ def obtain(dataset: Torchvision) -> None:
         raise _absent(dataset, f", and {unfetched}")
     if not dataset.download:
         raise _absent(dataset, ", and dataset.download is false")
+    from filelock import FileLock  # late: for a download
+
     root = root_of(dataset)
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -186,6 +185,8 @@ class _Listed(Dataset[tuple[Any, int]]):
         return len(self._files)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
+        from PIL import Image  # late: of sets that are read as they lie alone
+
         with Image.open(self._files[index]) as picture:
             return picture.copy(), self.targets[index]
 

@@ -84,6 +84,8 @@ class Packing:
 
         `elsewhere` is how many runs of other schedules count towards `max_concurrent`.
         """
+        if not self._waiting:
+            return None
         if self._max_concurrent is not None and len(self._running) + elsewhere >= self._max_concurrent:
             return None
         load = self._load()

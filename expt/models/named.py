@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from torch import Tensor, nn
 
 from expt.config.groups import NamedModel
@@ -170,6 +169,8 @@ def _fetching_alone() -> Iterator[None]:
     """Of the workers of this machine one fetches weights, and the others find them; not forever behind a firewall."""
     folder, before = Path(torch.hub.get_dir()), socket.getdefaulttimeout()
     folder.mkdir(parents=True, exist_ok=True)
+    from filelock import FileLock  # late: for published weights
+
     with FileLock(folder / ".expt.lock"):
         socket.setdefaulttimeout(_CONNECT_TIMEOUT_S)
         try:

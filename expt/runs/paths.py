@@ -32,6 +32,7 @@ def remove_empty(folder: Path) -> None:
             around.rmdir()
 
 
+RESULT = "result.json"
 SWEEP_RECORD = "multirun.yaml"
 """What Hydra writes into a sweep's folder before it starts a run."""
 SWEEP_INDEX = ".index.json"
@@ -52,7 +53,7 @@ class RunPaths:
     @property
     def result(self) -> Path:
         """Status and final numbers; see expt.runs.result."""
-        return self.folder / "result.json"
+        return self.folder / RESULT
 
     @property
     def metrics(self) -> Path:

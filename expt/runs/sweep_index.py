@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from expt.runs import plain_json
 from expt.runs.atomic import write_atomically
-from expt.runs.paths import SWEEP_INDEX, RunPaths
+from expt.runs.paths import RESULT, SWEEP_INDEX, RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, result_of_any, results, with_nan
 
 FORMAT = 2
@@ -32,7 +32,7 @@ def results_of_sweep(folder: Path) -> Iterator[tuple[RunPaths, Record]]:
     for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
         paths = RunPaths(folder / name)
         try:
-            stat = paths.result.stat()
+            stat = os.stat(f"{folder}/{name}/{RESULT}")  # by a path of pathlib's it takes three times as long
         except OSError:  # no folder, or no run
             continue
         # Another record has another inode, see `write_atomically`; its times are those of the system's clock.

@@ -255,9 +255,11 @@ def build_observer(
     events = None
     if worker.rank == 0:
         charts = tags.layout(config.eval_split, worker.world_size, metrics_of(config.task))
-        told = dataclasses.replace(config, resume=None) if config.resume == "auto" else config
+        told = shown(config)
+        if config.resume == "auto":
+            told["resume"] = None
         at_end = config.tensorboard.images == "end"
-        events = writer(paths, hyperparameters(shown(told)), charts, resumed_at=resumed_at, end_pictures=at_end)
+        events = writer(paths, hyperparameters(told), charts, resumed_at=resumed_at, end_pictures=at_end)
     return build_dashboard(config, events, data, learner, position)
 
 

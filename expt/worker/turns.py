@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock
-
 from expt.data.cache import cache_dir, digest
 from expt.training import collectives
 from expt.training.collectives import Worker
@@ -35,6 +33,8 @@ def lock_of(target: str) -> Path:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
+    from filelock import FileLock  # late: of a dataset of one's own alone
+
     lock = FileLock(path)
     with contextlib.suppress(OSError, NotImplementedError):  # a read-only disk, or one without locks
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -407,3 +407,11 @@ def test_a_mistake_is_told_without_torch() -> None:
     program = f"import sys, {modules}; assert 'torch' not in sys.modules, 'torch was imported'"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_checks_a_configuration_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 45 ms, and a sweep checks each of its points."""
+    settings, machine = composed(), Machine(cpus=2)
+    parse(settings, machine)
+    monkeypatch.setattr("expt.config.parse.TypeAdapter", None)
+    assert parse(settings, machine) == parse(settings, machine)
