@@ -170,12 +170,7 @@ class Grid:
         key = key or _asked(overrides)
         if key in self._jobs:
             return self._jobs[key]
-        # A point that was refused before, and can run now, takes the place of its refusal.
-        known = self._known.get(key) or self._known.get(_asked(overrides))
-        if known is None and config is not None and content is not None:
-            known = self._known.get(identity(config, content, by_paths=True))
-        if known is None and config is not None:
-            known = self._of_older_version(config, content) or self._without_data(config, content)
+        known = self._known_as(key, config, content, overrides)
         self._is_of_others &= known is None and _asked(overrides) not in self._typed  # else of other code or data
         paths = known or RunPaths(self.folder / self._unused(name, key))
         request = None
@@ -205,6 +200,17 @@ class Grid:
                 warn(f"{paths.folder}: its {paths.metrics.name} is gone; the run is made anew")
         self._jobs[key] = job = Job(paths, request, status, error, objective if status == COMPLETED else None)
         return job
+
+    def _known_as(
+        self, key: str, config: RunConfig | None, content: Content | None, overrides: Sequence[str]
+    ) -> RunPaths | None:
+        """The run of that point, if there is one; a refusal is one of a point that can run now."""
+        known = self._known.get(key) or self._known.get(_asked(overrides))
+        if known is None and config is not None and content is not None:
+            known = self._known.get(identity(config, content, by_paths=True))
+        if known is None and config is not None:
+            known = self._of_older_version(config, content) or self._without_data(config, content)
+        return known
 
     def _of_older_version(self, config: RunConfig, content: Content | None) -> RunPaths | None:
         """A run known by its settings alone, if no other point has claimed it, and it can have been this one."""
