@@ -77,7 +77,7 @@ def test_it_learns(name: str) -> None:
     [({}, [11, 15, 19]), ({"random_fraction": 0}, []), ({"random_fraction": 0.5}, [11, 13, 15, 17, 19])],
 )
 def test_a_quarter_of_tpes_points_or_as_many_as_are_asked_for_is_drawn_at_random(
-    more: dict[str, float], expected: list[int]
+    more: dict[str, Any], expected: list[int]
 ) -> None:
     points = searched("tpe", MIXED, 20, **more)
     by_chance = searched("random", MIXED, 20)
