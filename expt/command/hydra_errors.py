@@ -63,6 +63,8 @@ def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
         return f"{typed}: is of a search; add search=tpe, or another one"
     if any(text.startswith(f"+{group}._target_=") for text in overrides):
         return f"{typed}: there is no key '{key}' yet; type +{typed}"
+    if _last(key) == "_target_" and key.count(".") == 1:
+        return f"{typed}: the chosen {group} is no class of your own; write conf/{group}/NAME.yaml, or type +{typed}"
     if key in known:
         return f"{typed}: the chosen {group} has no key '{key}'; another {group}=... has"
     above = getattr(error.__cause__, "parent_node", None)  # where in the YAML the key was looked for

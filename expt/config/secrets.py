@@ -54,6 +54,10 @@ class Variables(dict[str, str]):
             value, text = _resolved(holder, key), str(holder._get_node(key)._value())  # type: ignore[union-attr]
             if not self.asked_for or "${" not in _VARIABLE.sub("", text):
                 continue  # what is left is found as text
+            if isinstance(value, Mapping | list):  # hidden as a whole; by its parts where they lie elsewhere
+                self[f"{'.'.join(path)}={text}"] = json.dumps(value, default=str)
+                for number, name in enumerate(_long_keys(value)):
+                    self[f"{'.'.join(path)}.key{number}={text}"] = json.dumps(name)
             for below, leaf in _leaves(value):
                 at = ".".join([*path, *below])
                 if _REFERENCE.search(text):
@@ -135,6 +139,14 @@ def _leaves(value: Any, path: Sequence[str] = ()) -> Iterator[tuple[Sequence[str
         yield path, value
 
 
+def _long_keys(value: Any) -> Iterator[str]:
+    """The keys of mappings in it that are long enough to be a secret, and no word such as `user`."""
+    if isinstance(value, Mapping | list):
+        yield from (str(key) for key in value if isinstance(value, Mapping) and len(str(key)) >= MIN_DIGITS)
+        for below in value.values() if isinstance(value, Mapping) else value:
+            yield from _long_keys(below)
+
+
 def remember(variables: Mapping[str, str]) -> None:
     """Keep the values of these variables out of what this process writes."""
     _names.update(_by_value(variables))
@@ -169,20 +181,23 @@ def _by_value(variables: Mapping[str, str]) -> dict[str, str]:
         text, name = value, key
         if made := _split(key):
             leaf, variable = json.loads(value), _VARIABLE.search(made[1])
-            text = leaf if isinstance(leaf, str) or len(value) >= MIN_DIGITS else ""
+            is_long = len(value) >= MIN_DIGITS and not isinstance(leaf, dict | list)
+            text = leaf if isinstance(leaf, str) or is_long else ""
             name = variable[1] if variable else key
         if len(text := str(text)) >= MIN_LENGTH:
-            found[text] = name
+            # As it stands, and as Python and JSON write it: with a line break or a quote in it these are others.
+            found |= dict.fromkeys((text, repr(text)[1:-1], json.dumps(text)[1:-1]), name)
     return found
 
 
 def _replaced(value: Any, names: Mapping[str, str], made: _Made, path: tuple[str, ...]) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _replaced(item, names, made, _below(path, key)) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_replaced(item, names, made, _below(path, index)) for index, item in enumerate(value))
     if path in made and made[path][1] == value:
         return made[path][0]
+    if isinstance(value, Mapping):
+        below = ((key, _replaced(item, names, made, _below(path, key))) for key, item in value.items())
+        return {_replaced(key, names, {}, ()) if isinstance(key, str) else key: item for key, item in below}
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(item, names, made, _below(path, index)) for index, item in enumerate(value))
     if isinstance(value, str) and names:
         # The longest first, for one may hold another.
         secret = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))

@@ -48,11 +48,16 @@ def _of_import(module: str, error: BaseException) -> str:
         return f"it is of a notebook's or script's __main__ ({error}); give the class there, or use expt rerun FOLDER"
     if (frame := own_frame(error)) is None:
         return f"cannot import {module} ({error}); its folder must be the current one or on PYTHONPATH"
-    told = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return f"importing {module} raised {told} ({frame.filename}, line {frame.lineno})"
+    return f"importing {module} raised {said(error)} ({frame.filename}, line {frame.lineno})"
 
 
-def build(path: str, base: type[T], *args: Any, **kwargs: Any) -> T:
+def said(error: BaseException) -> str:
+    """The class of an error and the first line of its text, from which secrets are taken before it is cut."""
+    lines = secrets.hidden(str(error)).split("\n")
+    return ": ".join([type(error).__name__, *[line.strip() for line in lines if line.strip()][:1]])
+
+
+def build(path: str, base: type[T], /, *args: Any, **kwargs: Any) -> T:
     """An instance of the class that `path` names; what its arguments name by `_target_` is built too, before it.
 
     Raises ConfigError as `resolve` does, and if its constructor does not take the arguments.
@@ -81,7 +86,7 @@ def _called(whose: str, cls: type[T], args: Sequence[Any], arguments: Mapping[st
     except Exception as error:
         if not _is_mistake(error):
             raise
-        frame, told = own_frame(error), f"{type(error).__name__}: {error}".partition("\n")[0]
+        frame, told = own_frame(error), said(error)
         given = ", ".join(f"{key}={reprlib.repr(secrets.hidden(value))}" for key, value in typed.items())
         where = f" ({frame.filename}, line {frame.lineno}); mend that line, or" if frame else "; mend"
         raise ConfigError(
@@ -98,7 +103,7 @@ def _is_mistake(error: Exception) -> bool:
 
 def taken(cls: type, offered: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the `offered` keyword arguments that the constructor of `cls` names, or all where it takes any."""
-    parameters = inspect.signature(cls).parameters
+    parameters = _signature(cls).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in offered.items() if takes_any or name in parameters}
 
@@ -155,7 +160,7 @@ def _made(planned: Any) -> Any:
 
 def _check_arguments(path: str, cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     try:
-        signature = inspect.signature(cls)
+        signature = _signature(cls)
     except ValueError:  # of an extension module, which does not say what it takes
         return
     try:
@@ -163,6 +168,15 @@ def _check_arguments(path: str, cls: type, args: Sequence[Any], kwargs: Mapping[
     except TypeError as error:
         hint = _nearest(kwargs, signature) or _mend(str(error))
         raise ConfigError(f"_target_={path}: {error}; it was given {', '.join(kwargs) or 'nothing'}{hint}") from error
+
+
+def _signature(cls: type) -> inspect.Signature:
+    """What the class takes: where its `__new__` takes anything, what its `__init__` does."""
+    found = inspect.signature(cls)
+    if any(each.kind is each.VAR_KEYWORD for each in found.parameters.values()) and "__init__" in vars(cls):
+        _, *parameters = inspect.signature(cls.__init__).parameters.values()  # type: ignore[misc]
+        return found.replace(parameters=parameters)
+    return found
 
 
 def _nearest(given: Collection[str], signature: inspect.Signature) -> str:

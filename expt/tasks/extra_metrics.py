@@ -146,7 +146,6 @@ def _explained(name: str) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (ValueError, TypeError, RuntimeError, IndexError, ModuleNotFoundError) as error:
-        told = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"task.metrics.{name}: {type(error).__name__}: {told}") from error
+        raise ConfigError(f"task.metrics.{name}: {user_class.said(error)}") from error
     except ConfigError as error:
         raise ConfigError([f"task.metrics.{name}: {problem}" for problem in error.problems]) from error

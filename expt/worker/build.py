@@ -157,7 +157,8 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         test_time=config.test_time_augmentation,
         **sharding.of_learner(config, data, ema.module if ema else module, outline, worker),
     )
-    check_metrics(learner, data.val if config.eval_split == "val" else data.test)
+    if not config.is_sharded:
+        check_metrics(learner, data.val if config.eval_split == "val" else data.test)
     return learner
 
 

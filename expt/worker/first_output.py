@@ -6,6 +6,7 @@ What torch says of a wrong one is a riddle, and an evaluation comes late.
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import torch
 from torch import nn
@@ -42,16 +43,16 @@ def check_first_output(module: nn.Module, target: str, num_classes: int, *, warn
 def check_metrics(learner: Learner, loader: Loader | None) -> None:
     """Raise ConfigError for a metric of `task.metrics` that doesn't take what the model makes of the first samples.
 
-    A collective for a sharded model. Whatever else goes wrong is left to the run.
+    Whatever else goes wrong is left to the run, and so are the metrics of a sharded model, of which there is no copy.
     """
     if not learner.extra_metrics.names or learner.compiled:  # of which each size of a batch takes its time
         return
     if not isinstance(loader, ShardedLoader) or isinstance(loader, IterableLoader):
         return
     batch = next(loader.first(FEW))
-    module = learner.evaluated_views
-    module.eval()
     with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError, AttributeError):
+        module = copy.deepcopy(learner.evaluated_views)  # a first batch may leave marks in it: buffers, a count
+        module.eval()
         with learner.precision.autocast():
             outputs = learner.task.forward(module, batch)
         learner.extra_metrics.try_out(learner.task, outputs, batch)

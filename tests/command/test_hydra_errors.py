@@ -94,6 +94,10 @@ COMPOSING = {
         "callbacks={_target_: a.B}: is a list; put brackets around it, as in 'callbacks=[{_target_: a.B}]'"
     ),
     "+seed=3": "+seed=3: with + a key must be new, and there is 'seed' already; type seed=3",
+    "model._target_=a.B": (
+        "model._target_=a.B: the chosen model is no class of your own; write conf/model/NAME.yaml, or type "
+        "+model._target_=a.B"
+    ),
     "ddp.static=true": "ddp.static=true: there is no key 'ddp.static'. Did you mean 'ddp.static_graph'?",
 }
 

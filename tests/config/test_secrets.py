@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
@@ -36,6 +38,25 @@ def test_four_characters_are_a_secret_and_three_are_not() -> None:
 def test_a_secret_may_hold_any_character() -> None:
     secrets.remember({"A": "a.c|(", "B": "\\n[x]"})
     assert secrets.hidden("a.c|( abc| \\n[x]") == "${oc.env:A} abc| ${oc.env:B}"
+
+
+@pytest.mark.parametrize("secret", ["line 1\nline 2", "it's", 'a "word"', "back\\slash", "schön"])
+def test_a_secret_is_found_as_python_and_json_write_it(secret: str) -> None:
+    secrets.remember({"A": secret})
+    for text in (secret, repr(secret), json.dumps(secret), f"KeyError: {secret!r}"):
+        assert secret.split()[-1].strip("'\"") not in secrets.hidden(text)
+        assert "${oc.env:A}" in secrets.hidden(text)
+
+
+def test_keys_that_a_resolver_makes_of_a_variable_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXPT_TEST_A", "{token-4711: [anna], b: {other-4712: 1}}")
+    node = "${oc.decode:${oc.env:EXPT_TEST_A}}"
+    content = plain(OmegaConf.create({"model": {"users": node}}))
+    read = content.pop("secrets")
+    assert "token-4711" in content["model"]["users"]
+    assert secrets.hidden_settings(content, read) == {"model": {"users": node}}
+    hidden = str(secrets.hidden({"given": content["model"]["users"], "text": "'other-4712'"}))
+    assert not {word for word in ("token", "4711", "4712", "anna") if word in hidden}
 
 
 def test_containers_are_searched_and_keep_their_types() -> None:
@@ -102,13 +123,17 @@ def test_what_other_resolvers_make_of_a_variable_is_hidden_too_and_restored(monk
     assert (values["token"], values["number"], values["deep"]) == ("secret-4711", 47110815, "x-HELLO")
     hidden = {
         **NESTED,
-        "login": {"user": f"{login}[user]", "pins": [f"{login}[pins][0]", "ab"]},
+        "login": login,
         "alias": NESTED["deep"],
         "alias_of_plain": NESTED["plain"],
         "short": 0.1,
     }
     written = {"model": {"kwargs": values}, "optimizer": content["optimizer"]}
     assert secrets.hidden_settings(written, read) == {**written, "model": {"kwargs": hidden}}, "and no other number"
+    other = {"model": {"kwargs": {"login": {**values["login"], "more": 1}}}}
+    by_parts = {"user": f"{login}[user]", "pins": [f"{login}[pins][0]", "ab"]}
+    assert secrets.hidden_settings(other, read) == {"model": {"kwargs": {"login": {**by_parts, "more": 1}}}}
+    assert secrets.restored(by_parts, {}) == values["login"]
     again: dict[str, str] = {}
     assert secrets.restored({"model": {"kwargs": hidden}}, again) == {"model": {"kwargs": values}}
     assert secrets.hidden_settings(written, again) == secrets.hidden_settings(written, read)
@@ -118,7 +143,7 @@ def test_what_other_resolvers_make_of_a_variable_is_hidden_too_and_restored(monk
     with pytest.raises(
         ConfigError, match=r"\[pins\]\[0\]: cannot be made of the environment anew .*; type the key again"
     ):
-        secrets.restored(hidden, {})
+        secrets.restored(by_parts, {})
     monkeypatch.delenv("EXPT_TEST_LOGIN")
     with pytest.raises(ConfigError, match=r"^EXPT_TEST_LOGIN: the run took this variable"):
         secrets.restored(hidden, {})

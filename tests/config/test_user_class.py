@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from expt.config import secrets
+from expt.config import secrets, user_class
 from expt.config.user_class import build, resolve, taken
 from expt.errors import ConfigError
 
@@ -188,3 +188,33 @@ def test_a_constructor_gets_what_it_names() -> None:
     offered = {"size": 3, "channels": 1}
     assert taken(Own, offered) == {"size": 3}
     assert taken(Holder, offered) == offered, "it takes any"
+
+
+class Odd:
+    """With names of arguments that `build` has too, and a `__new__` that takes anything."""
+
+    def __new__(cls, *_: object, **__: object) -> Odd:
+        return super().__new__(cls)
+
+    def __init__(self, path: str, base: int, *, said: str = "") -> None:
+        self.given = (path, base)
+        if said:
+            raise ValueError(said)
+
+
+def test_an_argument_may_have_any_name_and_init_says_what_is_taken() -> None:
+    assert build(f"{__name__}.Odd", object, path="here", base=2).given == ("here", 2)
+    assert user_class.taken(Odd, {"path": "here", "channels": 3}) == {"path": "here"}
+    with pytest.raises(ConfigError, match="Did you mean 'path'"):
+        build(f"{__name__}.Odd", object, pth="here", base=2)
+
+
+def test_of_what_a_constructor_says_the_first_line_is_told_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_names", {})
+    secrets.remember({"TOKEN": "first\nsecond"})
+    for given, told in (("\n  no text  \nmore", "ValueError: no text "), ("of first\nsecond", "of ${oc.env:TOKEN} ")):
+        with pytest.raises(ConfigError) as refused:
+            build(f"{__name__}.Odd", object, path="here", base=2, said=given)
+        assert told in str(refused.value)
+        assert "\n" not in str(refused.value).partition("): ")[2]
+    assert user_class.said(ValueError()) == "ValueError"

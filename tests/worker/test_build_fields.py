@@ -233,6 +233,10 @@ class Two(Few):
 class Flat(Few):
     def forward(self, images):
         return super().forward(images)[:, 0]
+class Counting(Few):
+    def forward(self, images):
+        self.seen = getattr(self, "seen", 0) + len(images)
+        return super().forward(images)
 """
 
 
@@ -261,6 +265,21 @@ def test_the_first_output_of_a_persons_own_model_is_looked_at(
         with pytest.raises(ConfigError, match=re.escape(f"model._target_=own_outputs.{name}: {told}")):
             module(images)
     module(images)  # once is enough
+
+
+def test_metrics_are_tried_out_without_a_trace_in_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchmetrics")
+    (tmp_path / "own_counting.py").write_text(OUTPUTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    wrong = "+task.metrics.x={_target_: torchmetrics.MeanSquaredError, better: min}"
+    for metric in ("torchmetrics.classification.MulticlassAUROC, num_classes: 10", None):
+        made = config(wrong if metric is None else wrong.replace("torchmetrics.MeanSquaredError", metric))
+        made = dataclasses.replace(made, model=Target(target="own_counting.Counting", kwargs={"outputs": 10}))
+        if metric:
+            assert not hasattr(build_learner(made, build_data(made, worker()), worker()).module, "seen")
+            continue
+        with pytest.raises(ConfigError, match=r"^task\.metrics\.x: "):  # it is tried out
+            build_learner(made, build_data(made, worker()), worker())
 
 
 @pytest.mark.parametrize("rank", [0, 1])
