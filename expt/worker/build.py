@@ -254,7 +254,8 @@ def build_observer(
     """What TensorBoard shows of the run, which was resumed after the step `resumed_at`; rank 0 has its file."""
     events = None
     if worker.rank == 0:
-        charts = tags.layout(config.eval_split, worker.world_size, metrics_of(config.task))
+        metrics, sharded = metrics_of(config.task), config.is_sharded
+        charts = tags.layout(config.eval_split, worker.world_size, metrics, is_sharded=sharded)
         told = dataclasses.replace(config, resume=None) if config.resume == "auto" else config
         at_end = config.tensorboard.images == "end"
         events = writer(paths, hyperparameters(shown(told)), charts, resumed_at=resumed_at, end_pictures=at_end)
