@@ -98,7 +98,7 @@ def for_strategy(words: Sequence[str], before: Sequence[str], typed: Sequence[st
     strategy = _strategy(typed)
     if strategy is None:
         return list(words)
-    foreign = OF_DDP if strategy in SHARDED else OF_SHARDS
+    foreign: tuple[str, ...] = OF_DDP if strategy in SHARDED else OF_SHARDS
     if strategy == "fsdp" or (strategy == "hsdp" and _strategy(before) == "fsdp"):
         foreign += ("sharding.shards",)
     return [word for word in words if not key_of(word).startswith(foreign)]

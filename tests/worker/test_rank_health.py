@@ -66,7 +66,8 @@ def test_what_nobody_has_measured_is_no_number() -> None:
 
 def test_torch_tells_of_no_time_before_it_has_measured_one(tmp_path: Path) -> None:
     def each(worker: Worker) -> list[float | None]:
-        parallel, found = DistributedDataParallel(nn.Linear(3, 2)), []
+        parallel = DistributedDataParallel(nn.Linear(3, 2))
+        found: list[float | None] = []
         for step in range(3):
             found.append(ddp_times.all_reduce_s(parallel, step))
             parallel(torch.ones(1, 3)).sum().backward()
