@@ -20,6 +20,7 @@ from expt.command.words import WORDS
 from expt.config import main_code
 from expt.config.datasets import OWN_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, warn
+from expt.runs.parent import for_strategy, key_of
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, DAMAGED, read_result, results_below
 from expt.runs.sweep_index import latest_sweep
@@ -160,19 +161,20 @@ def with_earlier(arguments: Sequence[str]) -> list[str]:
     if "hydra.run.dir" not in given and not {"-m", "--multirun"} & {*arguments}:
         raise ConfigError("resume=auto: goes on in the folder of a run; name it, as in hydra.run.dir=FOLDER")
     main_code.find_kept(run_paths.code)
-    words = [*searched(run_paths, arguments), *_earlier(run_paths, given), *arguments]
+    words = [*searched(run_paths, arguments), *_earlier(run_paths, given, arguments), *arguments]
     if not run_paths.result.exists():  # killed before it began, or new
         return words
     # What Hydra wrote about the run when it was started stays.
     return [*words, "hydra.output_subdir=null"]
 
 
-def _earlier(run_paths: RunPaths, given: Mapping[str, str]) -> list[str]:
-    """What began the run, but for `resume` and the keys that are `given`."""
+def _earlier(run_paths: RunPaths, given: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
+    """What began the run, but for `resume`, the keys that are `given`, and what a strategy among them cannot have."""
     if not run_paths.overrides.exists():
         return []
     words = [str(word) for word in OmegaConf.load(run_paths.overrides)]
-    return [word for word in words if (key := word.partition("=")[0].lstrip("+~")) != "resume" and key not in given]
+    kept = [word for word in words if key_of(word) != "resume" and key_of(word) not in given]
+    return for_strategy(kept, words, arguments)
 
 
 def searched(run_paths: RunPaths, arguments: Sequence[str]) -> list[str]:

@@ -86,7 +86,7 @@ class Parents:
             arguments = known[0]["arguments"] if known else record_of(values[0]).get("arguments", [])
         except ConfigError:
             return list(point)
-        return [*inherited(arguments, {key_of(word) for word in point}), *point]
+        return [*inherited(arguments, point), *point]
 
     def content(self, config: RunConfig, *, fetch: bool) -> Content:
         """What a run of the sweep is made of: forks of one run are all of the checkpoint that the first of them had.

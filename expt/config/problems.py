@@ -34,8 +34,15 @@ FEW = 8
 """Values of which all are read at a glance: of more the nearest is told."""
 BELOW_A_CHOICE: dict[str, Any] = {"augment": Augment, "groups": ParameterGroup}
 """Keys of a group's choice that have others below them, or a list of such."""
-_OF_TEXTS = ("freeze", "dataset.features", "dataset.input")
+_OF_TEXTS = ("freeze", "dataset.features", "dataset.input", "wandb.tags")
 """Keys that are lists of texts."""
+_EXAMPLES = {
+    "sharding.wrap": "'sharding.wrap=[\"blocks\\..*\"]'",
+    "activation_checkpointing": "'activation_checkpointing=[\"blocks\\..*\"]'",
+    "optimizer.betas": "optimizer.betas=[0.9,0.999]",
+    "model.paddings": "model.paddings=[same,valid,same]",
+}
+"""Keys that are lists of what neither whole numbers nor the value that was given may be."""
 _MAPPINGS = {
     "task.metrics": "give each metric the way that is better, as in 'task.metrics={near: max}'",
     "dataset.transforms": "give each a class, as in 'dataset.transforms=[{_target_: mine.Noise}]'",
@@ -93,11 +100,14 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
             missing = f"{key.rpartition('.')[0]}.{meant[1]}"
             if "has no value" in rules_by_key.get(missing, [""])[0]:
                 del rules_by_key[missing]
-    # A key of several types has a line for each type: `gpus` is an integer or a list.
-    return [
-        first + "".join(" or" + line.partition("input should be")[2] for line in others)
-        for first, *others in map(dict.fromkeys, rules_by_key.values())
-    ]
+    return [_joined(lines) for lines in rules_by_key.values()]
+
+
+def _joined(lines: list[str]) -> str:
+    """The lines of one key: one of several types has a line for each, as `gpus` is an integer or a list."""
+    first, *others = lines
+    kinds = dict.fromkeys(line.partition("input should be")[2] for line in others)
+    return first + "".join(f" or{kind}" for kind in kinds if kind and not first.endswith(f"input should be{kind}"))
 
 
 def _told(problem: ErrorDetails) -> str:
@@ -126,6 +136,8 @@ def _names_in(problem: ErrorDetails) -> list[str]:
 def _as_a_list(key: str, value: object) -> str:
     if cls := BELOW_A_CHOICE.get(key.rpartition(".")[2]):
         return f", as in {key}=[{{{dataclasses.fields(cls)[0].name}: ...}}]"
+    if key in _EXAMPLES:
+        return f", as in {_EXAMPLES[key]}"
     if key in _OF_TEXTS:
         return f", as in '{key}=[\"{value}\"]'"
     example = f"{value},{value}" if isinstance(value, int | float) and value > 0 and value is not True else "1,2"

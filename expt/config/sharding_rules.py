@@ -62,25 +62,32 @@ def _groups(config: RunConfig, machine: Machine) -> list[str]:
             return []
         return [
             f"sharding.shards={shards}: strategy=fsdp cuts the model into a part for each of {workers} workers; use "
-            "strategy=hsdp for several replicas"
+            + ("strategy=hsdp for several replicas, or " if shards in _divisors(workers) else "")
+            + "sharding.shards=auto"
         ]
     group = (machine.local_workers or workers) if shards == "auto" else shards
     if group == workers:
         return [
-            f"strategy=hsdp: replicas of {group} workers each, and the run has no more; use strategy=fsdp, or a "
-            "smaller sharding.shards"
+            f"strategy=hsdp: replicas of {group} workers each, and the run has no more; use {_instead(workers, shards)}"
         ]
     if group < 2 or workers % group:
         return [
             f"sharding.shards={group}: {workers} workers must make whole groups of at least 2 that share a replica; "
-            f"use {_divisors(workers)}"
+            f"use {_instead(workers, shards)}"
         ]
     return []
 
 
-def _divisors(workers: int) -> str:
-    found = [str(number) for number in range(2, workers) if workers % number == 0]
-    return f"sharding.shards={' or '.join(found)}" if found else "strategy=fsdp"
+def _divisors(workers: int) -> list[int]:
+    """How many workers may share a replica, where there are to be several."""
+    return [number for number in range(2, workers) if workers % number == 0]
+
+
+def _instead(workers: int, shards: int | str) -> str:
+    """What to type for so many workers in place of groups that do not come out even."""
+    fsdp = "strategy=fsdp" if shards in ("auto", workers) else "strategy=fsdp with sharding.shards=auto"
+    found = " or ".join(map(str, _divisors(workers)))
+    return f"{fsdp}, or sharding.shards={found}" if found else fsdp
 
 
 def _patterns(config: RunConfig) -> list[str]:

@@ -28,6 +28,8 @@ _LIBRARIES = {
     "torchvision": r"\btorchvision\b",
     "expt.launch.preload_sharded": r"(?:^| )strategy=(?:\S+,)?(?:fsdp|hsdp)\b",
 }
+_QUIET_AT_ITS_END = "import atexit, os; atexit.register(lambda me=os.getpid(): me == os.getpid() and os._exit(0)); "
+"""Has this process alone end with no word of a library that looks for what it has left: the driver is gone by then."""
 
 
 def libraries_in(words: Sequence[str]) -> list[str]:
@@ -160,13 +162,16 @@ def _forked_where_warm(_: Spawn, command: Sequence[Any], descriptors: Sequence[i
 
 
 def _deaf_from_birth(spawn: Spawn, command: Sequence[Any], descriptors: Sequence[int]) -> int:
-    """Start a Python that never hears what reaches all: it is blocked until the program's first line ignores it."""
+    """Start a Python that never hears what reaches all: it is blocked until the program's first line ignores it.
+
+    At its end it says nothing, either.
+    """
     *options, program = command
     numbers = [int(number) for number in _reaching_all()]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     before = [int(number) for number in mask]
     deaf = (
-        f"import signal; [signal.signal(number, signal.SIG_IGN) for number in {numbers}]; "
+        _QUIET_AT_ITS_END + f"import signal; [signal.signal(number, signal.SIG_IGN) for number in {numbers}]; "
         f"signal.pthread_sigmask(signal.SIG_SETMASK, {before}); "
     )
     try:

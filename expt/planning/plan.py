@@ -80,8 +80,17 @@ def _strategies(config: RunConfig, per_node: int) -> list[Strategy]:
     """Those that differ: one worker shards nothing, and replicas are machines of equal size, two or more."""
     if config.world_size == 1:
         return ["ddp"]
-    machines, left = divmod(config.world_size, per_node)
-    return ["ddp", "fsdp", "hsdp"] if machines > 1 and not left else ["ddp", "fsdp"]
+    several = config.world_size > per_node and not _against_hsdp(config.world_size, per_node)
+    return ["ddp", "fsdp", "hsdp"] if several else ["ddp", "fsdp"]
+
+
+def _against_hsdp(workers: int, per_node: int) -> str:
+    """Why several machines are no replicas; empty where they are."""
+    if per_node == 1:
+        return "its replicas are machines, and one GPU has nothing to share out"
+    if workers % per_node:
+        return f"its replicas are whole machines, and {workers} GPUs do not fill machines of {per_node}"
+    return ""
 
 
 def _setting(config: RunConfig, card: Card | None, per_node: int) -> Setting:
@@ -102,6 +111,8 @@ def _setting(config: RunConfig, card: Card | None, per_node: int) -> Setting:
 
 def _notes(config: RunConfig, card: Card | None, per_node: int, network: float) -> list[str]:
     notes = ["activations as without torch.compile, which needs fewer"] if config.compile else []
+    if config.world_size > per_node and (why := _against_hsdp(config.world_size, per_node)):
+        notes.append(f"no hsdp: {why}")
     if card is None:
         return notes
     notes.append(f"1 GiB of the card for CUDA and NCCL, and {FRAGMENTS:.0%} that fragments")

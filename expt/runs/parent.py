@@ -13,6 +13,7 @@ from expt.runs import provenance
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import DAMAGED, Record, result_of_any, results_below
 from expt.runs.sweep_index import latest_sweep
+from expt.runs.typed import unquoted
 from expt.runs.weights_file import best_of_sweep
 
 CHECKPOINT = r"last|best|\d+|epoch:\d+"
@@ -23,6 +24,12 @@ NOT_INHERITED = {"resume", "fork", "weights", "sweep"}
 
 OF_TRAINING_DATA = ("dataset.augment.", "dataset.transforms", "dataset.sampling", "dataset.train_limit")
 """What of a dataset leaves the held-out samples as they are."""
+
+
+SHARDED = ("fsdp", "hsdp")
+OF_SHARDS = ("sharding", "checkpoint.sharded")
+OF_DDP = ("ddp.find_unused_parameters", "ddp.static_graph")
+"""Keys of the strategies of one kind, which those of the other refuse."""
 
 
 class Named(NamedTuple):
@@ -74,12 +81,31 @@ def record_of(given: str) -> Record:
     return result_of_any(RunPaths(named(given).run))
 
 
-def inherited(arguments: Sequence[str], typed: Collection[str]) -> list[str]:
-    """Of the words that ask for a run those that ask for its fork too, beside which the keys `typed` are given.
+def inherited(arguments: Sequence[str], typed: Sequence[str]) -> list[str]:
+    """Of the words that ask for a run those that ask for its fork too, beside those `typed`.
 
     What is set of a group whose choice is typed is left out: it may not be there.
     """
-    return [word for word in arguments if _is_inherited(key_of(word), typed)]
+    keys = {key_of(word) for word in typed}
+    return for_strategy([word for word in arguments if _is_inherited(key_of(word), keys)], arguments, typed)
+
+
+def for_strategy(words: Sequence[str], before: Sequence[str], typed: Sequence[str]) -> list[str]:
+    """The `words` without settings that the strategy which is `typed` cannot have: they are at their defaults then.
+
+    Of `before`, the words of the run that is gone on from, they were of another strategy.
+    """
+    strategy = _strategy(typed)
+    if strategy is None:
+        return list(words)
+    foreign: tuple[str, ...] = OF_DDP if strategy in SHARDED else OF_SHARDS
+    if strategy == "fsdp" or (strategy == "hsdp" and _strategy(before) == "fsdp"):
+        foreign += ("sharding.shards",)
+    return [word for word in words if not key_of(word).startswith(foreign)]
+
+
+def _strategy(words: Sequence[str]) -> str | None:
+    return next((unquoted(word.partition("=")[2]) for word in reversed(words) if key_of(word) == "strategy"), None)
 
 
 def _is_inherited(key: str, typed: Collection[str]) -> bool:

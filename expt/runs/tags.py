@@ -61,13 +61,15 @@ def mistakes(split: str) -> str:
 
 
 def layout(
-    eval_split: str, world_size: int, metrics: Iterable[str] = ("loss", "accuracy")
+    eval_split: str, world_size: int, metrics: Iterable[str] = ("loss", "accuracy"), *, is_sharded: bool = False
 ) -> dict[str, dict[str, list[str]]]:
     """The CUSTOM SCALARS tab: categories of charts, and the tags (as patterns) of each."""
     of_ranks = {
         "step time of the ranks, without waiting for one another [ms]": ["^ranks/step_ms_"],
         "share of all-reduce": ["^ranks/all_reduce_share$"],
     }
+    if is_sharded:
+        of_ranks = {"step time of the ranks, with waiting for one another [ms]": ["^ranks/step_ms_"]}
     return {
         "Is it learning?": {
             **{name: [f"^{name}/train$|^{name}/{eval_split}$"] for name in metrics},

@@ -71,8 +71,9 @@ class Learner(Evaluator):
     gradient_accumulation: int = 1
     average_statistics: Callable[[], None] = lambda: None
     """Ends a step where batch norms keep statistics that are to be alike on all workers; a collective."""
-    all_reduce_s: Callable[[int], float] = lambda _: 0.0
-    """Seconds that its first N steps have spent on averaging gradients, waiting for the others' included."""
+    all_reduce_s: Callable[[int], float | None] = lambda _: None
+    """Seconds that its first N steps have spent on averaging gradients, waiting for the others' included; None where
+    that is not known."""
     ema: AveragedModel | None = None
     """The moving average of `module`: evaluated, and saved beside."""
     lookahead: Lookahead | None = None

@@ -158,7 +158,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         **sharding.of_learner(config, data, ema.module if ema else module, outline, worker),
     )
     if not config.is_sharded:
-        check_metrics(learner, data.val if config.eval_split == "val" else data.test)
+        check_metrics(learner, getattr(data, config.eval_split))
     return learner
 
 
@@ -255,7 +255,8 @@ def build_observer(
     """What TensorBoard shows of the run, which was resumed after the step `resumed_at`; rank 0 has its file."""
     events = None
     if worker.rank == 0:
-        charts = tags.layout(config.eval_split, worker.world_size, metrics_of(config.task))
+        metrics, sharded = metrics_of(config.task), config.is_sharded
+        charts = tags.layout(config.eval_split, worker.world_size, metrics, is_sharded=sharded)
         told = shown(config)
         if config.resume == "auto":
             told["resume"] = None

@@ -67,7 +67,7 @@ def parallelise(
     *,
     precision: Precision,
     parts: bool = False,
-) -> tuple[nn.Module, Callable[[int], float]]:
+) -> tuple[nn.Module, Callable[[int], float | None]]:
     """The model that is trained, and what tells how long its gradients' averaging has taken; see Learner.
 
     With `parts` not all parameters take part in each backward pass.
@@ -75,12 +75,10 @@ def parallelise(
     if config.strategy == "dp":
         if worker.world_size > 1:  # torchrun has started it, and says so
             raise ConfigError("strategy=dp: has one process for all GPUs; start it with python -m expt")
-        return AutocastDataParallel(module, worker.gpus, precision.autocast), lambda _: 0.0
-    if (
-        config.is_sharded
-        or worker.world_size == 1
-        or not any(parameter.requires_grad for parameter in module.parameters())
-    ):
+        return AutocastDataParallel(module, worker.gpus, precision.autocast), lambda _: None
+    if config.is_sharded:
+        return module, lambda _: None  # it waits within the passes, where nothing tells that time from theirs
+    if worker.world_size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module, lambda _: 0.0
     data_parallel = unguarded.data_parallel if config.patches.unguarded else DistributedDataParallel
     parallel = data_parallel(

@@ -35,7 +35,7 @@ def carry_out(
     start_s = time.monotonic() - typed_at
     steps_s = _steps(run, preflight)
     eval_s = _evaluation(run, preflight.steps)
-    reading = rank_health.reading(steps=1, seconds=0.0, all_reduce_s=0.0, device=worker.device, wish=False)
+    reading = rank_health.reading(steps=1, seconds=0.0, all_reduce_s=None, device=worker.device, wish=False)
     own = rank_health.row(
         reading, torch.zeros(()), rank=worker.rank, world_size=worker.world_size, device=worker.device
     )

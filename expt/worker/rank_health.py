@@ -28,7 +28,7 @@ class Reading:
     """What one rank tells the others after an epoch; a number that it does not know is nan."""
 
     step_ms: float
-    """Mean time of its steps, without what it waited for the others' gradients."""
+    """Mean time of its steps, without what it waited for the others' gradients where that is known."""
     all_reduce_share: float
     """Of its steps' time: averaging gradients, and waiting for those of the others."""
     memory_mib: float
@@ -50,7 +50,8 @@ class RankHealth:
     def __init__(self, learner: Learner, position: Position, worker: Worker, *, check_weights: bool) -> None:
         self._learner, self._position, self._worker = learner, position, worker
         self._check_weights = check_weights and worker.world_size > 1
-        self._began, self._from_step, self._all_reduce_s = time.perf_counter(), position.step, 0.0
+        self._began, self._from_step = time.perf_counter(), position.step
+        self._all_reduce_s: float | None = None
         self._steps = 0  # of this process
         self.spent_s = 0.0
         """In all readings so far, without the collective, which the sums need anyway."""
@@ -70,10 +71,11 @@ class RankHealth:
         now = time.perf_counter()
         steps = self._position.step - self._from_step
         self._steps += steps
+        waited_s = self._learner.all_reduce_s(self._steps)
         mine = reading(
             steps=steps,
             seconds=now - self._began,
-            all_reduce_s=self._learner.all_reduce_s(self._steps) - self._all_reduce_s,
+            all_reduce_s=None if waited_s is None else waited_s - (self._all_reduce_s or 0.0),
             device=device,
             wish=wish(),
         )
@@ -92,13 +94,16 @@ class RankHealth:
         refuse_unequal(self.readings, self._position.epoch, self._learner.shards)
 
 
-def reading(*, steps: int, seconds: float, all_reduce_s: float, device: torch.device, wish: bool) -> Reading:
-    """This rank's, for an epoch of `steps` that took `seconds`; the checksum is still missing."""
-    waited_s = min(all_reduce_s, seconds)
+def reading(*, steps: int, seconds: float, all_reduce_s: float | None, device: torch.device, wish: bool) -> Reading:
+    """This rank's, for an epoch of `steps` that took `seconds`; the checksum is still missing.
+
+    Of these `all_reduce_s` were for gradients; None where nobody knows.
+    """
+    waited_s = min(max(all_reduce_s or 0.0, 0.0), seconds)  # by a mean over few steps, which may fall
     on_gpu = device.type == "cuda"
     return Reading(
         step_ms=(seconds - waited_s) / max(1, steps) * 1000,
-        all_reduce_share=waited_s / seconds if seconds else 0.0,
+        all_reduce_share=waited_s / seconds if all_reduce_s is not None and seconds else math.nan,
         memory_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,  # Linux counts in KiB
         gpu_memory_mib=torch.cuda.max_memory_allocated(device) / 2**20 if on_gpu else math.nan,
         gpu_utilisation=_utilisation(device) if on_gpu else math.nan,
@@ -155,9 +160,10 @@ def scalars(found: list[Reading], shards: int = 1) -> dict[str, float]:
             "ranks/step_ms_min": min(steps_ms),
             "ranks/step_ms_median": statistics.median(steps_ms),
             "ranks/step_ms_max": max(steps_ms),
-            "ranks/all_reduce_share": statistics.fmean(one.all_reduce_share for one in found),
             "ranks/unequal_weights": float(len(unequal(found, shards))),
         }
+        share = statistics.fmean(one.all_reduce_share for one in found)
+        values |= {} if math.isnan(share) else {"ranks/all_reduce_share": share}
     return values
 
 

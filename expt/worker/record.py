@@ -40,8 +40,13 @@ class Record:
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.of(read_result(paths)) if writes else {}
 
-    def log(self, values: Mapping[str, float]) -> None:
-        """The value of each tag after the steps that are done."""
+    def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
+        """The value of each tag after the steps that are done.
+
+        They are all that begin with `all_of`: one that an earlier attempt has measured, with other workers, is gone.
+        """
+        for tag in [tag for tag in self._history.last if all_of and tag.startswith(all_of)]:
+            del self._history.last[tag]
         self._history.last.update(values)
         if self._metrics:
             self._metrics.write(self._position.step, self._position.epoch, values)

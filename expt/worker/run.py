@@ -170,7 +170,7 @@ class Run:
         total = self.health.end_epoch(self.sums.values, wish=self.observer.wants_review)
         self._log_epoch(self.sums.averages(total), self.history.end_epoch(), batches.waited_s)
         if self.config.tensorboard.health:
-            self.record.log(rank_health.scalars(self.health.readings, self.learner.shards))
+            self.record.log(rank_health.scalars(self.health.readings, self.learner.shards), all_of="ranks/")
         self.observer.end_epoch(review=bool(self.health.readings[0].wish))
         return True
 

@@ -25,6 +25,7 @@ from expt.command.arguments import (
 )
 from expt.command.overrides import as_dict
 from expt.errors import ConfigError
+from expt.runs.parent import inherited
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
 
@@ -42,6 +43,29 @@ def test_to_resume_is_to_say_what_was_said_before_but_for_what_is_said_now(tmp_p
     run = leave(tmp_path / "run", "model=convnet", "epochs=3", "resume=elsewhere", "+model.width=2", "~model.x")
     now = [f"hydra.run.dir='{run}'", "resume=auto", "epochs=5", "model.width=4"]
     assert with_earlier(now) == ["model=convnet", "~model.x", *now, "hydra.output_subdir=null"]
+
+
+SHARDED = ("sharding.shards=4", "sharding.wrap=300", "checkpoint.sharded=true", "checkpoint.keep=2")
+
+
+@pytest.mark.parametrize(
+    ("began", "typed", "kept"),
+    [
+        (("strategy=fsdp", *SHARDED), ("strategy=ddp",), SHARDED[3:]),
+        (("strategy=fsdp", *SHARDED), ("strategy='ddp'", "checkpoint.sharded=true"), SHARDED[3:]),
+        (("strategy=fsdp", *SHARDED), ("strategy=hsdp",), SHARDED[1:]),
+        (("strategy=hsdp", *SHARDED), ("strategy=fsdp",), SHARDED[1:]),
+        (("strategy=hsdp", *SHARDED), ("strategy=hsdp", "world_size=8"), SHARDED),
+        (("strategy=hsdp", *SHARDED), ("epochs=5",), ("strategy=hsdp", *SHARDED)),
+        (("ddp.static_graph=true", "ddp.bucket_cap_mb=5"), ("strategy=fsdp",), ("ddp.bucket_cap_mb=5",)),
+    ],
+)
+def test_what_goes_on_by_another_strategy_has_no_settings_of_the_former(
+    began: tuple[str, ...], typed: tuple[str, ...], kept: tuple[str, ...], tmp_path: Path
+) -> None:
+    now = [f"hydra.run.dir={leave(tmp_path / 'run', *began)}", "resume=auto", *typed]
+    assert with_earlier(now) == [*kept, *now, "hydra.output_subdir=null"]
+    assert inherited(began, typed) == [*kept]
 
 
 def test_a_run_that_was_killed_before_it_began_lets_hydra_write_its_folder(tmp_path: Path) -> None:

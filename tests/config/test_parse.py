@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -179,6 +180,16 @@ MISTAKES: dict[str, tuple[int, list[str], list[str]]] = {
     "a word for a list of words": (
         0, ["freeze=conv"], ["freeze='conv': input should be a list, as in 'freeze=[\"conv\"]'"],
     ),
+    "a number for a list of expressions": (0, ["strategy=fsdp", "sharding.wrap=0"], [
+        "sharding.wrap=0: input should be 'auto' or greater than or equal to 1 or a list, as in "
+        r"""'sharding.wrap=["blocks\..*"]'""",
+    ]),
+    "a list of numbers for one of expressions": (0, ["strategy=fsdp", "sharding.wrap=[1,2]"], [
+        "sharding.wrap=[1, 2]: input should be 'auto' or a valid integer or a valid string",
+    ]),
+    "numbers for columns": (0, ["dataset=table", "dataset.path=t.csv", "dataset.targets=[1,2]"], [
+        "dataset.targets=[1, 2]: input should be a valid string",
+    ]),
     "a list of metrics": (
         0, ["task={_target_: mine.Own, metrics: [near]}"],
         ["task.metrics=['near']: give each metric the way that is better, as in 'task.metrics={near: max}'"],
@@ -334,6 +345,24 @@ def test_each_mistake_earns_its_line(parsed: Parse, gpus: int, overrides: list[s
         parsed(*overrides, on=machine(gpus))
     assert list(caught.value.problems) == problems
     assert all(problem in str(caught.value) for problem in problems)
+
+
+LISTS = {
+    "sharding.wrap=autos": ("strategy=fsdp",),
+    "activation_checkpointing=true": (),
+    "optimizer.betas=1": ("optimizer=adam",),
+    "model.paddings=x": ("model=convnet",),
+    "freeze=conv": (),
+}
+
+
+def test_an_example_of_a_list_is_one(parsed: Parse) -> None:
+    for wrong, words in LISTS.items():
+        with pytest.raises(ConfigError) as caught:
+            parsed(*words, wrong)
+        (example,) = shlex.split(str(caught.value).rpartition("as in ")[2])
+        assert example.startswith(wrong.partition("=")[0])
+        parsed(*words, example)
 
 
 @pytest.mark.parametrize("widths", ["[1, 2]", "[1]", "[1, 2, 3, 4]"])

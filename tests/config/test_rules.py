@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -98,17 +99,19 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     "replicas of fsdp": (
         machine(0), {"strategy": "fsdp", "world_size": 4},
         {"strategy": "fsdp", "world_size": 4, "sharding": {"shards": 2}},
-        "sharding.shards=2: strategy=fsdp cuts the model into a part for each of 4 workers; use strategy=hsdp ",
+        "sharding.shards=2: strategy=fsdp cuts the model into a part for each of 4 workers; use strategy=hsdp "
+        "for several replicas, or sharding.shards=auto",
     ),
     "one replica": (
         machine(0, workers=4, local_workers=2), {"strategy": "hsdp", "world_size": 4},
         {"strategy": "hsdp", "world_size": 4, "sharding": {"shards": 4}},
-        "strategy=hsdp: replicas of 4 workers each, and the run has no more; use strategy=fsdp, or a smaller ",
+        "strategy=hsdp: replicas of 4 workers each, and the run has no more; use strategy=fsdp, or sharding.shards=2",
     ),
     "replicas that do not come out even": (
         machine(0), {"strategy": "hsdp", "world_size": 4, "sharding": {"shards": 2}},
         {"strategy": "hsdp", "world_size": 4, "sharding": {"shards": 3}},
-        "sharding.shards=3: 4 workers must make whole groups of at least 2 that share a replica; use sharding.shards=2",
+        "sharding.shards=3: 4 workers must make whole groups of at least 2 that share a replica; use "
+        "strategy=fsdp with sharding.shards=auto, or sharding.shards=2",
     ),
     "a wrong expression for units": (
         machine(0), {"strategy": "fsdp", "world_size": 2, "sharding": {"wrap": ["a"]}},
@@ -261,6 +264,28 @@ def test_each_rule_at_its_edge(
     assert problems(defaults, on, **fine) == []
     (problem,) = problems(defaults, on, **wrong)
     assert problem.startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("workers", "of_sharding", "use"),
+    [
+        (2, {"strategy": "hsdp"}, "strategy=fsdp"),
+        (3, {"strategy": "hsdp"}, "strategy=fsdp"),
+        (3, {"strategy": "hsdp", "sharding": {"shards": 2}}, "strategy=fsdp with sharding.shards=auto"),
+        (6, {"strategy": "hsdp"}, "strategy=fsdp, or sharding.shards=2 or 3"),
+        (6, {"strategy": "fsdp", "sharding": {"shards": 4}}, "sharding.shards=auto"),
+    ],
+)
+def test_what_is_advised_for_shards_is_possible(
+    workers: int, of_sharding: dict[str, Any], use: str, defaults: dict[str, Any]
+) -> None:
+    asked = {"world_size": workers, "batch_size": 6, **of_sharding}
+    (problem,) = problems(defaults, machine(0), **asked)
+    assert problem.rpartition("; use ")[2] == use
+    for number in re.findall(r"\b\d", use):
+        assert problems(defaults, machine(0), **asked, sharding={"shards": int(number)}) == []
+    if "fsdp" in use:
+        assert problems(defaults, machine(0), world_size=workers, batch_size=6, strategy="fsdp") == []
 
 
 @pytest.mark.parametrize("key", ["model", "task"])

@@ -109,6 +109,9 @@ def test_all_that_is_done_with_a_run_is_done_with_a_sharded_one(
     assert RunFolder(Path("again")).points == RunFolder(Path("longer")).points
     ok("fork=longer@10", "epochs=3", "checkpoint.keep=3", "hydra.run.dir=fork", cwd=tmp_path)
     assert RunFolder(Path("fork")).curve("loss/val") == RunFolder(Path("longer")).curve("loss/val")
+    ok("fork=longer@10", "epochs=3", "strategy=ddp", "hydra.run.dir=whole", cwd=tmp_path)
+    ok("resume=auto", "epochs=4", "strategy=ddp", "hydra.run.dir=fork", cwd=tmp_path)
+    assert not RunPaths(Path("whole")).parts
     ok(*words, "weights=first", "epochs=1", "hydra.run.dir=further", cwd=tmp_path)
     assert RunFolder(Path("further")).curve("loss/val")[0][1] < first.curve("loss/val")[0][1]
     assert "first" in ok("report", ".", cwd=tmp_path)

@@ -66,6 +66,22 @@ def test_ctrl_c_does_not_reach_it_and_the_driver_hears_it_still(tmp_path: Path) 
     assert python(code, tmp_path) == ["True", "True"]
 
 
+def test_it_ends_with_its_driver_without_a_word(tmp_path: Path) -> None:
+    """As nanobind would say, in a terminal that has its prompt again, what of Triton was not freed."""
+    (tmp_path / "leaks.py").write_text(
+        "import os\nclass Leak:\n    def __del__(self, write=os.write):\n        write(1, b'leaked')\nleak = Leak()\n"
+    )
+    code = """
+        if os.fork():  # until all who have the pipe are gone
+            os.wait()
+        else:
+            forkserver.warm(["leaks"])
+            started("os:getpid").join(30)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == []
+
+
 def test_a_signal_that_comes_as_it_is_started_is_heard_after_that(tmp_path: Path) -> None:
     """Else what is half made would be interrupted, and what Ctrl-C asks for lost."""
     code = """

@@ -150,6 +150,16 @@ def test_gathering_over_nodes_and_the_slowest() -> None:
     assert slowest_s([3.0] * 5, 100) == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize(("per_node", "says"), [
+    (3, ["no hsdp: its replicas are whole machines, and 8 GPUs do not fill machines of 3"]),
+    (1, ["no hsdp: its replicas are machines, and one GPU has nothing to share out"]), (4, []), (8, []), (16, []),
+])  # fmt: skip
+def test_replicas_that_cannot_be_are_told(per_node: int, says: list[str]) -> None:
+    found = planned(config("model=mlp"), None, tokens=None, per_node=per_node, network=1e10)
+    assert found.notes == says
+    assert any(each.strategy == "hsdp" for each in found.plans) == (per_node == 4)
+
+
 def test_a_whole_plan() -> None:
     made = config(*LM, *SMALL, "batch_size=32", "gpus=8")
     found = planned(made, CARDS["h200"], tokens=None, per_node=4, network=1e10)

@@ -26,11 +26,11 @@ LOGGED = [
 ]
 
 
-def charts(eval_split: str, world_size: int) -> dict[str, list[str]]:
+def charts(eval_split: str, world_size: int, *, is_sharded: bool = False) -> dict[str, list[str]]:
     """What TensorBoard finds for each chart: the tags that a pattern matches from their beginning."""
     return {
         title: [tag for tag in LOGGED if any(re.match(pattern, tag) for pattern in patterns)]
-        for category in tags.layout(eval_split, world_size).values()
+        for category in tags.layout(eval_split, world_size, is_sharded=is_sharded).values()
         for title, patterns in category.items()
     }
 
@@ -52,3 +52,5 @@ def test_each_chart_has_its_curves(split: str) -> None:
         "step time of the ranks, without waiting for one another [ms]": ["ranks/step_ms_max"],
         "share of all-reduce": ["ranks/all_reduce_share"],
     }
+    waiting = {"step time of the ranks, with waiting for one another [ms]": ["ranks/step_ms_max"]}
+    assert charts(split, 2, is_sharded=True) == {**alone, **waiting}

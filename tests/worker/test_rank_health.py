@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from expt.errors import RunFailed
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
+from expt.training.collectives import Worker
 from expt.training.learner import Position
 from expt.training.loop import train_epoch
+from expt.training.patches import ddp_times
 from expt.worker import rank_health
+from tests import ranks
 from tests.training.test_loop import batches, learner, plain
 from tests.worker.conftest import ALONE
 
@@ -46,6 +51,31 @@ def test_a_straggler_shows() -> None:
     assert not {"memory/gpu_mib", "ranks/gpu_utilisation"} & found.keys(), "there is no GPU"
     assert not any(math.isnan(value) for value in found.values())
     assert rank_health.scalars(table({})).keys() == {"memory/worker_mib"}, "a single worker is alike itself"
+
+
+def test_what_nobody_has_measured_is_no_number() -> None:
+    """An epoch's share is unknown where that of one rank is; and a mean that has fallen makes no time negative."""
+    unknown = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=None, device=CPU, wish=False)
+    assert unknown.step_ms == 200
+    found = rank_health.scalars(table({}, dataclasses.asdict(unknown)))
+    assert "ranks/all_reduce_share" not in found
+    assert (found["ranks/step_ms_min"], found["ranks/step_ms_max"]) == (150, 200)
+    fallen = rank_health.reading(steps=10, seconds=2.0, all_reduce_s=-0.5, device=CPU, wish=False)
+    assert (fallen.step_ms, fallen.all_reduce_share) == (200, 0)
+
+
+def test_torch_tells_of_no_time_before_it_has_measured_one(tmp_path: Path) -> None:
+    def each(worker: Worker) -> list[float | None]:
+        parallel = DistributedDataParallel(nn.Linear(3, 2))
+        found: list[float | None] = []
+        for step in range(3):
+            found.append(ddp_times.all_reduce_s(parallel, step))
+            parallel(torch.ones(1, 3)).sum().backward()
+        return [*found, ddp_times.all_reduce_s(parallel, 3)]
+
+    found, _ = ranks.together(tmp_path, 2, each)
+    assert found[:2] == [None, None]
+    assert all(isinstance(seconds, float) for seconds in found[2:]), found
 
 
 def test_unequal_weights_end_the_run_with_the_ranks_named() -> None:

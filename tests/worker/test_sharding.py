@@ -133,7 +133,7 @@ MORE = (*STRETCHES[:2], ("hsdp", 4, "false"), ("fsdp", 2, "true"), STRETCHES[2])
 def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
     stretches: tuple[tuple[str, int, str], ...], configs: Configs, tmp_path: Path
 ) -> None:
-    settings = tuple(word for word in LONG if "dropout" not in word)
+    settings = (*(word for word in LONG if "dropout" not in word), "tensorboard.health=true")
     source = None
     for number, (strategy, size, sharded) in enumerate(stretches, 1):
         groups = ("sharding.shards=2",) if strategy == "hsdp" else ()
@@ -147,9 +147,12 @@ def test_a_run_goes_on_with_another_strategy_and_number_of_workers(
     config = configs("ddp", 1, *settings, f"epochs={len(stretches)}")
     together(tmp_path, 1, lambda worker: trained(tmp_path / "ddp", config, worker))
     assert apart(tmp_path / str(len(stretches)), tmp_path / "ddp") < 1e-5
-    for number, (_, _, sharded) in enumerate(stretches, 1):
+    for number, (strategy, _, sharded) in enumerate(stretches, 1):
         state = checkpoint.load(RunPaths(tmp_path / str(number)).last, lazily=True)
         assert bool(state.get("parts")) == (sharded == "true"), number
+        measured = [step for step, _ in RunFolder(tmp_path / str(number)).curve("ranks/all_reduce_share")]
+        assert measured == [5 * epoch for epoch, (name, *_) in enumerate(stretches[:number], 1) if name == "ddp"]
+        assert ("ranks/all_reduce_share" in state["last"]) == (strategy == "ddp"), "of this stretch"
 
 
 class Weighs(Callback):
