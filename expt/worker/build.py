@@ -255,11 +255,9 @@ def build_observer(
     """What TensorBoard shows of the run, which was resumed after the step `resumed_at`; rank 0 has its file."""
     events = None
     if worker.rank == 0:
-        metrics, sharded = metrics_of(config.task), config.is_sharded
-        charts = tags.layout(config.eval_split, worker.world_size, metrics, is_sharded=sharded)
-        told = shown(config)
-        if config.resume == "auto":
-            told["resume"] = None
+        of_task, sharded = metrics_of(config.task), config.is_sharded
+        charts = tags.layout(config.eval_split, worker.world_size, of_task, is_sharded=sharded)
+        told = {**shown(config), **({"resume": None} if config.resume == "auto" else {})}
         at_end = config.tensorboard.images == "end"
         events = writer(paths, hyperparameters(told), charts, resumed_at=resumed_at, end_pictures=at_end)
     return build_dashboard(config, events, data, learner, position)
