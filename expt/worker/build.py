@@ -157,8 +157,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         test_time=config.test_time_augmentation,
         **sharding.of_learner(config, data, ema.module if ema else module, outline, worker),
     )
-    if not config.is_sharded:
-        check_metrics(learner, getattr(data, config.eval_split))
+    check_metrics(learner, None if config.is_sharded else getattr(data, config.eval_split))
     return learner
 
 

@@ -203,7 +203,7 @@ class Odd:
 
 
 def test_an_argument_may_have_any_name_and_init_says_what_is_taken() -> None:
-    assert build(f"{__name__}.Odd", object, path="here", base=2).given == ("here", 2)
+    assert build(f"{__name__}.Odd", Odd, path="here", base=2).given == ("here", 2)
     assert user_class.taken(Odd, {"path": "here", "channels": 3}) == {"path": "here"}
     with pytest.raises(ConfigError, match="Did you mean 'path'"):
         build(f"{__name__}.Odd", object, pth="here", base=2)
