@@ -98,7 +98,7 @@ RARE = [*FORKS][1:]
 def test_a_fork_is_that_of_ddp_and_with_nothing_changed_the_run_itself(
     name: str, configs: Configs, tmp_path: Path
 ) -> None:
-    words = (*SHORT[:-1], "model.hidden=[16,16]", "epochs=2", "checkpoint.keep=9", "checkpoint.every_steps=2")
+    words = (*SHORT[:-1], "model.hidden=[16,16]", "epochs=3", "checkpoint.keep=9", "checkpoint.every_steps=2")
     before, now = FORKS[name]
     strategy = "ddp" if "optimizer=muon" in before else "fsdp"
     parent = configs(strategy, 2, *words, *before, "checkpoint.sharded=true")
