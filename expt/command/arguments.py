@@ -154,7 +154,7 @@ def refuse_mistyped_folder(arguments: Sequence[str]) -> None:
 
 def with_earlier(arguments: Sequence[str]) -> list[str]:
     """The arguments, with those of the run that `resume=auto` goes on with before them, as far as they aren't given."""
-    given = {word.partition("=")[0].lstrip("+~"): unquoted(word.partition("=")[2]) for word in arguments}
+    given = {key_of(word): unquoted(word.partition("=")[2]) for word in arguments}
     run_paths = RunPaths(Path(given.get("hydra.run.dir", "")))
     if given.get("resume") != "auto":
         return list(arguments)
@@ -216,7 +216,7 @@ def refuse_unnamed(arguments: Sequence[str]) -> None:
 def warn_of_repeated(arguments: Sequence[str]) -> None:
     """Say which of two values of one key counts: Hydra takes the last, and says nothing."""
     settings = apart(arguments)[1]
-    keys_typed = [word.partition("=")[0].lstrip("+~") for word in settings]
+    keys_typed = [key_of(word) for word in settings]
     last = dict(zip(keys_typed, settings, strict=True))
     for key, word in dict.fromkeys(zip(keys_typed, settings, strict=True)):
         if (counts := last[key]) != word:

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from expt.command.conf_files import conf_dir
 from expt.config.groups import GROUPS
 from expt.errors import ConfigError
+from expt.runs.parent import key_of
 
 
 @contextlib.contextmanager
@@ -52,7 +53,7 @@ class _Experiment:
     @classmethod
     def of(cls, words: Sequence[str], folders: Sequence[Path]) -> _Experiment | None:
         """That of a command's words, if there is one."""
-        typed = {key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in words)}
+        typed = {key_of(word): word.partition("=")[2] for word in words}
         name = typed.get("experiment", "")
         files = (folder / "experiment" / f"{name}.yaml" for folder in (*folders, conf_dir()))
         file = next((file for file in files if re.fullmatch(r"[\w./-]+", name) and file.is_file()), None)

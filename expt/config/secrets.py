@@ -161,6 +161,12 @@ def hidden(value: Any, also: Mapping[str, str] | None = None) -> Any:
     return _replaced(value, names, {}, ()) if names else value
 
 
+def said(error: BaseException) -> str:
+    """The class of an error and the first line of its text, from which secrets are taken before it is cut."""
+    lines = hidden(str(error)).split("\n")
+    return ": ".join([type(error).__name__, *[line.strip() for line in lines if line.strip()][:1]])
+
+
 def hidden_settings(settings: Any, read: Mapping[str, str]) -> Any:
     """The same of a run's settings: what was made of a variable is the interpolation again, be it a number."""
     found = ((split, json.loads(read[key])) for key in read if (split := _split(key)))

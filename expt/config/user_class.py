@@ -48,13 +48,7 @@ def _of_import(module: str, error: BaseException) -> str:
         return f"it is of a notebook's or script's __main__ ({error}); give the class there, or use expt rerun FOLDER"
     if (frame := own_frame(error)) is None:
         return f"cannot import {module} ({error}); its folder must be the current one or on PYTHONPATH"
-    return f"importing {module} raised {said(error)} ({frame.filename}, line {frame.lineno})"
-
-
-def said(error: BaseException) -> str:
-    """The class of an error and the first line of its text, from which secrets are taken before it is cut."""
-    lines = secrets.hidden(str(error)).split("\n")
-    return ": ".join([type(error).__name__, *[line.strip() for line in lines if line.strip()][:1]])
+    return f"importing {module} raised {secrets.said(error)} ({frame.filename}, line {frame.lineno})"
 
 
 def build(path: str, base: type[T], /, *args: Any, **kwargs: Any) -> T:
@@ -86,7 +80,7 @@ def _called(whose: str, cls: type[T], args: Sequence[Any], arguments: Mapping[st
     except Exception as error:
         if not _is_mistake(error):
             raise
-        frame, told = own_frame(error), said(error)
+        frame, told = own_frame(error), secrets.said(error)
         given = ", ".join(f"{key}={reprlib.repr(secrets.hidden(value))}" for key, value in typed.items())
         where = f" ({frame.filename}, line {frame.lineno}); mend that line, or" if frame else "; mend"
         raise ConfigError(

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import Dataset
 
+from expt.config import secrets
 from expt.config.user_code import own_frame
 from expt.errors import MISTAKES, DataError, ExptError, RunFailed
 
@@ -54,7 +55,7 @@ def in_words(error: Exception, whose: str) -> Exception:
     """
     if isinstance(error, ExptError | MemoryError | torch.OutOfMemoryError):
         return error
-    frame, told = own_frame(error), f"{type(error).__name__}: {error}".partition("\n")[0]
+    frame, told = own_frame(error), secrets.said(error)
     where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
     kind = DataError if type(error).__name__ in MISTAKES else RunFailed
     return kind(f"{whose} raised {told}{where}")

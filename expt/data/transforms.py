@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from expt.config import user_class
+from expt.config import secrets, user_class
 from expt.data.loading import Loader, LoaderOptions
 from expt.data.source import Part
 from expt.data.stream import StreamLoader, to_tensor
@@ -76,7 +76,7 @@ class Transformed(Dataset[tuple[Tensor, Any]]):
             try:
                 image = transform(image)
             except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-                told = f"{type(error).__name__}: {error}".partition("\n")[0]
+                told = secrets.said(error)
                 name = type(transform).__name__
                 raise DataError(f"dataset.transforms.{place}: {name} does not take sample {index}: {told}") from error
         return self._checked(image, index), label

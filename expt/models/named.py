@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expt.config import secrets
 from expt.config.groups import NamedModel
 from expt.errors import ConfigError, did_you_mean
 from expt.models.partial_load import load_what_fits
@@ -98,7 +99,7 @@ def _published(config: NamedModel, weights: Any) -> dict[str, Tensor]:
         file = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
         if not file.exists():  # what came was not what was published
             raise OSError(error) from error
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        why = secrets.said(error)
         raise ConfigError(
             f"model.pretrained=true: {file}, the weights of {config.arch} as they were fetched before, can't be read "
             f"({why}); remove it, and they are fetched again"

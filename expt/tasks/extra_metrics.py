@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from expt.config import user_class
+from expt.config import secrets, user_class
 from expt.config.constraints import Target
 from expt.data.loading import Batch
 from expt.data.tree import mapped
@@ -146,6 +146,6 @@ def _explained(name: str) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (ValueError, TypeError, RuntimeError, IndexError, ModuleNotFoundError) as error:
-        raise ConfigError(f"task.metrics.{name}: {user_class.said(error)}") from error
+        raise ConfigError(f"task.metrics.{name}: {secrets.said(error)}") from error
     except ConfigError as error:
         raise ConfigError([f"task.metrics.{name}: {problem}" for problem in error.problems]) from error

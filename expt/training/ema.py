@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from expt.config import secrets
 from expt.errors import ConfigError
 from expt.training.half_weights import AverageInFloat32
 
@@ -29,6 +30,6 @@ def ema_of(
         else:
             average = AveragedModel(before(module), multi_avg_fn=get_ema_multi_avg_fn(decay))
     except Exception as error:  # of a person's own model: what copying its attributes raises is of many kinds
-        told = f"{type(error).__name__}: {error}".partition("\n")[0]
+        told = secrets.said(error)
         raise ConfigError(f"ema={decay}: the model can't be copied ({told}); use ema=null") from error
     return average.requires_grad_(False)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
+from expt.config import secrets
 from expt.data.loading import Batch, to_device
 from expt.data.tree import leaves, mapped
 from expt.errors import warn
@@ -191,7 +192,7 @@ def _checked(what: str, record: Callable[[], tuple[T, str | None]]) -> T | None:
     try:
         recorded, problem = record()
     except Exception as error:  # of CUDA, torch, the model: what can't be recorded can be trained
-        problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+        problem = secrets.said(error)
     if problem is None:
         return recorded
     warn(f"cuda_graph=true: every {what} is eager: {problem}")

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from expt.config import secrets
 from expt.errors import ConfigError
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -45,7 +46,7 @@ def _as_the_model_says(module: Any) -> Mapping[str, int]:
     try:
         found: Mapping[str, int] = timm.group_parameters(module, module.group_matcher(coarse=False), reverse=True)
     except (TypeError, ValueError, re.error) as error:
-        which, why = f"{type(module).__name__}.group_matcher", f"{type(error).__name__}: {error}".partition("\n")[0]
+        which, why = f"{type(module).__name__}.group_matcher", secrets.said(error)
         raise ConfigError(f"optimizer.layer_decay: {which} is not as timm's are ({why})") from error
     return found
 

@@ -256,7 +256,7 @@ def build_observer(
     if worker.rank == 0:
         of_task, sharded = metrics_of(config.task), config.is_sharded
         charts = tags.layout(config.eval_split, worker.world_size, of_task, is_sharded=sharded)
-        told = {**shown(config), **({"resume": None} if config.resume == "auto" else {})}
+        told = shown(config) | ({"resume": None} if config.resume == "auto" else {})
         at_end = config.tensorboard.images == "end"
         events = writer(paths, hyperparameters(told), charts, resumed_at=resumed_at, end_pictures=at_end)
     return build_dashboard(config, events, data, learner, position)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expt.config import user_class
+from expt.config import secrets, user_class
 from expt.config.constraints import Target
 from expt.config.user_code import own_frame
 from expt.errors import ExptError, RunFailed, did_you_mean, warn
@@ -88,7 +88,7 @@ class Callbacks:
         except ExptError:
             raise
         except Exception as error:
-            told = f"{type(error).__name__}: {error}".partition("\n")[0]
+            told = secrets.said(error)
             whose = f"callbacks.{index}: {self._targets[index].target}.{moment}"
             raise RunFailed(f"{whose} raised {told}{_place(error)}") from error
         finally:

@@ -217,4 +217,4 @@ def test_of_what_a_constructor_says_the_first_line_is_told_without_secrets(monke
             build(f"{__name__}.Odd", object, path="here", base=2, said=given)
         assert told in str(refused.value)
         assert "\n" not in str(refused.value).partition("): ")[2]
-    assert user_class.said(ValueError()) == "ValueError"
+    assert secrets.said(ValueError()) == "ValueError"
