@@ -39,7 +39,8 @@ class Batch(NamedTuple):
     @property
     def size(self) -> int:
         """This worker's samples."""
-        return len(next(leaves((self.targets, self.inputs))))
+        first = self.targets if isinstance(self.targets, Tensor) else next(leaves((self.targets, self.inputs)))
+        return first.shape[0]
 
 
 class Order(NamedTuple):

@@ -33,7 +33,7 @@ class Classification(Task):
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """In float32."""
-        return functional.cross_entropy(outputs.float(), batch.targets, reduction="sum"), len(outputs)
+        return functional.cross_entropy(outputs.float(), batch.targets, reduction="sum"), outputs.shape[0]
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Sum:
         """With label smoothing and class weights."""
@@ -41,15 +41,15 @@ class Classification(Task):
         weights = self._weights_on(logits.device)
         total = functional.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=self.label_smoothing)
         if weights is None:
-            return total, len(outputs)
+            return total, outputs.shape[0]
         return total, (labels @ weights if labels.dim() == 2 else weights[labels]).sum()
 
     def measure(self, outputs: Tensor, batch: Batch) -> Mapping[str, Sum]:
         """How many are right."""
         highest, labels = outputs.argmax(1), batch.targets
         if labels.dim() == 2:
-            return {"accuracy": (labels.gather(1, highest[:, None]).sum(), len(outputs))}
-        return {"accuracy": ((highest == labels).sum(), len(outputs))}
+            return {"accuracy": (labels.gather(1, highest[:, None]).sum(), outputs.shape[0])}
+        return {"accuracy": ((highest == labels).sum(), outputs.shape[0])}
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Probabilities [B, num_classes]."""

@@ -80,7 +80,6 @@ class Sums:
         self._count()
         return self._values
 
-    @torch.no_grad()
     def add(self, loss: Sum, outputs: Any, batch: Batch, begins_step: bool = True) -> None:
         """Count a batch, or a further part of it: its loss, as the task gives it, and the model's outputs.
 
@@ -93,7 +92,8 @@ class Sums:
             return
         outputs = mapped(Tensor.detach, outputs)
         if self._at_once:
-            terms = self._checked(self._task.measure(outputs, batch))
+            with torch.no_grad():
+                terms = self._checked(self._task.measure(outputs, batch))
             kept = self._of_step if self._finite_only else self._kept
             kept.append(_Kept(loss_sum, weight, batch.size, None, None, terms))
         else:
@@ -102,9 +102,10 @@ class Sums:
         if len(self._kept) == MAX_KEPT or self._kept_outputs >= MAX_KEPT_OUTPUTS:
             self._count()
 
-    @torch.no_grad()
     def end_step(self, left_out: Tensor | None = None) -> None:
         """All parts of a step are there; with the flag `left_out`, alike on all workers, none of them counts."""
+        if not self._of_step:
+            return
         self._kept += [_if_counted(part, left_out) for part in self._of_step]
         self._of_step.clear()
         if len(self._kept) >= MAX_KEPT:
@@ -284,6 +285,7 @@ def _row(saved: Sequence[float], size: int) -> Tensor:
     return torch.tensor(saved, dtype=torch.float64)
 
 
+@torch.no_grad()
 def _if_counted(part: _Kept, left_out: Tensor | None) -> _Kept:
     """The same, or zeros where the step was left out, or the loss is not finite."""
     counts = part.loss_sum.isfinite()
