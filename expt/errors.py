@@ -118,6 +118,11 @@ def did_you_mean(name: str, choices: Iterable[str], *, most: int = 1) -> str:
     return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of its text; its class where it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 MISTAKES = {
     *("AssertionError", "AttributeError", "IndexError", "KeyError", "NameError", "NotImplementedError"),
     *("TypeError", "UnboundLocalError", "ValueError", "ZeroDivisionError"),

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from expt import machine
 from expt.command.words import Parser
-from expt.errors import ConfigError, ExptError
+from expt.errors import ConfigError, ExptError, first_line
 from expt.launch import forkserver
 from expt.runs import provenance
 from expt.runs.result import read_result
@@ -200,7 +200,7 @@ def _gpu(index: int) -> Finding:
     try:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as error:  # CUDA's first call on this device
-        return Finding("fail", what, str(error).splitlines()[0], "see nvidia-smi; take others, as in 'gpus=[1]'")
+        return Finding("fail", what, first_line(error), "see nvidia-smi; take others, as in 'gpus=[1]'")
     found = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
     if free < total / 2:
         return Finding("note", what, found, "another program holds the rest, see nvidia-smi; or take others: gpus=[1]")

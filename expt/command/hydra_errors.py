@@ -16,7 +16,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from expt.command.conf_files import groups, keys, options
-from expt.errors import ConfigError, did_you_mean
+from expt.errors import ConfigError, did_you_mean, first_line
 
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
 """What may be raised while a configuration is composed."""
@@ -49,7 +49,7 @@ def _unknown_option(error: Any) -> str:
     group, _, name = str(error.missing_cfg_file).rpartition("/")
     choices = sorted(set(error.options or ()))
     if not group:
-        return f"{_first_line(error).rstrip('.')}; {PRIMARY}"
+        return f"{first_line(error).rstrip('.')}; {PRIMARY}"
     if not choices and group in groups():  # a file of a person's own asks for it
         choices = [path.stem for path in options(group)]
     if not choices:
@@ -166,10 +166,6 @@ def _is_text(path: Path) -> bool:
     return True
 
 
-def _first_line(error: object) -> str:
-    return str(error).strip().splitlines()[0].strip()
-
-
 Words = Callable[[Any, str, Sequence[str]], str]
 _SEVERAL = r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'"
 _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
@@ -202,14 +198,14 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
         *(Exception, _SEVERAL),
         lambda _, word, __: f"{word}: several values make a sweep; add -m, as in python -m expt -m {shlex.quote(word)}",
     ),
-    (Exception, r"Primary config|config directory", lambda error, *_: f"{_first_line(error)}; {PRIMARY}"),
+    (Exception, r"Primary config|config directory", lambda error, *_: f"{first_line(error)}; {PRIMARY}"),
     (
         *(Exception, r"Error merging override ([^=]+=\{.+)"),
         lambda error, word, _: _in_brackets(word) if "with ListConfig" in str(error.__cause__) else "",
     ),
     (
         *(Exception, r"Error merging override (.+)"),
-        lambda error, word, _: f"{word}: {_first_line(error.__cause__ or error)}",
+        lambda error, word, _: f"{word}: {first_line(error.__cause__ or error)}",
     ),
     (
         *(MissingMandatoryValue, ""),
@@ -217,7 +213,7 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     ),
     (
         *(OmegaConfBaseException, ""),
-        lambda error, *_: f"{error.full_key}: {_first_line(error)}" if error.full_key else "",
+        lambda error, *_: f"{error.full_key}: {first_line(error)}" if error.full_key else "",
     ),
 )
 """The first that fits, and has something to say."""

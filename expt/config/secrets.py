@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expt.errors import ConfigError
+from expt.errors import ConfigError, first_line
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig, ListConfig
@@ -244,7 +244,7 @@ def _made_again(text: str, read: dict[str, str]) -> Any:
         for part in re.findall(r"\[([^][]*)\]", below):
             value = value[int(part)] if isinstance(value, list) else value[part]
     except (OmegaConfBaseException, LookupError, TypeError, ValueError) as error:
-        told = " ".join(str(error).partition("\n")[0].split())
+        told = " ".join(first_line(error).split())
         raise ConfigError(f"{text}: cannot be made of the environment anew ({told}); type the key again") from error
     return value
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from expt.config import secrets
 from expt.config.user_code import own_frame
 from expt.data.checked_samples import Check, CheckedSamples, checked, read
 from expt.data.iterable import IterableLoader, first_of
@@ -45,13 +46,12 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
     except DataError:
         raise
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
         frame = own_frame(error)
         mend = "give the dataset a method collate(samples) -> batch"
         if own:
             where = f" ({frame.filename}, line {frame.lineno})" if frame else ""
             mend = f"mend the dataset's method collate{where}"
-        raise DataError(f"samples cannot be made a batch: {type(error).__name__}: {first}; {mend}") from error
+        raise DataError(f"samples cannot be made a batch: {secrets.said(error)}; {mend}") from error
     inputs, targets = batch if isinstance(batch, list | tuple) and len(batch) == 2 else (batch, None)
     if next(leaves((inputs, targets)), None) is None:
         raise DataError(f"a batch holds no tensor, it is a {type(batch).__name__}; return tensors from collate")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ def columns_of(path: Path) -> Mapping[str, Column]:
     try:
         return read(path)
     except (OSError, UnicodeDecodeError, csv.Error, zipfile.BadZipFile, ValueError, EOFError) as error:
-        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        what = first_line(error)
         raise DataError(f"{path} cannot be read as a {path.suffix} ({what}); mend or replace it") from error
 
 

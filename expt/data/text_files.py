@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expt.config import datasets
 from expt.data.cache import Arrays, decoded
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -151,5 +151,5 @@ def _tokenizer(dataset: datasets.Text) -> Any:
     try:
         return library.Tokenizer.from_file(dataset.tokens)
     except Exception as error:  # the library raises no other
-        told = str(error).partition("\n")[0]
+        told = first_line(error)
         raise DataError(f"dataset.tokens={dataset.tokens}: cannot be read as a tokenizer ({told}); mend it") from error

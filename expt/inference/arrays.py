@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expt.errors import ConfigError, DataError
+from expt.errors import ConfigError, DataError, first_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +45,7 @@ def opened(path: str) -> np.ndarray:
             found: np.ndarray = file[name]
             return found
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        what = first_line(error)
         raise DataError(f"{path} cannot be read as {Path(path).suffix} ({what}); mend or replace it") from error
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from expt.config import secrets
 from expt.config.parse import recorded
 from expt.data.tree import leaves, mapped
 from expt.errors import ConfigError, RunFailed
@@ -189,7 +190,7 @@ def _written(
                 torch.export.save(program, str(file), extra_files={METADATA: json.dumps(about)})
             outputs = module(*arguments)
     except Exception as error:  # what torch's exporters raise is of many kinds
-        told = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+        told = secrets.said(error)
         mend = "; --batch-size N may do for one size" if dims else ""
         raise RunFailed(f"{file.name}: the model cannot be exported ({told}){mend}") from error
     return tuple(tuple(_in_words(each, dims) for each in leaves(tree)) for tree in (arguments, outputs))  # type: ignore[return-value]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expt.data.table_files import Column, columns_of, csv_names
-from expt.errors import ConfigError, DataError, did_you_mean
+from expt.errors import ConfigError, DataError, did_you_mean, first_line
 from expt.inference import arrays
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _parquet(path: str) -> Any:
     try:
         return parquet.ParquetFile(path)  # type: ignore[no-untyped-call, unused-ignore]
     except (OSError, lib.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as a .parquet ({str(error).splitlines()[0]}); mend it") from error
+        raise DataError(f"{path} cannot be read as a .parquet ({first_line(error)}); mend it") from error
 
 
 def _rows(

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from expt.errors import RunFailed
+from expt.errors import RunFailed, first_line
 from expt.runs.record_parts import Host
 
 ARRIVE_S = 300.0
@@ -131,8 +131,8 @@ def of_environment() -> Rendezvous:
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=ARRIVE_S)))
     except (dist.DistNetworkError, dist.DistStoreError) as error:
-        problem = str(error).splitlines()[0]
-        raise RunFailed(f"MASTER_ADDR={address} MASTER_PORT={port}: cannot be reached from here: {problem}") from None
+        where = f"MASTER_ADDR={address} MASTER_PORT={port}"
+        raise RunFailed(f"{where}: cannot be reached from here: {first_line(error)}") from None
     return Rendezvous(store, rank=rank, world_size=world_size)
 
 

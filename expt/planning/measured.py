@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from expt.config import groups
 from expt.config.schema import RunConfig
 from expt.data.tree import leaves
-from expt.errors import ConfigError
+from expt.errors import ConfigError, first_line
 from expt.models import build as model_build
 from expt.models.blocks import blocks
 from expt.models.freeze import freeze
@@ -148,7 +148,7 @@ class Measuring:
                 freeze(module, self._config.freeze)
                 yield module.train()
             except NUMBERS_WANTED as error:
-                told = str(error).partition("\n")[0]
+                told = first_line(error)
                 raise ConfigError(f"plan: model={name} decides by numbers, and there are none here ({told})") from error
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from expt.errors import CheckpointError
+from expt.errors import CheckpointError, first_line
 from expt.runs import parts_folder
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -128,7 +128,7 @@ def full_disk_in_words(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in FULL:
             raise
         # Of a RuntimeError: torch's word for a full disk is "unexpected pos".
-        raise CheckpointError(not_written(path, str(error).splitlines()[0])) from error
+        raise CheckpointError(not_written(path, first_line(error))) from error
 
 
 def not_written(path: Path, reason: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expt.config import secrets
 from expt.errors import CheckpointError
 from expt.machine import available_memory
 from expt.runs.parts_folder import PARTS
@@ -119,8 +120,7 @@ def filled(
             cause = next(iter(error.failures.values()))[0]
             if isinstance(cause, MemoryError) or "allocate memory" in str(cause):
                 raise cause from None
-            reason = f"{type(cause).__name__}: {cause}".strip().splitlines()[0]
-            raise CheckpointError(f"{path}: {folder} can't be read ({reason})") from error
+            raise CheckpointError(f"{path}: {folder} can't be read ({secrets.said(cause)})") from error
     return whole
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import distributed as dist
 
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, ExptError, OutOfMemory, RunFailed, TimedOut
+from expt.errors import ConfigError, ExptError, OutOfMemory, RunFailed, TimedOut, first_line
 from expt.runs.worker_error import LOST
 from expt.training.collectives import Worker
 
@@ -70,7 +70,7 @@ def _is_lack_of_shared_memory(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0][:200]
+    return (error.strerror if isinstance(error, OSError) else None) or first_line(error)[:200]
 
 
 def _is_store_timeout(error: RuntimeError) -> bool:
@@ -93,7 +93,7 @@ def _explained(cause: Exception, error: ExptError) -> ExptError:
 
 def _first_sentences(error: Exception) -> str:
     """What was asked for and what there was; the rest of CUDA's message is about the allocator."""
-    return ". ".join(str(error).strip().splitlines()[0].split(". ")[:3])[:400].rstrip(".")
+    return ". ".join(first_line(error).split(". ")[:3])[:400].rstrip(".")
 
 
 HAVE_BLOCKS = ("transformer", "resnet18", "unet")

@@ -18,7 +18,7 @@ from torch.distributed import Store
 from expt import signals
 from expt.config import secrets
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, TimedOut
+from expt.errors import ConfigError, TimedOut, first_line
 from expt.machine import is_simulated
 from expt.runs.paths import RunPaths
 from expt.runs.request import Evaluation, Preflight
@@ -108,7 +108,7 @@ def require(gpus: Sequence[int]) -> None:
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:  # the latter where it is built without CUDA
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        reason = first_line(error).rstrip(".")
         mend = "`expt doctor` says more; mend that, or train with gpus=0"
         raise ConfigError(f"{shown}: torch cannot use CUDA here: {reason}; {mend}") from error
     have = torch.cuda.device_count()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expt.errors import first_line
 from expt.training.patches.changed import warn_changed
 
 
@@ -38,7 +39,7 @@ def _engine() -> Callable[..., Any] | None:
         run: Callable[..., Any] = torch.autograd.Variable._execution_engine.run_backward
         _run(run, leaf * 3, torch.full((), 2.0))
     except (AttributeError, TypeError) as error:
-        warn_changed("the shorter backward pass", str(error).partition("\n")[0], "say so with patches.backward=false")
+        warn_changed("the shorter backward pass", first_line(error), "say so with patches.backward=false")
         return None
     return run
 

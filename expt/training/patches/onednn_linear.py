@@ -12,6 +12,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from expt.errors import first_line
 from expt.training.patches.changed import warn_changed
 
 
@@ -22,7 +23,7 @@ def use_for_linear(module: nn.Module) -> None:
     try:
         _product(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
     except (AttributeError, RuntimeError, TypeError) as error:  # no such operator, or one with other arguments
-        warn_changed("oneDNN for linear layers", str(error).partition("\n")[0], "say so with onednn=false")
+        warn_changed("oneDNN for linear layers", first_line(error), "say so with onednn=false")
         return
     for layer in module.modules():
         if type(layer) is nn.Linear:

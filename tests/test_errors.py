@@ -1,0 +1,17 @@
+"""Tests of what the texts of errors are made of."""
+
+import pytest
+
+from expt.errors import first_line
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (ValueError("\n  the header is cut off  \nat byte 7"), "the header is cut off"),
+        (MemoryError(), "MemoryError"),  # what has no text is told of all the same
+        (OSError(" \n"), "OSError"),
+    ],
+)
+def test_an_errors_first_line_is_never_empty(error: Exception, told: str) -> None:
+    assert first_line(error) == told
