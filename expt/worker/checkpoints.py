@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -64,7 +64,7 @@ class Checkpoints:
             state = gathered(state, keep=self._worker.rank == 0)
         if self._worker.rank:
             return
-        known = {**state, **about()}
+        known = {**state, **_as_it_is(about())}
         if target is not None:
             checkpoint.save(target, known)
         else:
@@ -87,7 +87,7 @@ class Checkpoints:
             self._paths.checkpoints.mkdir(parents=True, exist_ok=True)
             folder = parts_folder.free_folder(self._paths.checkpoints, state["position"]["step"])
         folder = collectives.from_rank_0(folder, self._worker.device)
-        known = {**rest, **about()} if mine else None
+        known = {**rest, **_as_it_is(about())} if mine else None
         writer.save(known, tensors, folder, is_best=is_best, keeps_best=keeps_best, target=target)
         if not copies:
             writer.wait()  # training is to change none of them before
@@ -108,6 +108,11 @@ class Checkpoints:
                 f"{self._paths.last}: {needed / 1e9:.1f} GB of tensors must be gathered for one file, and this worker "
                 f"may take {room / 1e9:.1f} GB more; use checkpoint.sharded=true, by which each worker writes its part"
             )
+
+
+def _as_it_is(about: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A copy: a thread writes it, and training does not wait."""
+    return cast(Mapping[str, Any], map_tensors(lambda _, tensor: tensor.detach().clone(), about))
 
 
 def _num_bytes(state: Mapping[str, Any]) -> int:

@@ -46,6 +46,7 @@ def assert_same_end(one: Path, other: Path) -> None:
     states = [checkpoint.load(RunPaths(folder).last) for folder in (one, other)]
     for key in ("model", "ema", "optimizer", "workers"):
         assert _same(*(state[key] for state in states)), (one, key)
+    assert len(states[0]["epoch_s"]) == len(states[1]["epoch_s"])
     assert RunFolder(one).points == RunFolder(other).points
 
 
