@@ -65,6 +65,7 @@ def cut_back(source: Path, paths: RunPaths) -> Resumed:
     metrics = RunPaths(source.parent.parent).metrics
     text = metrics.read_bytes() if metrics.exists() else b""
     paths.metrics.write_bytes(text[: state["metrics_bytes"]])
+    _set_aside_if_damaged(paths.best)
     if state["best"] and not _has_best(paths.best, state):
         beside = source.with_name(paths.best.name)
         there = (source if state["is_best"] else beside, *map(_before, (paths.best, beside)), beside)
@@ -134,12 +135,22 @@ def before_its_end(config: RunConfig, state: Mapping[str, Any], source: Path) ->
     return path if of_this and total > position["step"] else source
 
 
+def _set_aside_if_damaged(best: Path) -> None:
+    """What the test at the end would be of."""
+    try:
+        if best.exists():
+            checkpoint_file.check(best)
+    except CheckpointError as error:
+        warn(f"{error}; set aside as {checkpoint_file.set_aside(best)}")
+
+
 def _before(best: Path) -> Path:
     return checkpoint_file.older(best, 1)
 
 
 def _has_best(path: Path, state: Mapping[str, Any]) -> bool:
     try:
+        checkpoint_file.check(path)
         return bool(checkpoint_file.read(path)["best"] == state["best"])
     except Exception:  # missing, or damaged in one of many ways
         return False

@@ -117,7 +117,7 @@ class GraphedStep:
             return
         found = recorded.replay(batch)
         _give(recorded.parameters, found.gradients)
-        parts = parts_of(batch, learner.gradient_accumulation)
+        parts = parts_of(batch, learner.gradient_accumulation, learner.world_size)
         for index, (part, (loss, weight, outputs)) in enumerate(zip(parts, found.parts, strict=True)):
             # The next replay overwrites them; the outputs of other tasks are measured at once.
             kept = mapped(Tensor.clone, outputs) if learner.task.measures_jointly else outputs

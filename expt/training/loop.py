@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from expt.data.indexing import local_slice
 from expt.data.loading import Batch
 from expt.data.tree import leaves, mapped
 from expt.errors import ConfigError, OutOfMemory
@@ -104,8 +105,9 @@ def _through_phases(learner: Learner, batch: Batch, sums: Sums, on_gradients: Ca
     return moved
 
 
-def _note(losses: dict[str, Sum], phase: str, loss: Sum, *_: object) -> None:
-    losses[phase] = added(losses.get(phase), loss)
+def _note(losses: dict[str, Sum], phase: str, loss: Sum, _: object, part: Batch, __: bool) -> None:
+    if not part.weightless or phase not in losses:
+        losses[phase] = added(losses.get(phase), loss)
 
 
 def accumulate_gradients(learner: Learner, batch: Batch, add: Add, phase: str | None = None) -> None:
@@ -113,9 +115,9 @@ def accumulate_gradients(learner: Learner, batch: Batch, add: Add, phase: str | 
 
     The loss and the outputs of each of its parts go to `add`, and whether it is the first. Waits for nothing.
     """
-    parts, task = parts_of(batch, learner.gradient_accumulation), learner.task
+    parts, task = parts_of(batch, learner.gradient_accumulation, learner.world_size), learner.task
     # DDP averages gradients over workers, whose parts may differ in size: weighted so, the mean is the global batch's.
-    weight = 0.0 if batch.weightless else learner.world_size / batch.global_size
+    whole_weight = learner.world_size / batch.global_size
     weights = list[Tensor | float]()
     for index, part in enumerate(parts):
         last = index == len(parts) - 1
@@ -127,9 +129,9 @@ def accumulate_gradients(learner: Learner, batch: Batch, add: Add, phase: str | 
                     outputs = task.forward(learner.parallel, part)
                     loss = task.training_loss(outputs, part)
             _check_loss(loss, task)
-            learner.precision.backward(loss[0], weight)
+            learner.precision.backward(loss[0], 0.0 if part.weightless else whole_weight)
         add(loss, outputs, part, index == 0)
-        weights.append(0.0 if batch.weightless else loss[1])
+        weights.append(0.0 if part.weightless else loss[1])
     if not task.weight_is_samples:
         _divide_by_weight(learner, batch.global_size, weights)
 
@@ -175,19 +177,34 @@ def _divide_by_weight(learner: Learner, samples: int, weights: list[Tensor | flo
             sharding.local(parameter.grad).mul_(factor)
 
 
-def parts_of(batch: Batch, count: int) -> list[Batch]:
-    """At most `count` parts of a batch, one after the other. Raises ConfigError where its tensors differ in length."""
+def parts_of(batch: Batch, count: int, world_size: int = 1) -> list[Batch]:
+    """At most `count` parts of a batch, one after the other; as many on every worker, whose passes meet one another's.
+
+    Who has fewer samples than others have parts goes through its first once more, which is weightless then. Raises
+    ConfigError where the batch's tensors differ in length.
+    """
     if count == 1:
         return [batch]
-    tensors = [tensor.chunk(count) for tensor in leaves((batch.inputs, batch.targets))]
-    if len({tuple(map(len, chunks)) for chunks in tensors}) > 1:
+    lengths = {len(tensor) for tensor in leaves((batch.inputs, batch.targets))}
+    if len(lengths) > 1:
         raise ConfigError(f"gradient_accumulation={count}: the tensors of a batch have unequal lengths; use 1")
+    size, most = lengths.pop(), -(-batch.global_size // world_size)
+    number = len(_cut(most, count))
+    cuts = _cut(size, count)
+    if len(cuts) != number:
+        cuts = [local_slice(size, index, number) for index in range(number)]
 
-    def part(index: int) -> Batch:
-        inputs, targets = mapped(lambda tensor: tensor.chunk(count)[index], (batch.inputs, batch.targets))
+    def part(cut: slice) -> Batch:
+        inputs, targets = mapped(lambda tensor: tensor[cut], (batch.inputs, batch.targets))
         return batch._replace(inputs=inputs, targets=targets)
 
-    return [part(index) for index in range(len(tensors[0]))]
+    return [part(cut) if cut.start < cut.stop else part(slice(1))._replace(weightless=True) for cut in cuts]
+
+
+def _cut(size: int, count: int) -> list[slice]:
+    """Where so many samples are cut into at most `count` parts, as by torch.chunk."""
+    step = -(-size // count)
+    return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 def rehearse(learner: Learner, blank: Callable[[int], Batch], batch_size: int, device: torch.device) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.models.partial_load import Fit, load_some, plain_weights, what_fits
-from expt.runs import checkpoint
+from expt.runs import checkpoint, checkpoint_file
 from expt.runs.weights_file import weights_file
 from expt.training import collectives
 from expt.training.collectives import Worker
@@ -86,6 +86,7 @@ def _about(content: Any, fit: Fit) -> Loaded:
 
 def _read(file: Path, given: str) -> Any:
     try:
+        checkpoint_file.check_sums(file)
         return checkpoint.load(file, without=("optimizer",))
     except CheckpointError as error:
         raise ConfigError(f"weights={given}: {error}") from error

@@ -86,6 +86,16 @@ def test_points_after_the_checkpoint_are_cut_off_and_the_best_stays(paths: RunPa
     assert step_of(paths.best) == 1, "not the one that is resumed from"
 
 
+def test_a_best_that_is_damaged_is_not_tested_at_the_end(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    content = bytearray(paths.best.read_bytes())
+    content[len(content) // 2] ^= 1
+    paths.best.unlink()
+    paths.best.write_bytes(content)
+    resume.cut_back(paths.last, paths)
+    assert "truncated or damaged, its checksum is not that of best.pt.sha256; set aside as" in capsys.readouterr().err
+    assert not paths.best.exists()
+
+
 def test_in_a_new_folder_the_best_comes_along(paths: RunPaths, tmp_path: Path) -> None:
     new = RunPaths(tmp_path / "new")
     new.folder.mkdir()

@@ -14,11 +14,12 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 
+from expt.data.indexing import local_slice
 from expt.data.loading import Batch
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Averages, Sums
 from expt.training.learner import Learner, Position
-from expt.training.loop import evaluate, rehearse, train_epoch
+from expt.training.loop import evaluate, parts_of, rehearse, train_epoch
 from expt.training.precision import Precision
 
 CPU = torch.device("cpu")
@@ -251,3 +252,20 @@ def test_a_rehearsal_leaves_no_gradient_and_no_weight_behind(world_size: int, si
     assert seen == sizes
     assert all(parameter.grad is None for parameter in module.parameters())
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("samples", [3, 5, 9, 64])
+def test_all_workers_have_as_many_parts_of_a_batch(count: int, world_size: int, samples: int) -> None:
+    """Of theirs each sample is in one, and no part counts that has none."""
+    whole = next(batches(1, samples))
+    every = []
+    for rank in range(world_size):
+        mine = local_slice(samples, rank, world_size)
+        batch = Batch(whole.inputs[mine], whole.targets[mine], samples)
+        parts = parts_of(batch, count, world_size)
+        assert torch.equal(torch.cat([part.targets for part in parts if not part.weightless]), batch.targets)
+        assert not parts[0].weightless
+        every.append(len(parts))
+    assert {*every} == {len(torch.arange(-(-samples // world_size)).chunk(count))}

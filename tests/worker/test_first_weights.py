@@ -13,7 +13,7 @@ from torch.nn import functional
 from expt.data.loading import Batch
 from expt.errors import ConfigError
 from expt.models.partial_load import plain_weights
-from expt.runs import checkpoint
+from expt.runs import checkpoint, parts_folder
 from expt.runs.paths import RunPaths
 from expt.runs.result import create_result
 from expt.runs.weights_file import weights_file
@@ -85,6 +85,25 @@ def test_a_file_that_does_not_do_is_refused(tmp_path: Path, content: object, say
     with pytest.raises(ConfigError) as refused:
         first_weights.load(net(), str(file), ALONE)
     assert str(refused.value).startswith(f"weights={file}: {file} {says}")
+
+
+@pytest.mark.parametrize("what", ["the file", "a part"])
+def test_weights_that_are_no_longer_what_was_written_are_refused(tmp_path: Path, what: str) -> None:
+    """Bits that have flipped, and a part of an older save, are tensors like any other."""
+    path, state = tmp_path / "best.pt", {"model": net().state_dict()}
+    if what == "a part":
+        (folder := tmp_path / "step-2.parts").mkdir()
+        (folder / "0.distcp").write_bytes(b"of step 2")
+        checkpoint.save(path, {**state, parts_folder.PARTS: parts_folder.described(folder)})
+        (folder / "0.distcp").write_bytes(b"of step 1")
+    else:
+        checkpoint.save(path, state)
+        content = bytearray(path.read_bytes())
+        weight = state["model"]["2.weight"].numpy().tobytes()
+        content[content.index(weight)] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"^weights=.*best.pt: .*is truncated or damaged"):
+        first_weights.load(net(), str(path), ALONE)
 
 
 def test_a_runs_folder_gives_its_best(tmp_path: Path) -> None:

@@ -24,10 +24,12 @@ from tests.worker.sharded import Configs, apart, losses, together, trained
 
 SMALL = ("epochs=1", "dataset.train_limit=136", "drop_last=false", "log_every=1", "batch_size=64")
 """Three steps, of which the last has eight samples; 144 are evaluated, the last worker's share being smaller."""
+UNEQUAL = ("dataset.train_limit=133", "gradient_accumulation=4")
+"""The last step has five samples, of which workers have two and one, or three and two."""
 TEXT = ("dataset=text", "task=language_model", "dataset.root=text.txt", "dataset.context=8", "batch_size=64")
 RESNET = ("model=resnet18", "optimizer.lr=0.001", "batch_size=128", "max_steps=2", "epochs=1", "log_every=1")
 CASES: dict[str, tuple[str, ...]] = {
-    "mlp": ("model=mlp", "optimizer=adamw", "ema=0.9", "gradient_clip=0.5", "tensorboard.histograms=true"),
+    "mlp": ("model=mlp", "optimizer=adamw", "ema=0.9", "gradient_clip=0.5", "tensorboard.histograms=true", *UNEQUAL),
     "parts": ("model=mlp", "gradient_accumulation=2", "gradient_clip_value=0.01", "on_nan=skip"),
     "each part": ("model=mlp", "gradient_accumulation=2", "sharding.reduce_each_part=true", "sharding.wrap=300"),
     "convnet": ("model=convnet", "model.dropout=0", "batch_norm=sync", "optimizer.lr=0.01"),
