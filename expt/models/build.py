@@ -60,6 +60,7 @@ def build(
         names = (field.name for field in dataclasses.fields(config) if field.name not in NAMES)
         cls = _CLASSES[type(config)]
         module = cls(**_wanted(cls, config.name, shapes, example), **{name: getattr(config, name) for name in names})
+    _refuse_sparse(module)
     _give_shapes(module, example)
     initialise(module, init)
     return module
@@ -89,6 +90,17 @@ def _refuse_other_inputs(model: str, example: torch.Tensor) -> None:
         raise ConfigError(
             f"model={model}: takes images [channels, height, width], and a sample's inputs are "
             f"{list(example.shape[1:])}; use model=mlp, or a model of your own"
+        )
+
+
+def _refuse_sparse(module: nn.Module) -> None:
+    """Raise ConfigError for layers whose gradients neither the optimisers here nor a sharded model can take."""
+    embeddings = (nn.Embedding, nn.EmbeddingBag)
+    layers = [name for name, layer in module.named_modules() if isinstance(layer, embeddings) and layer.sparse]
+    if layers:
+        raise ConfigError(
+            f"{type(module).__name__}: {', '.join(layers)} would have sparse gradients, which no optimiser here takes; "
+            "build it with sparse=False"
         )
 
 

@@ -233,6 +233,15 @@ def test_a_lazy_layer_that_saw_nothing_is_named(tmp_path: Path, monkeypatch: pyt
         build(target, DEFAULT, **GREY_28)
 
 
+def test_sparse_gradients_are_refused_where_the_layer_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def __init__(self):\n  super().__init__()\n  self.words = nn.EmbeddingBag(9, 2, sparse=True)\n"
+    (tmp_path / "own_sparse.py").write_text(f"from torch import nn\nclass Net(nn.Module):\n {source}")
+    monkeypatch.syspath_prepend(tmp_path)
+    target = constraints.Target(target="own_sparse.Net", kwargs={})
+    with pytest.raises(ConfigError, match=r"^Net: words would have sparse gradients, .* sparse=False$"):
+        build(target, DEFAULT, **GREY_28)
+
+
 def test_lazy_layers_have_seen_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_lazy.py").write_text(LAZY)
     monkeypatch.syspath_prepend(tmp_path)
