@@ -118,12 +118,12 @@ def _beside(config: RunConfig) -> list[str]:
         )
     if config.ddp.comm_hook:
         problems.append(
-            f"ddp.comm_hook={config.ddp.comm_hook}: is of strategy=ddp; with strategy={name} use "
-            "sharding.reduce_dtype=bf16"
+            f"ddp.comm_hook={config.ddp.comm_hook}: is of strategy=ddp; use ddp.comm_hook=null "
+            f"(strategy={name} has sharding.reduce_dtype=bf16)"
         )
     for key in ("find_unused_parameters", "static_graph"):
         if getattr(config.ddp, key):
-            problems.append(f"ddp.{key}=true: is of strategy=ddp, and strategy={name} has no need of it; leave it out")
+            problems.append(f"ddp.{key}=true: strategy={name} has no need of it; use ddp.{key}=false")
     if config.tensorboard.graph is True:
         problems.append(
             f"tensorboard.graph=true: one worker would trace a model that strategy={name} gives it a part of; use "

@@ -124,7 +124,7 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     ),
     "a hook of ddp": (
         machine(2), {"strategy": "fsdp"}, {"strategy": "fsdp", "ddp": {"comm_hook": "bf16"}},
-        "ddp.comm_hook=bf16: is of strategy=ddp; with strategy=fsdp use sharding.reduce_dtype=bf16",
+        "ddp.comm_hook=bf16: is of strategy=ddp; use ddp.comm_hook=null (strategy=fsdp has sharding.reduce_dtype=bf16)",
     ),
     "a graph of shards": (
         machine(2), {"strategy": "fsdp"}, {"strategy": "fsdp", "tensorboard": {"graph": True}},
