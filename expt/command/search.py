@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from expt.command.composed_run import ComposedRun
 from expt.command.overrides import last_of_each
+from expt.command.parents import Parents
 from expt.command.search_space import space_of
 from expt.command.sweep import Multirun, Runner, Runs
 from expt.command.sweep_display import SweepDisplay, show_dry_run
@@ -108,7 +110,7 @@ class SearchCommand:
         if settings.name == "pbt":
             pausing = PopulationTraining(settings, config, goals, space)
         elif settings.rungs:
-            pausing = Pausing(settings, config, goals, space)
+            pausing = Pausing(settings, config, goals, space, self._begins_at(space, config))
         multirun.open()
         multirun.typed = [*self._fixed, *self._axes]
         reader = Reader(space=space, goals=goals, limits=limits, with_rungs=pausing is not None)
@@ -129,6 +131,13 @@ class SearchCommand:
                 problem = problem or error
         assert problem is not None
         raise problem
+
+    def _begins_at(self, space: Space, config: RunConfig) -> int:
+        """The epochs that points have of the runs that they are forks of; of several the most."""
+        known = Parents(self._multirun.folder)
+        searched = [each.meant for each in space.parameters if each.name == "fork"]
+        given = [str(fork) for fork in (config.fork, *itertools.chain(*searched)) if fork]
+        return max(map(known.epochs_before, given), default=0)
 
     def _found(self, searching: Searching, number: int, values: Values) -> ComposedRun:
         new = searching.new(number)
