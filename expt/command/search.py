@@ -75,7 +75,7 @@ class SearchCommand:
             runs = [] if found is None else [self._found(searching, *found)]
             return show_dry_run(runs, len(runs))
         display = SweepDisplay(Console(), total=self._settings.runs, folder=multirun.folder, what="search")
-        display.note = lambda job: _note(searching, job)
+        display.note = lambda job: "  best so far" if searching.is_new_best(job.paths) else ""
         try:
             return multirun.carry_out(lambda *each: self._rounds(searching, *each), display, (Diverged, OutOfMemory))
         finally:
@@ -209,13 +209,6 @@ class SearchCommand:
         kept = f"{stopped} stopped and saved, " if stopped else ""
         yield f"budget       {budget.text} is used up: {searching.count} of {total} points, {kept}{missing} not begun"
         yield "      to go on: the same command there with a larger search.budget"
-
-
-def _note(searching: Searching, job: Job) -> str:
-    """That the run which has just ended is the best so far."""
-    searching.look(job.paths)
-    best = searching.best
-    return "  best so far" if best is not None and best.folder == job.paths.folder else ""
 
 
 def _plain(node: Any) -> Any:

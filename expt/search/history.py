@@ -93,8 +93,11 @@ class Reader:
             values=values,
             status=record["status"],
             number=record.get("search", {}).get("number"),
-            objectives=tuple(goal.value(record) for goal in self.goals),
-            violations={limit.text: limit.violation(record, kind == OutOfMemory.__name__) for limit in self.limits},
+            objectives=tuple(goal.value(record, paths) for goal in self.goals),
+            violations={
+                limit.text: limit.violation(record, paths, had_no_memory=kind == OutOfMemory.__name__)
+                for limit in self.limits
+            },
             rung_values=self._rungs(paths, began_at) if self.with_rungs else {},
             replaces=record.get("search", {}).get("replaces"),
             parent=record.get("search", {}).get("parent"),
@@ -124,13 +127,13 @@ def in_order(points: Iterable[Point]) -> list[Point]:
 
 
 def best(points: Sequence[Point], goals: Sequence[Goal]) -> Point | None:
-    """The best by the first goal, of equal ones by the next, of those that keep all limits.
+    """The best by the first goal, of equal ones by the next, of those that keep all limits; of alike ones the first.
 
     One that has paused counts by what it has come to.
     """
     reached = [point for point in points if point.status in (COMPLETED, PAUSED) and _are_numbers(point.objectives)]
     measured = [point for point in reached if point.is_allowed]
-    return min(measured, key=lambda point: costs_of(goals, point.objectives), default=None)
+    return min(in_order(measured), key=lambda point: costs_of(goals, point.objectives), default=None)
 
 
 def _settings(record: Record) -> Callable[[str], Any]:

@@ -62,7 +62,7 @@ class Pausing:
         if self._keeps:
             return
         trials = self._trials(points)
-        best = min(trials, key=lambda trial: (_least(trial.costs.values()), trial.number), default=None)
+        best = min(trials, key=_rank, default=None)
         hopeless = {*self._rungs.hopeless(trials, planned)} - {best.number if best else None}
         for point in points:
             if point.number in hopeless and point.folder is not None:
@@ -101,8 +101,10 @@ def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Sp
         )
 
 
-def _least(costs: Iterable[float]) -> float:
-    return min((cost for cost in costs if not math.isnan(cost)), default=math.inf)
+def _rank(trial: Trial) -> tuple[bool, float, int]:
+    """Lowest for the best: of those that keep all limits, by its best epoch, of equal ones the first."""
+    costs = (cost for cost in trial.costs.values() if not math.isnan(cost))
+    return not trial.is_allowed, min(costs, default=math.inf), trial.number
 
 
 def remove_checkpoints(paths: RunPaths) -> None:

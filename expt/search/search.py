@@ -38,6 +38,7 @@ class Searching:
         self._new: dict[int, NewRun] = {}
         self._others = [point for source in settings.warm_start for point in _others(reader, Path(source))]
         self._points = {point.folder: point for point in reader.points(folder)}
+        self._leader = self.best
         self.count = 1 + max((point.number for point in self.own if point.number is not None), default=-1)
         """How many points the search has chosen: the number of the next."""
 
@@ -76,6 +77,14 @@ class Searching:
         """The best so far in this folder."""
         going_on = [replace(each, status=PAUSED) for each in self.own if each.status == RUNNING and each.objectives]
         return best([*self.own, *going_on], self.goals)
+
+    def is_new_best(self, paths: RunPaths) -> bool:
+        """Whether the run that has just ended has become the best so far, or the best has become better by it."""
+        self.look(paths)
+        before, self._leader = self._leader, self.best
+        if self._leader is None or self._leader.folder != paths.folder:
+            return False
+        return before is None or (before.folder, before.objectives) != (paths.folder, self._leader.objectives)
 
     def next(self) -> tuple[int, Values] | None:
         """The next point and its number; None where there is none left."""
