@@ -14,7 +14,7 @@ from rich.console import Console
 
 from expt.command.composed_run import ComposedRun
 from expt.command.overrides import last_of_each
-from expt.command.parents import Parents
+from expt.command.preflight import Samples
 from expt.command.search_space import space_of
 from expt.command.sweep import Multirun, Runner, Runs
 from expt.command.sweep_display import SweepDisplay, show_dry_run
@@ -28,6 +28,8 @@ from expt.launch.live_pool import LivePool
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.record_parts import OfSearch
 from expt.runs.result import COMPLETED, PAUSED, read_result
+from expt.runs.view import leaderboard
+from expt.runs.view.cells import say
 from expt.search.budget import budget_of, in_words
 from expt.search.goals import goals_of, limits_of
 from expt.search.history import Point, Reader
@@ -68,12 +70,10 @@ class SearchCommand:
         multirun.begin()
         searching = self._searching()
         if multirun.is_preflight:
-            corners = enumerate(searching.space.corners())
-            return multirun.try_out([self._found(searching, *each) for each in corners])
+            corners = [self._found(searching, *each) for each in enumerate(searching.space.corners())]
+            return multirun.try_out(corners, Samples(searching.num_left, self._settings.rungs))
         if multirun.is_dry_run:
-            found = searching.next()
-            runs = [] if found is None else [self._found(searching, *found)]
-            return show_dry_run(runs, len(runs))
+            return self._dry_run(searching)
         display = SweepDisplay(Console(), total=self._settings.runs, folder=multirun.folder, what="search")
         display.note = lambda job: "  best so far" if searching.is_new_best(job.paths) else ""
         try:
@@ -81,6 +81,18 @@ class SearchCommand:
         finally:
             for line in self._at_end(searching):
                 multirun.note(line)
+
+    def _dry_run(self, searching: Searching) -> list[JobReturn]:
+        """Show the next point: those after it depend on what comes of it."""
+        found = None if searching.is_complete else searching.next()
+        runs = [] if found is None else [self._found(searching, *found)]
+        returned = show_dry_run(runs, len(runs)) if runs else []
+        total, unfinished = self._settings.runs, len(searching.unfinished)
+        what = f"no further point of {total}" if found is None else f"point {found[0] + 1} of {total}"
+        later = "" if found is None or found[0] + 1 >= total else "; each later one is chosen when its turn comes"
+        before = f"; {unfinished} begun before would go on first" if unfinished else ""
+        say(leaderboard.wide_console(), f"{what}{later}{before}")
+        return returned
 
     def _parted(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """The words that all points share, and the axes; of several words for a key the last counts."""
@@ -134,7 +146,7 @@ class SearchCommand:
 
     def _begins_at(self, space: Space, config: RunConfig) -> int:
         """The epochs that points have of the runs that they are forks of; of several the most."""
-        known = Parents(self._multirun.folder)
+        known = self._multirun.composer.parents
         searched = [each.meant for each in space.parameters if each.name == "fork"]
         given = [str(fork) for fork in (config.fork, *itertools.chain(*searched)) if fork]
         return max(map(known.epochs_before, given), default=0)

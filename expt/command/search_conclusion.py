@@ -106,7 +106,10 @@ def conclude_search(
     if found.limits:
         kept = sum(map(found.allowed, runs))
         within = " and ".join(limit.text for limit in found.limits)
-        say(console, f"limits       {kept} of {len(runs)} runs keep {within}{_named([*filter(found.breaks_limits, runs)])}")
+        say(
+            console,
+            f"limits       {kept} of {len(runs)} runs keep {within}{_named([*filter(found.breaks_limits, runs)])}",
+        )
     if len(found.goals) > 1:
         front = found.front(runs)
         say(
@@ -119,9 +122,7 @@ def conclude_search(
     if best is None:
         say(console, "best         none: no run has completed, measured all goals and kept all limits")
         return
-    say(
-        console, f"best         {best['folder'].name}  {found.goals[0].tag} {found.values(best)[0]:.4f}", "bold green"
-    )
+    say(console, f"best         {best['folder'].name}  {found.goals[0].tag} {found.values(best)[0]:.4f}", "bold green")
     say(console, f"      alone: {again(best)}")
 
 

@@ -68,6 +68,13 @@ class Searching:
         return [point for point in own if point.status not in ended and not point.is_bad]
 
     @property
+    def num_left(self) -> int:
+        """How many runs are to begin, or to be brought to their end; not those that wait at a rung."""
+        known = self.space.without([point.values for point in self.points])
+        new = max(0, self.settings.runs - self.count)
+        return len(self.unfinished) + (new if known is None else min(new, len(known)))
+
+    @property
     def spent_s(self) -> float:
         """What the devices of its runs have been busy for."""
         return sum(point.device_s for point in self._points.values())
