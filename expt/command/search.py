@@ -114,7 +114,7 @@ class SearchCommand:
             self._fixed += _objective_of_runs(objective, self._settings_of(()))
         loader = self._context.config_loader
         space = space_of(self._axes, settings.when, loader, self._settings_of, multirun.machine)
-        self._keys = [parameter.name for parameter in space.parameters]
+        self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         config = self._example(space)
         goals, limits = goals_of(objective or config.objective, config), limits_of(settings.constraints, config)
         refuse_unfit(settings.name, space, goals, limited=bool(limits))

@@ -106,10 +106,8 @@ def conclude_search(
     if found.limits:
         kept = sum(map(found.allowed, runs))
         within = " and ".join(limit.text for limit in found.limits)
-        say(
-            console,
-            f"limits       {kept} of {len(runs)} runs keep {within}{_named([*filter(found.breaks_limits, runs)])}",
-        )
+        others = _named([run for run in runs if found.breaks_limits(run)])
+        say(console, f"limits       {kept} of {len(runs)} runs keep {within}{others}")
     if len(found.goals) > 1:
         front = found.front(runs)
         say(

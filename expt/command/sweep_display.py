@@ -231,7 +231,7 @@ def _reached(job: Job) -> str:
 
 
 def _at_rung(job: Job) -> str:
-    """The objective in the epoch after which a run has paused, by which it is compared; its best, where that is other."""
+    """The objective after the epoch of its rung, by which it is compared; its best, where that is another."""
     record = read_result(job.paths)
     objective, after = record["objective"], f"after {epochs_done(record)}"
     value, best = record.get("metrics", {}).get(objective["name"], objective["value"]), record.get("best")

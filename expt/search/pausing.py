@@ -96,8 +96,8 @@ def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Sp
     if settings.min_epochs >= config.epochs - begins_at:
         of_parent = f", {begins_at} of them of the run that it is a fork of" if begins_at else ""
         raise ConfigError(
-            f"search.min_epochs={settings.min_epochs}: a run has epochs={config.epochs}{of_parent}, and would never pause; "
-            "give less, or more epochs"
+            f"search.min_epochs={settings.min_epochs}: a run has epochs={config.epochs}{of_parent}, and would never "
+            "pause; give less, or more epochs"
         )
 
 
