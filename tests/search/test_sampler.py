@@ -65,6 +65,17 @@ def test_a_point_follows_from_the_history_alone(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["tpe", "gp", "qmc", "nsga2"])
+def test_each_choice_has_a_range_of_its_own_of_one_key(name: str) -> None:
+    ranges = {"mlp": (1e-4, 1e-2), "convnet": (1e-1, 1.0)}
+    below = [Parameter("lr", "float", *ends, log=True, when=("model", each)) for each, ends in ranges.items()]
+    points = searched(name, Space((MODEL, *below)), 13)
+    assert {point.values["model"] for point in points} == {*ranges}
+    for point in points:
+        low, high = ranges[str(point.values["model"])]
+        assert low <= float(point.values["lr"]) <= high
+
+
 @pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow), "cmaes"])
 def test_it_learns(name: str) -> None:
     by_chance = [max(p.objectives[0] or 0 for p in searched("random", NUMBERS, 30, seed=seed)) for seed in range(3)]
