@@ -213,6 +213,15 @@ def refuse_unnamed(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{word}: not one of {', '.join(path.stem for path in options_of(group))}.")
 
 
+def refuse_several_samplers(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for `search=tpe,random`: Hydra would make a grid of them, or take the last."""
+    for word in apart(arguments)[1]:
+        key, _, value = word.partition("=")
+        if key == "search" and (names := re.findall(r"\w+", value.removeprefix("choice")))[1:]:
+            first = shlex.join([f"search={names[0]}", "hydra.sweep.dir=FOLDER"])
+            raise ConfigError(f"{word}: a search has one sampler; type a command for each, as with {first}")
+
+
 def warn_of_repeated(arguments: Sequence[str]) -> None:
     """Say which of two values of one key counts: Hydra takes the last, and says nothing."""
     settings = apart(arguments)[1]

@@ -20,6 +20,7 @@ from expt.command.arguments import (
     readable,
     refuse_lone,
     refuse_mistyped_folder,
+    refuse_several_samplers,
     refuse_unnamed,
     refuse_used_folder,
     warn_of_repeated,
@@ -70,6 +71,7 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
             refuse_used_folder(words)
             refuse_mistyped_folder(words)
         refuse_unnamed(arguments)
+        refuse_several_samplers(arguments)
         warn_of_repeated(arguments)
         words = with_parent(_in_earlier_folder(task.how, with_earlier(with_latest(words))))
         with task.at_end:

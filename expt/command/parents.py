@@ -15,6 +15,7 @@ from expt.config.identity import Content
 from expt.config.schema import RunConfig
 from expt.data.fingerprint import content_of
 from expt.errors import ConfigError
+from expt.runs import fork
 from expt.runs.parent import inherited, key_of, named, record_of, without_latest
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Forked
@@ -75,6 +76,11 @@ class Parents:
     def has(self, given: str) -> bool:
         """Whether the sweep has a fork of `given` already."""
         return given in self._known
+
+    def epochs_before(self, given: str) -> int:
+        """The whole epochs that a fork of `given` has of its parent. Raises ConfigError where that is no run."""
+        known = self._known.get(given)
+        return known[0]["epoch"] if known else fork.epochs_before(given)
 
     def with_words(self, point: Sequence[str]) -> list[str]:
         """The words of a point with those of the parent before them; of one that is gone `content` tells."""

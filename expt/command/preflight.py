@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -26,7 +28,16 @@ COST_NOTHING |= {"optimizer.lr", "optimizer.weight_decay", "dataset.fold", "grad
 COST_NOTHING_BELOW = ("scheduler.", "init.", "early_stop.")
 
 
-def preflight(jobs: Sequence[Job], machine: Machine, options: Options) -> None:
+class Samples(NamedTuple):
+    """That the runs are points of a search's space, and which runs they stand for."""
+
+    total: int
+    """How many the search has still to train."""
+    rungs: str | None
+    """By which some of them pause for good."""
+
+
+def preflight(jobs: Sequence[Job], machine: Machine, options: Options, samples: Samples | None = None) -> None:
     """Try out a run of each kind among those that are not complete, and print what they take.
 
     Raises RunFailed where some can't run, and Interrupted on Ctrl-C; nothing is written.
@@ -45,15 +56,16 @@ def preflight(jobs: Sequence[Job], machine: Machine, options: Options) -> None:
         raise errors[0]
     console = wide_console()
     if rows := [(kinds[kind], found) for kind, found in tried.items() if not found.error]:
-        console.print(_table(rows, of_sweep=len(jobs) > 1))
+        console.print(_table(rows, of_sweep=len(jobs) > 1, count="tried" if samples else "runs"))
     able = [(request_of(job).config, found) for kind, found in tried.items() if not found.error for job in kinds[kind]]
-    _tell_total(console, [(config, found.seconds(config)) for config, found in able], machine, options)
+    _tell_total(console, [(config, found.seconds(config)) for config, found in able], machine, options, samples)
     refused = {job: str(job.error) for job in jobs if job.error}
     refused |= {job: str(found.error) for kind, found in tried.items() if found.error for job in kinds[kind]}
     for job, why in refused.items():
         say(console, f"cannot run   {job.name}: {in_one_line(why, with_log=False)}")
     if refused:
-        raise RunFailed(f"{len(refused)} of {len(jobs)} runs cannot run as they are")
+        what = "points that were tried" if samples else "runs"
+        raise RunFailed(f"{len(refused)} of {len(jobs)} {what} cannot run as they are")
 
 
 def _kind(config: RunConfig) -> str:
@@ -62,9 +74,9 @@ def _kind(config: RunConfig) -> str:
     return f"{identity(config, but=free)} {config.threads}"
 
 
-def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool) -> Table:
+def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("runs like", "runs", "each needs", "memory of a worker", "a step", "an evaluation", "a run"):
+    for column in ("runs like", count, "each needs", "memory of a worker", "a step", "an evaluation", "a run"):
         table.add_column(column, justify="left" if column == "runs like" else "right")
     for alike, tried in rows:
         config, found = request_of(alike[0]).config, tried.record["metrics"]
@@ -81,13 +93,24 @@ def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool) -> Ta
 
 
 def _tell_total(
-    console: Console, lengths: Sequence[tuple[RunConfig, float]], machine: Machine, options: Options
+    console: Console,
+    lengths: Sequence[tuple[RunConfig, float]],
+    machine: Machine,
+    options: Options,
+    samples: Samples | None,
 ) -> None:
     if not lengths:
         return
+    by = ""
+    if samples:
+        by = f", judged by the {len(lengths)} that were tried" if len(lengths) > 1 else ", judged by the one tried"
+        by += f", or less, as search.rungs={samples.rungs} stops some early" if samples.rungs else ""
+        lengths = [*itertools.islice(itertools.cycle(lengths), samples.total)]
+        if not lengths:
+            return say(console, "nothing is left to train: the search has all its points")
     total = together_s(lengths, machine, options)
     end = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + total))
     what = "1 run takes" if len(lengths) == 1 else f"{len(lengths)} runs take"
     where = f"{len(machine.gpus)} GPUs" if lengths[0][0].num_gpus else f"{machine.cpus} cores"
     early = ", or less where early_stop ends some" if any(config.early_stop for config, _ in lengths) else ""
-    say(console, f"{what} about {about(total)} on {where}{early}: until {end}, if it begins now")
+    say(console, f"{what} about {about(total)} on {where}{by}{early}: until {end}, if it begins now")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from expt.command.composed_run import ComposedRun
 from expt.command.overrides import last_of_each
+from expt.command.preflight import Samples
 from expt.command.search_space import space_of
 from expt.command.sweep import Multirun, Runner, Runs
 from expt.command.sweep_display import SweepDisplay, show_dry_run
@@ -26,13 +28,16 @@ from expt.launch.live_pool import LivePool
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.record_parts import OfSearch
 from expt.runs.result import COMPLETED, PAUSED, read_result
+from expt.runs.view import leaderboard
+from expt.runs.view.cells import say
 from expt.search.budget import budget_of, in_words
 from expt.search.goals import goals_of, limits_of
 from expt.search.history import Point, Reader
 from expt.search.pausing import Pausing
 from expt.search.population import NewRun, PopulationTraining
 from expt.search.sampler import refuse_missing, refuse_unfit
-from expt.search.search import Searching, Source
+from expt.search.search import Searching
+from expt.search.source import Source
 from expt.search.space import Space, Values
 
 BATCH = 8
@@ -66,19 +71,29 @@ class SearchCommand:
         multirun.begin()
         searching = self._searching()
         if multirun.is_preflight:
-            corners = enumerate(searching.space.corners())
-            return multirun.try_out([self._found(searching, *each) for each in corners])
+            corners = [self._found(searching, *each) for each in enumerate(searching.space.corners())]
+            return multirun.try_out(corners, Samples(searching.num_left, self._settings.rungs))
         if multirun.is_dry_run:
-            found = searching.next()
-            runs = [] if found is None else [self._found(searching, *found)]
-            return show_dry_run(runs, len(runs))
+            return self._dry_run(searching)
         display = SweepDisplay(Console(), total=self._settings.runs, folder=multirun.folder, what="search")
-        display.note = lambda job: _note(searching, job)
+        display.note = lambda job: "  best so far" if searching.is_new_best(job.paths) else ""
         try:
             return multirun.carry_out(lambda *each: self._rounds(searching, *each), display, (Diverged, OutOfMemory))
         finally:
             for line in self._at_end(searching):
                 multirun.note(line)
+
+    def _dry_run(self, searching: Searching) -> list[JobReturn]:
+        """Show the next point: those after it depend on what comes of it."""
+        found = None if searching.is_complete else searching.next()
+        runs = [] if found is None else [self._found(searching, *found)]
+        returned = show_dry_run(runs, len(runs)) if runs else []
+        total, unfinished = self._settings.runs, len(searching.unfinished)
+        what = f"no further point of {total}" if found is None else f"point {found[0] + 1} of {total}"
+        later = "" if found is None or found[0] + 1 >= total else "; each later one is chosen when its turn comes"
+        before = f"; {unfinished} begun before would go on first" if unfinished else ""
+        say(leaderboard.wide_console(), f"{what}{later}{before}")
+        return returned
 
     def _parted(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """The words that all points share, and the axes; of several words for a key the last counts."""
@@ -100,7 +115,7 @@ class SearchCommand:
             self._fixed += _objective_of_runs(objective, self._settings_of(()))
         loader = self._context.config_loader
         space = space_of(self._axes, settings.when, loader, self._settings_of, multirun.machine)
-        self._keys = [parameter.name for parameter in space.parameters]
+        self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         config = self._example(space)
         goals, limits = goals_of(objective or config.objective, config), limits_of(settings.constraints, config)
         refuse_unfit(settings.name, space, goals, limited=bool(limits))
@@ -108,7 +123,7 @@ class SearchCommand:
         if settings.name == "pbt":
             pausing = PopulationTraining(settings, config, goals, space)
         elif settings.rungs:
-            pausing = Pausing(settings, config, goals, space)
+            pausing = Pausing(settings, config, goals, space, self._begins_at(space, config))
         multirun.open()
         multirun.typed = [*self._fixed, *self._axes]
         reader = Reader(space=space, goals=goals, limits=limits, with_rungs=pausing is not None)
@@ -129,6 +144,13 @@ class SearchCommand:
                 problem = problem or error
         assert problem is not None
         raise problem
+
+    def _begins_at(self, space: Space, config: RunConfig) -> int:
+        """The epochs that points have of the runs that they are forks of; of several the most."""
+        known = self._multirun.composer.parents
+        searched = [each.meant for each in space.parameters if each.name == "fork"]
+        given = [str(fork) for fork in (config.fork, *itertools.chain(*searched)) if fork]
+        return max(map(known.epochs_before, given), default=0)
 
     def _found(self, searching: Searching, number: int, values: Values) -> ComposedRun:
         new = searching.new(number)
@@ -200,13 +222,6 @@ class SearchCommand:
         kept = f"{stopped} stopped and saved, " if stopped else ""
         yield f"budget       {budget.text} is used up: {searching.count} of {total} points, {kept}{missing} not begun"
         yield "      to go on: the same command there with a larger search.budget"
-
-
-def _note(searching: Searching, job: Job) -> str:
-    """That the run which has just ended is the best so far."""
-    searching.look(job.paths)
-    best = searching.best
-    return "  best so far" if best is not None and best.folder == job.paths.folder else ""
 
 
 def _plain(node: Any) -> Any:

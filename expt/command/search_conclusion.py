@@ -11,11 +11,15 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from expt.runs.paths import SWEEP_RECORD
+from expt.runs.paths import SWEEP_RECORD, RunPaths
+from expt.runs.ranking import place
 from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord
 from expt.runs.view.cells import cells, say
 from expt.search.goals import Goal, Limit, costs_of, goals_for, limits_for
 from expt.search.history import BAD
+
+NAMED = 3
+"""Runs that exceed a limit, and are named."""
 
 
 class SearchRecord(NamedTuple):
@@ -26,16 +30,19 @@ class SearchRecord(NamedTuple):
 
     def allowed(self, run: FoundRecord) -> bool:
         """Whether the run has completed, or paused, and has measured all goals and kept all limits."""
-        measured = (goal.value(run) for goal in self.goals)
         return (
             run["status"] in (COMPLETED, PAUSED)
-            and all(value is not None and math.isfinite(value) for value in measured)
-            and all(limit.violation(run) <= 0 for limit in self.limits)
+            and all(value is not None and math.isfinite(value) for value in self.values(run))
+            and not self.breaks_limits(run)
         )
 
+    def breaks_limits(self, run: FoundRecord) -> bool:
+        """Whether it has measured something that exceeds a limit."""
+        return not all(limit.violation(run, RunPaths(run["folder"])) <= 0 for limit in self.limits)
+
     def best(self, runs: Sequence[FoundRecord]) -> FoundRecord | None:
-        """By the first goal, of equal ones by the next, of those that are allowed."""
-        return min((run for run in runs if self.allowed(run)), key=self._costs, default=None)
+        """By the first goal, of equal ones by the next, of those that are allowed; of alike ones the first point."""
+        return min((run for run in runs if self.allowed(run)), key=self._rank, default=None)
 
     def front(self, runs: Sequence[FoundRecord]) -> list[FoundRecord]:
         """The Pareto front: those of which no other is as good by all goals, and better by one; by the first goal."""
@@ -45,10 +52,17 @@ class SearchRecord(NamedTuple):
             for run in runs
             if id(run) in reached and not any(_beats(other, reached[id(run)]) for other in reached.values())
         ]
-        return sorted(found, key=lambda run: reached[id(run)])
+        return sorted(found, key=lambda run: (reached[id(run)], place(run)))
+
+    def values(self, run: FoundRecord) -> list[float | None]:
+        """What it has come to, of each goal."""
+        return [goal.value(run, RunPaths(run["folder"])) for goal in self.goals]
 
     def _costs(self, run: FoundRecord) -> list[float]:
-        return costs_of(self.goals, [goal.value(run) for goal in self.goals])
+        return costs_of(self.goals, self.values(run))
+
+    def _rank(self, run: FoundRecord) -> tuple[list[float], int]:
+        return self._costs(run), place(run)
 
 
 def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -92,7 +106,8 @@ def conclude_search(
     if found.limits:
         kept = sum(map(found.allowed, runs))
         within = " and ".join(limit.text for limit in found.limits)
-        say(console, f"limits       {kept} of {len(runs)} runs keep {within}")
+        others = _named([run for run in runs if found.breaks_limits(run)])
+        say(console, f"limits       {kept} of {len(runs)} runs keep {within}{others}")
     if len(found.goals) > 1:
         front = found.front(runs)
         say(
@@ -100,21 +115,26 @@ def conclude_search(
             f"Pareto       {len(front)} of {len(runs)} runs, which no other beats in all goals",
             "bold",
         )
-        console.print(_table(front, found.goals))
+        console.print(_table(front, found))
     best = found.best(runs)
     if best is None:
         say(console, "best         none: no run has completed, measured all goals and kept all limits")
         return
-    goal = found.goals[0]
-    say(console, f"best         {best['folder'].name}  {goal.tag} {goal.value(best):.4f}", "bold green")
+    say(console, f"best         {best['folder'].name}  {found.goals[0].tag} {found.values(best)[0]:.4f}", "bold green")
     say(console, f"      alone: {again(best)}")
 
 
-def _table(front: Sequence[FoundRecord], goals: Sequence[Goal]) -> Table:
+def _named(broken: Sequence[FoundRecord]) -> str:
+    """The first of those that exceed a limit."""
+    names = [run["folder"].name for run in broken[:NAMED]] + ["..."] * (len(broken) > NAMED)
+    return f"; not {', '.join(names)}" if names else ""
+
+
+def _table(front: Sequence[FoundRecord], found: SearchRecord) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("run", overflow="fold")
-    for goal in goals:
+    for goal in found.goals:
         table.add_column(cells(goal.tag)[0], justify="right", no_wrap=True)
     for run in front:
-        table.add_row(*cells(run["folder"].name, *(f"{goal.value(run):.6g}" for goal in goals)))
+        table.add_row(*cells(run["folder"].name, *(f"{value:.6g}" for value in found.values(run))))
     return table

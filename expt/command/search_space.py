@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from expt.command.conf_files import groups
+from expt.command.conf_files import groups, options
 from expt.command.overrides import parsed
 from expt.config.parse import wrong_values
 from expt.errors import ConfigError, did_you_mean
@@ -28,37 +29,96 @@ def space_of(
     """The axes among `words`, and those of some points alone. Raises ConfigError with a line for what cannot be."""
     parser = OverridesParser.create(config_loader=loader)
     axes = [_parameter(override) for override in parser.parse_overrides(list(words)) if override.is_sweep_override()]
-    if not axes:
-        raise ConfigError("search: nothing to search; type an axis, as in 'optimizer.lr=tag(log,interval(1e-4,1))'")
     fixed = [each.word(each.choices[0]) for each in axes if each.kind == "categorical"]
     space = [_typed(each, settings_of(fixed), machine) for each in axes]
     for text in when:
-        name, choice, word = _condition(text, axes)
-        parameter = dataclasses.replace(_parameter(_parsed(parser, text, word)), when=(name, choice))
-        above = next(each for each in axes if each.name == name)
-        others = [each for each in fixed if each.partition("=")[0] != above.typed]
-        space.append(_typed(parameter, settings_of([*others, above.word(choice)]), machine))
-    names = [each.name for each in space]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"{twice[0]}: is searched twice; name it once")
+        name, choice, word = _parted(text)
+        parameter = _parameter(_parsed(parser, text, word))
+        if any(each.name == name for each in space):
+            _check_choice(text, name, choice, space)
+            parameter = dataclasses.replace(parameter, when=(name, choice))
+        elif not _is_fixed(text, name, choice, settings_of(fixed), space):
+            continue
+        (way, *_) = _ways(parameter, space)
+        chosen = {above.typed: above.word(choice) for above, choice in way}
+        others = [each for each in fixed if each.partition("=")[0] not in chosen]
+        space.append(_typed(parameter, settings_of([*others, *chosen.values()]), machine))
+    if not space:
+        why = ", and no condition of search.when holds" if when else ""
+        raise ConfigError(
+            f"search: nothing to search{why}; type an axis, as in 'optimizer.lr=tag(log,interval(1e-4,1))'"
+        )
+    _refuse_twice(space)
     return Space(tuple(space))
 
 
-def _condition(text: str, axes: Sequence[Parameter]) -> tuple[str, str, str]:
+Way: TypeAlias = tuple[tuple[Parameter, str], ...]
+"""Parameters, and what is chosen of each."""
+
+
+def _ways(parameter: Parameter, space: Sequence[Parameter]) -> list[Way]:
+    """What must be chosen of other parameters for this one to be there: one way, where those have one place each."""
+    if parameter.when is None:
+        return [()]
+    name, choice = parameter.when
+    above = [each for each in space if each.name == name and choice in each.choices]
+    return [(*way, (each, choice)) for each in above for way in _ways(each, space)]
+
+
+def _refuse_twice(space: Sequence[Parameter]) -> None:
+    """Raise ConfigError where a point could have two values of one key."""
+
+    def may_meet(one: Way, other: Way) -> bool:
+        return all(a.name != b.name or x == y for a, x in one for b, y in other)
+
+    for one, other in itertools.combinations(space, 2):
+        pairs = itertools.product(_ways(one, space), _ways(other, space)) if one.name == other.name else ()
+        if any(may_meet(*pair) for pair in pairs):
+            raise ConfigError(
+                f"{one.name}: is searched twice in one point; name it once, or below different choices of one key, "
+                "as in search.when"
+            )
+
+
+def _parted(text: str) -> tuple[str, str, str]:
     """The name and the choice that a conditional word depends on, and the word."""
     condition, colon, word = text.partition(":")
     name, equals, choice = condition.strip().partition("=")
     key = f"search.when={text}"
     if not colon or not equals:
         raise ConfigError(f"{key}: write 'KEY=CHOICE: AXIS', as in 'model=mlp: model.hidden=[32],[64]'")
-    above = next((each for each in axes if each.name == name), None)
-    if above is None or above.kind != "categorical":
-        hint = did_you_mean(name, [each.name for each in axes if each.kind == "categorical"])
-        raise ConfigError(f"{key}: {name} is no axis with choices in this search.{hint}")
-    if choice not in above.choices:
-        hint = did_you_mean(choice, above.choices)
-        raise ConfigError(f"{key}: {choice} is none of {name}={','.join(above.choices)}.{hint}")
-    return name, choice, word.strip()
+    return name, choice.strip(), word.strip()
+
+
+def _check_choice(text: str, name: str, choice: str, space: Sequence[Parameter]) -> None:
+    """Raise ConfigError where no point can have that choice."""
+    choices = list(itertools.chain(*(each.choices for each in space if each.name == name)))
+    if not choices:
+        _refuse_condition(text, name, space)
+    if choice not in choices:
+        hint = did_you_mean(choice, choices)
+        raise ConfigError(f"search.when={text}: {choice} is none of {name}={','.join(choices)}.{hint}")
+
+
+def _is_fixed(text: str, name: str, choice: str, settings: Any, space: Sequence[Parameter]) -> bool:
+    """Whether all points have that choice, which is not searched. Raises ConfigError for what is no key, or no choice.
+
+    A block below another choice is left out: so one list of blocks serves a search of any of the choices.
+    """
+    for part in name.split("."):
+        if not isinstance(settings, Mapping) or part not in settings:
+            _refuse_condition(text, name, space)
+        settings = settings[part]
+    known = [path.stem for path in options(name)] if name in groups() else []
+    value = settings.get("name") if isinstance(settings, Mapping) and known else settings
+    if known and choice not in (*known, value):
+        raise ConfigError(f"search.when={text}: {choice} is no {name}.{did_you_mean(choice, known)}")
+    return bool(_listed(parsed([f"{name}={choice}"])[0].value()) == _listed(value))
+
+
+def _refuse_condition(text: str, name: str, space: Sequence[Parameter]) -> NoReturn:
+    hint = did_you_mean(name, [each.name for each in space if each.choices])
+    raise ConfigError(f"search.when={text}: {name} is no axis with choices in this search.{hint}")
 
 
 def _parsed(parser: OverridesParser, text: str, word: str) -> Override:

@@ -19,7 +19,7 @@ from expt.command.arguments import continue_command
 from expt.command.composed_run import ComposedRun
 from expt.command.live_sweep import LiveSweep
 from expt.command.point_composer import PointComposer
-from expt.command.preflight import preflight
+from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
 from expt.command.sweep_points import Grid
@@ -103,9 +103,9 @@ class Multirun:
 
         return self.carry_out(rounds, SweepDisplay(Console(), total=len(points), folder=self.folder))
 
-    def try_out(self, runs: Sequence[ComposedRun]) -> list[JobReturn]:
+    def try_out(self, runs: Sequence[ComposedRun], samples: Samples | None = None) -> list[JobReturn]:
         """Try each kind of these runs, and train none."""
-        preflight([*dict.fromkeys(run.job for run in runs)], self.machine, self._options())
+        preflight([*dict.fromkeys(run.job for run in runs)], self.machine, self._options(), samples)
         self._grid = None
         return [run.finish() for run in runs]
 

@@ -105,8 +105,7 @@ class SweepDisplay:
             self._best = f"; best so far {_reached(job)}, {job.name}"
         if job.status == PAUSED:
             self._paused.add(job.paths.folder)
-            after = f"after {epochs_done(read_result(job.paths))}"
-            self._line(PAUSED, job, f"{_reached(job)}  {after}{note}", style="blue")
+            self._line(PAUSED, job, f"{_at_rung(job)}{note}", style="blue")
             return
         self._counts[job.status] += 1
         if self._what == "search" and isinstance(job.error, Diverged | OutOfMemory):
@@ -229,6 +228,17 @@ def _plain(line: Line) -> str:
 def _reached(job: Job) -> str:
     objective = job.objective or read_result(job.paths)["objective"]
     return "" if objective["value"] is None else f"{objective['name']} {objective['value']:.4f}"
+
+
+def _at_rung(job: Job) -> str:
+    """The objective after the epoch of its rung, by which it is compared; its best, where that is another."""
+    record = read_result(job.paths)
+    objective, after = record["objective"], f"after {epochs_done(record)}"
+    value, best = record.get("metrics", {}).get(objective["name"], objective["value"]), record.get("best")
+    if value is None:
+        return f"  {after}"
+    other = "" if best is None or best["value"] == value else f", best {best['value']:.4f} after {best['epoch']}"
+    return f"{objective['name']} {value:.4f}  {after}{other}"
 
 
 def show_dry_run(

@@ -12,7 +12,7 @@ from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Objective
 from expt.runs.request import RunRequest
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, read_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, Record, read_result, whole_epochs
 from expt.runs.worker_error import in_one_line, mistake_in
 
 QUEUED = "queued"
@@ -134,7 +134,7 @@ class Options:
 def has_come_so_far(record: Record, until_epoch: int | None) -> bool:
     """Whether the run of this record has completed, or has paused after that epoch or a later one."""
     if record.get("status") == PAUSED and until_epoch is not None:
-        return len(record.get("epoch_s") or ()) >= until_epoch
+        return whole_epochs(record) >= until_epoch
     return record.get("status") == COMPLETED
 
 

@@ -87,6 +87,17 @@ def epochs_of(run: Path) -> set[int]:
     return {found.epoch for found in _all(run) if found.ends_epoch}
 
 
+def epochs_before(given: str) -> int:
+    """The whole epochs that a run with `fork=given` has of its parent. Raises ConfigError where there is none."""
+    run, which = named(given)
+    return _with_length(_of(given, run, which), result_of_any(RunPaths(run))).epochs_done
+
+
+def _with_length(found: Found, record: Record) -> Found:
+    """The checkpoint with what an older version has not written into it: how long an epoch is."""
+    return found._replace(state={"steps_per_epoch": record.get("steps_per_epoch"), **found.state})
+
+
 def _of(given: str, run: Path, which: str) -> Found:
     there = list(_all(run))
     fitting = [found for found in there if _is(found, which)]
@@ -144,9 +155,9 @@ def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
             f"{_choice(list(_all(run)))}"
         )
     record = result_of_any(RunPaths(run))
-    state = {"steps_per_epoch": record.get("steps_per_epoch"), **found.state}
-    _refuse(config, content, record, found._replace(state=state), run)
-    return before_its_end(config, state, found.file)
+    found = _with_length(found, record)
+    _refuse(config, content, record, found, run)
+    return before_its_end(config, found.state, found.file)
 
 
 def _is_whole(path: Path) -> bool:
@@ -185,7 +196,7 @@ def forked_from(config: RunConfig, source: Path) -> Forked:
     """What result.json says of the checkpoint `source`, which is in the other run's folder."""
     run, state = source.parent.parent, checkpoint_file.read(source)
     record = result_of_any(RunPaths(run))
-    found = Found(source, {"steps_per_epoch": record.get("steps_per_epoch"), **state})
+    found = _with_length(Found(source, state), record)
     return {
         "given": str(config.fork),
         "run": str(run.resolve()),

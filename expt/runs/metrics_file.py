@@ -43,6 +43,17 @@ class MetricsWriter:
         self._file.close()
 
 
+def value_at(paths: RunPaths, tag: str, epoch: int) -> float | None:
+    """The last value of a tag in an epoch; None where it has none there."""
+    word = json.dumps(tag).encode()
+    try:
+        lines = paths.metrics.read_bytes().splitlines()
+    except FileNotFoundError:
+        return None
+    found = (_point(line) for line in reversed(lines) if word in line)
+    return next((point.value for point in found if point and (point.tag, point.epoch) == (tag, epoch)), None)
+
+
 _REMEMBERED = 256  # bytes: some three lines
 
 

@@ -13,11 +13,17 @@ T = TypeVar("T")
 
 
 def by_objective(runs: Iterable[tuple[T, Record]]) -> list[T]:
-    """Of runs of one objective those that have measured it, best first; equal ones stay in order."""
+    """Of runs of one objective those that have measured it, best first; of equal ones the first of a search."""
     measured = [(run, record) for run, record in runs if math.isfinite(objective_of(record))]
     highest = bool(measured) and _highest_is_best(measured[0][1])
+    measured.sort(key=lambda pair: place(pair[1]))
     measured.sort(key=lambda pair: objective_of(pair[1]), reverse=highest)
     return [run for run, _ in measured]
+
+
+def place(record: Record) -> int:
+    """That of a run in the search which has found it; those that no search has found come first, as they stand."""
+    return record["search"]["number"] if "search" in record else -1
 
 
 def _highest_is_best(record: Record) -> bool:

@@ -126,6 +126,11 @@ def read_result(paths: RunPaths) -> Record:
     return content if content.get("status") in STATUSES else {"status": DAMAGED}  # another program's
 
 
+def whole_epochs(record: Record) -> int:
+    """How many are done, those of the run that it is a fork of included."""
+    return (record["forked_from"]["epoch"] if "forked_from" in record else 0) + len(record.get("epoch_s") or ())
+
+
 def objective_of(record: Record) -> float:
     """What the run is chosen by; nan where it was not measured, or the record has lost it."""
     value = record.get("objective", {}).get("value")

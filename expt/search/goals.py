@@ -13,6 +13,8 @@ from expt.config.schema import RunConfig
 from expt.config.tasks import TargetTask, metrics_of
 from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
+from expt.runs.metrics_file import value_at
+from expt.runs.paths import RunPaths
 from expt.runs.result import Record
 
 EXCEEDED = 1.0
@@ -28,12 +30,9 @@ class Goal:
     tag: str
     highest: bool
 
-    def value(self, record: Record) -> float | None:
-        """What a run has come to: the best over its epochs where that was its objective, else the last value."""
-        objective = record.get("objective")
-        if objective and objective["name"] == self.tag:
-            return objective["value"]
-        return (record.get("metrics") or {}).get(self.tag)
+    def value(self, record: Record, paths: RunPaths) -> float | None:
+        """What a run has come to, see `value_of`."""
+        return value_of(self.tag, record, paths)
 
     def cost(self, value: float | None) -> float:
         """Lower is better."""
@@ -55,14 +54,29 @@ class Limit:
     is_upper: bool
     bound: float
 
-    def violation(self, record: Record, had_no_memory: bool = False) -> float:
+    def violation(self, record: Record, paths: RunPaths, *, had_no_memory: bool = False) -> float:
         """By how much the run exceeds it; not at all where it has not measured the tag."""
         if had_no_memory:
             return EXCEEDED
-        value = (record.get("metrics") or {}).get(self.tag)
+        value = value_of(self.tag, record, paths)
         if value is None:
             return 0.0
         return value - self.bound if self.is_upper else self.bound - value
+
+
+def value_of(tag: str, record: Record, paths: RunPaths) -> float | None:
+    """A tag of the checkpoint that a run keeps as its best: its value in that epoch.
+
+    What is of a whole run, as its memory, or was measured once, at its end, has one value: the last.
+    """
+    objective, best = record.get("objective"), record.get("best")
+    if objective and objective["name"] == tag:
+        return objective["value"]
+    last = (record.get("metrics") or {}).get(tag)
+    if last is None or not best or tag in (*tags.COMPARABLE, tags.RUNNING_LOSS):
+        return last
+    found = value_at(paths, tag, best["epoch"])
+    return last if found is None else found
 
 
 def goals_of(objective: str | Sequence[str], config: RunConfig) -> list[Goal]:

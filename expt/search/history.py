@@ -36,7 +36,7 @@ class Point:
     violations: Mapping[str, float] = field(default_factory=dict)
     """Of each limit how far it was exceeded; zero or less is within."""
     rung_values: Mapping[int, float] = field(default_factory=dict)
-    """The first goal after each epoch."""
+    """The first goal after each epoch that the run has trained itself: a fork has its parent's before."""
     replaces: int | None = None
     """Of population based training: the number of the point whose place it has taken."""
     parent: int | None = None
@@ -88,17 +88,20 @@ class Reader:
         values = self.space.read(_settings(record))
         if values is None:
             return None
-        kind = record.get("error_kind", "")
+        kind, began_at = record.get("error_kind", ""), record["forked_from"]["epoch"] if "forked_from" in record else 0
         return Point(
             values=values,
             status=record["status"],
             number=record.get("search", {}).get("number"),
-            objectives=tuple(goal.value(record) for goal in self.goals),
-            violations={limit.text: limit.violation(record, kind == OutOfMemory.__name__) for limit in self.limits},
-            rung_values=self._rungs(paths) if self.with_rungs else {},
+            objectives=tuple(goal.value(record, paths) for goal in self.goals),
+            violations={
+                limit.text: limit.violation(record, paths, had_no_memory=kind == OutOfMemory.__name__)
+                for limit in self.limits
+            },
+            rung_values=self._rungs(paths, began_at) if self.with_rungs else {},
             replaces=record.get("search", {}).get("replaces"),
             parent=record.get("search", {}).get("parent"),
-            began_at=record["forked_from"]["epoch"] if "forked_from" in record else 0,
+            began_at=began_at,
             kind_of_error=kind,
             device_s=device_s(record),
             folder=paths.folder,
@@ -109,9 +112,9 @@ class Reader:
         found = (self.point(paths, record) for paths, record in results_of_sweep(folder))
         return in_order(point for point in found if point is not None)
 
-    def _rungs(self, paths: RunPaths) -> dict[int, float]:
-        tag = self.goals[0].tag
-        return {point.epoch: point.value for point in MetricsReader(paths).read() if point.tag == tag}
+    def _rungs(self, paths: RunPaths, began_at: int) -> dict[int, float]:
+        tag, points = self.goals[0].tag, MetricsReader(paths).read()
+        return {point.epoch: point.value for point in points if point.tag == tag and point.epoch > began_at}
 
 
 def _are_numbers(values: Sequence[float | None]) -> bool:
@@ -124,13 +127,13 @@ def in_order(points: Iterable[Point]) -> list[Point]:
 
 
 def best(points: Sequence[Point], goals: Sequence[Goal]) -> Point | None:
-    """The best by the first goal, of equal ones by the next, of those that keep all limits.
+    """The best by the first goal, of equal ones by the next, of those that keep all limits; of alike ones the first.
 
     One that has paused counts by what it has come to.
     """
     reached = [point for point in points if point.status in (COMPLETED, PAUSED) and _are_numbers(point.objectives)]
     measured = [point for point in reached if point.is_allowed]
-    return min(measured, key=lambda point: costs_of(goals, point.objectives), default=None)
+    return min(in_order(measured), key=lambda point: costs_of(goals, point.objectives), default=None)
 
 
 def _settings(record: Record) -> Callable[[str], Any]:

@@ -21,13 +21,22 @@ from expt.search.space import Space
 class Pausing:
     """The rungs of a search whose runs are like `config`."""
 
-    def __init__(self, settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space) -> None:
-        """Raises ConfigError where such runs cannot be compared after an epoch."""
+    def __init__(
+        self, settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space, begins_at: int = 0
+    ) -> None:
+        """The runs are forks of others that had done up to `begins_at` epochs.
+
+        Raises ConfigError where such runs cannot be compared after an epoch.
+        """
         assert settings.rungs is not None
-        _check(settings, config, goals, space)
+        _check(settings, config, goals, space, begins_at)
         self._goal, self._keeps = goals[0], settings.keep_checkpoints
         self._rungs = rungs_of(
-            settings.rungs, epochs=config.epochs, min_epochs=settings.min_epochs, reduction=settings.reduction
+            settings.rungs,
+            epochs=config.epochs,
+            min_epochs=settings.min_epochs,
+            reduction=settings.reduction,
+            begins_at=begins_at,
         )
 
     def first_stop(self, number: int) -> int | None:
@@ -53,7 +62,7 @@ class Pausing:
         if self._keeps:
             return
         trials = self._trials(points)
-        best = min(trials, key=lambda trial: (_least(trial.costs.values()), trial.number), default=None)
+        best = min(trials, key=_rank, default=None)
         hopeless = {*self._rungs.hopeless(trials, planned)} - {best.number if best else None}
         for point in points:
             if point.number in hopeless and point.folder is not None:
@@ -72,7 +81,7 @@ class Pausing:
         ]
 
 
-def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space) -> None:
+def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space, begins_at: int) -> None:
     key = f"search.rungs={settings.rungs}"
     if len(goals) > 1:
         tags = ",".join(goal.tag for goal in goals)
@@ -84,15 +93,18 @@ def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Sp
         instead = f"{goals[0].tag.partition('/')[0]}/{config.eval_split}"
         mend = f"objective={instead}" if instead in measured else f"one of {', '.join(measured)}"
         raise ConfigError(f"{key}: objective={goals[0].tag} is not measured after each epoch; use {mend}")
-    if settings.min_epochs >= config.epochs:
+    if settings.min_epochs >= config.epochs - begins_at:
+        of_parent = f", {begins_at} of them of the run that it is a fork of" if begins_at else ""
         raise ConfigError(
-            f"search.min_epochs={settings.min_epochs}: a run has epochs={config.epochs}, and would never pause; "
-            "give less, or more epochs"
+            f"search.min_epochs={settings.min_epochs}: a run has epochs={config.epochs}{of_parent}, and would never "
+            "pause; give less, or more epochs"
         )
 
 
-def _least(costs: Iterable[float]) -> float:
-    return min((cost for cost in costs if not math.isnan(cost)), default=math.inf)
+def _rank(trial: Trial) -> tuple[bool, float, int]:
+    """Lowest for the best: of those that keep all limits, by its best epoch, of equal ones the first."""
+    costs = (cost for cost in trial.costs.values() if not math.isnan(cost))
+    return not trial.is_allowed, min(costs, default=math.inf), trial.number
 
 
 def remove_checkpoints(paths: RunPaths) -> None:

@@ -165,7 +165,7 @@ class Population:
         """A point of the space at random, which no member has; None where there seems to be no further one."""
         chance, known = self._random(number), {as_key(member.values) for member in members}
         for _ in range(DRAWS):
-            found = self.space.active({each.name: each.at(chance.random()) for each in self.space.parameters})
+            found = self.space.point([each.at(chance.random()) for each in self.space.parameters])
             if as_key(found) not in known:
                 return found
         return None
@@ -182,12 +182,12 @@ class Population:
 
     def explored(self, values: Mapping[str, Value], chance: random.Random) -> Values:
         """Each of the values changed a little, or drawn anew, within the space."""
-        found: Values = {}
+        found = list[Value]()
         for each in self.space.parameters:
             anew, up, drawn = chance.random() < self.resample, chance.random() < 0.5, each.at(chance.random())
-            value = values.get(each.name, drawn)
-            found[each.name] = drawn if anew else _changed(each, value, up=up)
-        return self.space.active(found)
+            value = values[each.name] if each.is_active(values) else drawn
+            found.append(drawn if anew else _changed(each, value, up=up))
+        return self.space.point(found)
 
     def _random(self, number: int, what: str = "") -> random.Random:
         return random.Random(f"{self.seed} {number} {what}")

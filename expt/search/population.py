@@ -123,14 +123,13 @@ class PopulationTraining:
 
     def _member(self, point: Point, folders: Mapping[int | None, Path | None]) -> Member:
         assert point.number is not None
-        own = {epoch: value for epoch, value in point.rung_values.items() if epoch > point.began_at}
         if point.is_refused and point.parent is not None and point.number not in self._orphans:
             self._orphans[point.number] = not self._is_there(point.parent, folders)
         return Member(
             number=point.number,
             values=point.values,
             status=point.status,
-            costs={epoch: self._goal.cost(value) for epoch, value in own.items()},
+            costs={epoch: self._goal.cost(value) for epoch, value in point.rung_values.items()},
             replaces=point.replaces,
             parent=point.parent,
             began_at=point.began_at,

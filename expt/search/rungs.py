@@ -178,11 +178,14 @@ class Median(Rungs):
         return cost < WORST and (len(costs) < MEDIAN_OF or cost <= statistics.median(costs))
 
 
-def rungs_of(kind: Kind, *, epochs: int, min_epochs: int, reduction: int) -> Rungs:
-    """The rungs of a search whose runs have so many epochs, and of which none pauses before `min_epochs`."""
+def rungs_of(kind: Kind, *, epochs: int, min_epochs: int, reduction: int, begins_at: int = 0) -> Rungs:
+    """The rungs of a search whose runs have so many epochs, and of which none pauses before `min_epochs`.
+
+    Of forks, which have `begins_at` epochs of another run, those epochs do not count.
+    """
     if kind == "median":
-        return Median(range(min_epochs, epochs, min_epochs))
-    rungs = _geometric(min_epochs, epochs, reduction)
+        return Median(range(begins_at + min_epochs, epochs, min_epochs))
+    rungs = [begins_at + rung for rung in _geometric(min_epochs, epochs - begins_at, reduction)]
     if kind == "asha":
         return Halving([rungs], [1], reduction)
     most = len(rungs)

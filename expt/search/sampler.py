@@ -109,14 +109,16 @@ def _ask_optuna(
             study.add_trials(_trials(space, points, settings, goals, padded=padded))
         trial = study.ask()
         found: Values = {}
-        for parameter in space.parameters:
-            if padded or parameter.is_active(found):
-                found[parameter.name] = parameter.rounded(_asked(trial, parameter))
-    return space.active(found)
+        for label, parameter in zip(space.labels, space.parameters, strict=True):
+            is_active = parameter.is_active(found)
+            value = _asked(trial, label, parameter) if padded or is_active else None
+            if value is not None and is_active:
+                found[parameter.name] = parameter.rounded(value)
+    return found
 
 
-def _asked(trial: optuna.Trial, parameter: Parameter) -> Value:
-    name, low, high, log = parameter.name, parameter.low, parameter.high, parameter.log
+def _asked(trial: optuna.Trial, name: str, parameter: Parameter) -> Value:
+    low, high, log = parameter.low, parameter.high, parameter.log
     if parameter.kind == "categorical":
         return str(trial.suggest_categorical(name, parameter.choices))
     if parameter.kind == "int":
@@ -154,11 +156,12 @@ def _trials(
     import optuna
     from optuna.trial import TrialState
 
-    distributions = {parameter.name: _distribution(parameter) for parameter in space.parameters}
-    middle = {parameter.name: parameter.at(0.5) for parameter in space.parameters}
+    named = dict(zip(space.labels, space.parameters, strict=True))  # one distribution for each name, as Optuna wants
+    distributions = {label: _distribution(parameter) for label, parameter in named.items()}
+    middle = {label: parameter.at(0.5) for label, parameter in named.items()}
     completed = 0
     for point, costs, rung in _rated(points, goals):
-        values = {**middle, **point.values} if padded else point.values
+        values = {**middle, **space.labelled(point.values)} if padded else space.labelled(point.values)
         state, result, seen = TrialState.RUNNING, None, {}
         if costs is not None:
             state, result = (
@@ -174,7 +177,7 @@ def _trials(
         yield optuna.trial.create_trial(
             state=state,
             values=result,
-            params=dict(values),
+            params=values,
             distributions={name: distributions[name] for name in values},
             intermediate_values=seen,
             system_attrs=attrs,
@@ -218,7 +221,7 @@ def _sobol(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one point is no power of two; it is one of a sequence
         shares = engine.random(1)[0]
-    return space.active({p.name: p.at(float(share)) for p, share in zip(space.parameters, shares, strict=True)})
+    return space.point([p.at(float(share)) for p, share in zip(space.parameters, shares, strict=True)])
 
 
 def _cmaes(

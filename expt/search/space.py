@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -112,7 +111,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Space:
-    """All that is searched, in the order in which it was typed; what another depends on comes first."""
+    """All that is searched, in the order in which it was typed; what another depends on comes first.
+
+    Several parameters of one name are ranges of one key, below conditions of which no two hold together.
+    """
 
     parameters: tuple[Parameter, ...]
 
@@ -123,11 +125,11 @@ class Space:
 
     def words(self, values: Mapping[str, Value]) -> list[str]:
         """What to type for a point."""
-        return [each.word(values[each.name]) for each in self.parameters if each.name in values]
+        return [each.word(values[each.name]) for each in self.parameters if each.is_active(values)]
 
     def at(self, share: float) -> Values:
         """The point whose parameters all lie at `share` of their ways, in [0, 1)."""
-        return self.active({parameter.name: parameter.at(share) for parameter in self.parameters})
+        return self.point([parameter.at(share) for parameter in self.parameters])
 
     def corners(self) -> list[Values]:
         """Points in which each choice is made once, and each number is as low and as high as it can be."""
@@ -135,13 +137,27 @@ class Space:
         found = [self.at(index / max(2, most) + (index > 0) * 1e-9) for index in range(max(2, most))]
         return list({as_key(point): point for point in [*found, self.at(1 - 1e-9)]}.values())
 
-    def active(self, values: Mapping[str, Value]) -> Values:
-        """The point without the parameters that it does not have."""
+    def point(self, values: Iterable[Value]) -> Values:
+        """The point of a value for each parameter, without those that it does not have."""
         found: Values = {}
-        for parameter in self.parameters:
+        for parameter, value in zip(self.parameters, values, strict=True):
             if parameter.is_active(found):
-                found[parameter.name] = values[parameter.name]
+                found[parameter.name] = value
         return found
+
+    @property
+    def labels(self) -> list[str]:
+        """A name for each parameter that no other has: its own, where it is alone with it, else with its condition."""
+        names = [parameter.name for parameter in self.parameters]
+        return [
+            each.name if names.count(each.name) == 1 or each.when is None else f"{each.name} if {'='.join(each.when)}"
+            for each in self.parameters
+        ]
+
+    def labelled(self, values: Mapping[str, Value]) -> Values:
+        """A point, by the labels of its parameters."""
+        pairs = zip(self.labels, self.parameters, strict=True)
+        return {label: values[each.name] for label, each in pairs if each.is_active(values)}
 
     def read(self, setting: Callable[[str], Any]) -> Values | None:
         """The point that a run is, whose value of a key `setting` gives; None where it lies outside of the space."""
@@ -156,17 +172,20 @@ class Space:
 
     def without(self, tried: Sequence[Mapping[str, Value]]) -> list[Values] | None:
         """The points that are not among the `tried`; None where the space has too many points to name them."""
-        sizes = [each.all() for each in self.parameters]
-        if any(size is None for size in sizes) or math.prod(len(size or ()) for size in sizes) > ENUMERABLE:
-            return None
+        found: list[Values] = [{}]
+        for each in self.parameters:
+            if (every := each.all()) is None:
+                return None
+            found = [more for point in found for more in _with(point, each, every)]
+            if len(found) > ENUMERABLE:
+                return None
         known = {as_key(point) for point in tried}
-        found = {as_key(point): point for point in self._every([size or [] for size in sizes])}
-        return [point for key, point in found.items() if key not in known]
+        return [point for point in found if as_key(point) not in known]
 
-    def _every(self, sizes: Sequence[Sequence[Value]]) -> Iterator[Values]:
-        names = [parameter.name for parameter in self.parameters]
-        for combination in itertools.product(*sizes):
-            yield self.active(dict(zip(names, combination, strict=True)))
+
+def _with(point: Values, parameter: Parameter, every: Sequence[Value]) -> list[Values]:
+    """A point with each of the values; itself where it does not have the parameter."""
+    return [{**point, parameter.name: value} for value in every] if parameter.is_active(point) else [point]
 
 
 def as_key(values: Mapping[str, Value]) -> Hashable:

@@ -15,6 +15,7 @@ from expt.command.arguments import (
     readable,
     refuse_lone,
     refuse_mistyped_folder,
+    refuse_several_samplers,
     refuse_unnamed,
     refuse_used_folder,
     warn_of_repeated,
@@ -279,3 +280,10 @@ def test_what_is_for_a_sweep_is_refused_beside_a_run(word: str) -> None:
 def test_of_two_values_of_a_key_one_is_told_which_counts(capsys: pytest.CaptureFixture[str]) -> None:
     warn_of_repeated(["-m", "epochs=1", "model=mlp", "--config-dir", "a=b", "seed=0", "+epochs=2", "seed=0"])
     assert capsys.readouterr().err == "warning: epochs=1: the key is there twice, and the last counts, +epochs=2\n"
+
+
+@pytest.mark.parametrize("word", ["search=tpe,random", "search=[tpe,random]", "search=choice(tpe,random)"])
+def test_a_search_has_one_sampler(word: str) -> None:
+    with pytest.raises(ConfigError, match="a search has one sampler; type a command for each, as with search=tpe"):
+        refuse_several_samplers(["-m", word, "search.runs=3"])
+    refuse_several_samplers(["-m", "search=tpe", "search.constraints=[loss/val<3,loss/train<3]", "model=mlp,convnet"])

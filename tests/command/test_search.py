@@ -125,6 +125,15 @@ def test_several_goals_make_a_table_and_limits_leave_runs_out(
     assert out.partition("Pareto")[2].splitlines()[1].split() == ["run", "speed/samples_per_s", "loss/val"]
 
 
+def test_a_dry_run_says_which_point_it_shows(searched: Path, tmp_path: Path) -> None:
+    words = ("-m", "search=tpe", "optimizer.lr=tag(log,interval(0.001,1.0))", "hydra.launcher.dry_run=true")
+    first = run(*words, "search.runs=6", "hydra.sweep.dir=new", cwd=tmp_path)
+    assert first.stdout.splitlines()[-1] == "point 1 of 6; each later one is chosen when its turn comes"
+    of_searched = ("model.hidden=[8],[16]", "epochs=1", "world_size=1", "dataset.train_limit=64")
+    none = run(*words, *of_searched, "search.runs=3", f"hydra.sweep.dir={searched}", cwd=tmp_path)
+    assert none.stdout == "no further point of 3\n", none.stderr
+
+
 def space(*words: str, when: tuple[str, ...] = ()) -> dict[str, Parameter]:
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -189,12 +198,32 @@ def test_an_axis_that_cannot_be_is_told(words: list[str], problem: str) -> None:
         ("model=mlp: model.dropout=0.1", "model.dropout=0.1 has one value alone"),
         ("model.dropout=0.1,0.2", "write 'KEY=CHOICE: AXIS'"),
         ("model=mlp: model.widths=[8,8,8],[4,4,4]", "model.widths"),
+        ("optimizer=sdg: optimizer.lr=0.1,0.2", "sdg is no optimizer. Did you mean 'sgd'?"),
+        ("model=mlp: seed=range(3,5)", "seed: is searched twice in one point; name it once, or below different"),
     ],
 )
 def test_a_condition_that_cannot_be_is_told(when: str, problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        space("model=mlp,convnet", when=(when,))
+        space("model=mlp,convnet", "seed=range(3)", when=(when,))
     assert problem in str(raised.value)
+
+
+def test_conditions_exclude_each_other_and_stand_below_one_another() -> None:
+    lr = ("optimizer=adam: optimizer.lr=interval(1e-4,1e-2)", "optimizer=sgd: optimizer.lr=interval(1e-2,1)")
+    found = space("optimizer=sgd,adam", when=lr)
+    assert (found["optimizer.lr"].when, found["optimizer.lr"].low) == (("optimizer", "sgd"), 1e-2), "the last of two"
+    chain = ("model=mlp: model.hidden=[8],[16]", "model.hidden=[8]: model.dropout=interval(0,0.5)")
+    assert space("model=mlp,convnet", when=chain)["model.dropout"].when == ("model.hidden", "[8]")
+    with pytest.raises(ConfigError, match="seed: is searched twice in one point"):
+        space("model=mlp,convnet", "optimizer=sgd,adam", when=("model=mlp: seed=1,2", "optimizer=sgd: seed=2,3"))
+
+
+def test_a_block_of_a_choice_that_is_fixed_is_of_all_points() -> None:
+    blocks = ("model=mlp: model.hidden=[8],[16]", "model=convnet: seed=1,2")
+    found = space(when=blocks)  # model=mlp is the default
+    assert {name: each.when for name, each in found.items()} == {"model.hidden": None}
+    with pytest.raises(ConfigError, match=r"nothing to search, and no condition of search\.when holds"):
+        space(when=blocks[1:])
 
 
 def test_a_search_that_is_killed_goes_on_to_the_same_points(searched: Path, tmp_path: Path) -> None:

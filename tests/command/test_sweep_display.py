@@ -164,3 +164,20 @@ def test_a_dry_run_says_how_far_it_has_composed(tmp_path: Path, capsys: pytest.C
     first, second = (line.rstrip() for line in capsys.readouterr().out.splitlines()[1:])
     assert first.endswith("resume from its last checkpoint")
     assert second.endswith("start")
+
+
+def test_a_pause_shows_what_the_run_is_compared_by(tmp_path: Path) -> None:
+    screen = Screen(tmp_path, total=2)
+    with screen.display as display:
+        for name, last in (("risen", 0.75), ("fallen", 0.5)):
+            job = screen.job(name)
+            best = {"metric": "accuracy/val", "value": 0.75, "epoch": 1}
+            objective = {"name": "accuracy/val", "value": 0.75}
+            reached: Any = {"best": best, "objective": objective, "metrics": {"accuracy/val": last}}
+            update_result(job.paths, status=PAUSED, epoch_s=[1.0, 1.0], config={"epochs": 3}, **reached)
+            job.status = PAUSED
+            display.ended(job)
+    assert screen.text.splitlines()[1:] == [
+        "[1/2] paused      risen  accuracy/val 0.7500  after 2 of 3 epochs",
+        "[2/2] paused      fallen  accuracy/val 0.5000  after 2 of 3 epochs, best 0.7500 after 1",
+    ]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import expt
 from expt.command import preflight
+from expt.command.preflight import Samples
 from expt.errors import ConfigError
+from expt.launch.job import Options
+from expt.machine import Machine
 from tests.conftest import Configured, run
 
 OWN = """
@@ -62,3 +67,14 @@ def test_kinds_differ_by_what_costs_memory_or_time(configured: Configured) -> No
     assert preflight._kind(one) == preflight._kind(alike)
     for word in ("model.hidden=[7]", "batch_size=32", "amp=true", "optimizer.momentum=0.5", "threads=3"):
         assert preflight._kind(configured("model=mlp", word)) != preflight._kind(configured("model=mlp"))
+
+
+def test_the_samples_of_a_search_stand_for_all_its_runs(configured: Configured) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    one, machine = configured("world_size=1", "threads=1"), Machine(cpus=2)
+    for samples in (Samples(100, None), Samples(100, "asha"), Samples(0, None)):
+        preflight._tell_total(console, [(one, 3.0), (one, 5.0)], machine, Options(max_concurrent=1), samples)
+    whole, stopped, nothing = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert whole.startswith("100 runs take about 06:40 on 2 cores, judged by the 2 that were tried: until ")
+    assert "that were tried, or less, as search.rungs=asha stops some early: until " in stopped
+    assert nothing == "nothing is left to train: the search has all its points"

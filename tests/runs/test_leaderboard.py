@@ -54,6 +54,12 @@ def test_the_best_comes_first_whichever_way_the_objective_goes(tmp_path: Path, o
     assert sorted(found[3:]) == [["lr=4"], ["lr=5"], ["lr=6"]], "what has no value, or has failed, comes last"
 
 
+def test_of_equal_runs_of_a_search_the_first_point_comes_first(tmp_path: Path) -> None:
+    for number, name in enumerate(("lr=3", "lr=1", "lr=2")):
+        leave_run(tmp_path, name, 0.5, search={"number": number})
+    assert names(tmp_path) == [["lr=3"], ["lr=1"], ["lr=2"]]
+
+
 def test_seeds_are_joined_as_mean_and_standard_deviation(tmp_path: Path) -> None:
     for seed, value in enumerate((0.1, 0.2, 0.6)):
         leave_run(tmp_path, f"lr=1,seed={seed}", value)

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from expt.command.search_conclusion import SearchRecord
+from expt.command.search_conclusion import SearchRecord, conclude_search
 from expt.errors import ConfigError
+from expt.runs.metrics_file import MetricsWriter
+from expt.runs.paths import SWEEP_RECORD, RunPaths
+from expt.runs.ranking import by_objective
 from expt.runs.result import COMPLETED, FoundRecord, Record
 from expt.search.budget import budget_of, in_words
 from expt.search.goals import Goal, goals_of, limits_of
-from expt.search.history import Point, best
+from expt.search.history import Point, Reader, best
+from expt.search.space import Parameter, Space
 from tests.conftest import Configured
 
+NOWHERE = RunPaths(Path("no such run"))
 RECORD: Record = {
     "objective": {"name": "accuracy/val", "value": 0.75},
     "metrics": {"accuracy/val": 0.5, "loss/val": 1.5, "memory/gpu_mib": 900.0, "speed/samples_per_s": 10.0},
@@ -25,7 +35,9 @@ def test_a_goal_knows_which_way_is_better_and_what_a_run_has_come_to(configured:
     tags = ["accuracy/val", "loss/val", "speed/samples_per_s", "memory/gpu_mib", "loss/test"]
     goals = goals_of(tags, configured())
     assert [goal.highest for goal in goals] == [True, False, True, False, False]
-    assert [goal.value(RECORD) for goal in goals] == [0.75, 1.5, 10.0, 900.0, None], "the best epoch's of its objective"
+    assert [goal.value(RECORD, NOWHERE) for goal in goals] == [0.75, 1.5, 10.0, 900.0, None], (
+        "the best epoch's of its objective"
+    )
     assert goals[0].cost(0.75) < goals[0].cost(0.5)
     assert goals_of("auto", configured())[0].tag == "accuracy/val"
 
@@ -41,6 +53,8 @@ def test_the_best_of_equal_first_goals_is_one_that_no_other_beats() -> None:
         {"folder": Path(str(n)), "status": COMPLETED, "metrics": dict(zip((g.tag for g in goals), each, strict=True))}
         for n, each in enumerate(reached)
     ]
+    alike = [*reversed(points), Point(values={}, status=COMPLETED, number=4, objectives=(0.75, 30.0))]
+    assert best(alike[::-1], goals) == found, "of alike ones the first point, in whatever order they come"
     record = SearchRecord(goals, [])
     assert record.best(runs) == runs[1]
     assert record.front(runs) == [runs[1], runs[2]], "of which it is the first"
@@ -48,10 +62,51 @@ def test_the_best_of_equal_first_goals_is_one_that_no_other_beats() -> None:
 
 def test_a_limit_is_exceeded_by_a_number_and_by_having_no_memory(configured: Configured) -> None:
     upper, lower = limits_of(["memory/gpu_mib<800", "speed/samples_per_s >= 20"], configured())
-    assert (upper.violation(RECORD), lower.violation(RECORD)) == (100.0, 10.0)
-    assert upper.violation({"metrics": {"memory/gpu_mib": 700.0}}) < 0
-    assert upper.violation({}, had_no_memory=True) > 0
-    assert upper.violation({"metrics": {}}) == 0, "what was not measured"
+    assert (upper.violation(RECORD, NOWHERE), lower.violation(RECORD, NOWHERE)) == (100.0, 10.0)
+    assert upper.violation({"metrics": {"memory/gpu_mib": 700.0}}, NOWHERE) < 0
+    assert upper.violation({}, NOWHERE, had_no_memory=True) > 0
+    assert upper.violation({"metrics": {}}, NOWHERE) == 0, "what was not measured"
+
+
+def test_limits_and_goals_are_those_of_the_epoch_that_is_kept(tmp_path: Path, configured: Configured) -> None:
+    paths, space = RunPaths(tmp_path), Space((Parameter("seed", "int", 0, 9),))
+    with contextlib.closing(MetricsWriter(paths)) as writer:
+        for epoch, (accuracy, loss, mib) in enumerate([(0.5, 2.0, 7.0), (0.875, 0.5, 8.0), (0.75, 1.5, 9.0)], start=1):
+            writer.write(epoch, epoch, {"accuracy/val": accuracy, "loss/val": loss, "memory/worker_mib": mib})
+        writer.write(3, 3, {"loss/test": 0.25})
+    record: FoundRecord = {
+        "folder": tmp_path,
+        "status": COMPLETED,
+        "overrides": {"seed": 3},
+        "objective": {"name": "accuracy/val", "value": 0.875},
+        "best": {"metric": "accuracy/val", "value": 0.875, "epoch": 2},
+        "metrics": {"accuracy/val": 0.75, "loss/val": 1.5, "memory/worker_mib": 9.0, "loss/test": 0.25},
+    }
+    texts = ["accuracy/val>0.8", "loss/val<1", "memory/worker_mib<8.5", "loss/test<0.3"]
+    limits, goals = limits_of(texts, configured()), goals_of(["accuracy/val", "loss/val"], configured())
+    point = Reader(space=space, goals=goals, limits=limits).point(paths, record)
+    assert point is not None
+    assert point.objectives == (0.875, 0.5)
+    assert [each for each in texts if point.violations[each] > 0] == ["memory/worker_mib<8.5"], "of the whole run"
+    kept = [limit for limit in limits if limit.text != "memory/worker_mib<8.5"]
+    assert SearchRecord(goals, kept).allowed(record)
+    assert SearchRecord(goals, limits).breaks_limits(record)
+
+
+def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> None:
+    objective = {"name": "accuracy/val", "value": 0.5}
+    runs: list[Any] = [
+        {"folder": tmp_path / f"run{n}", "status": COMPLETED, "objective": objective, "search": {"number": n},
+         "metrics": {"speed/epoch_s": float(n)}} for n in range(7)
+    ]  # fmt: skip
+    record = {"objective": "accuracy/val", "search": {"constraints": ["speed/epoch_s<2"]}}
+    (tmp_path / SWEEP_RECORD).write_text(json.dumps(record))
+    console = Console(file=io.StringIO(), width=200)
+    conclude_search(console, tmp_path, runs[::-1], lambda _: "again")
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "limits       3 of 7 runs keep speed/epoch_s<2; not run6, run5, run4, ..." in said
+    assert "best         run0  accuracy/val 0.5000" in said, "of equal ones the first point"
+    assert by_objective((run["folder"].name, run) for run in reversed(runs))[0] == "run0"
 
 
 @pytest.mark.parametrize(

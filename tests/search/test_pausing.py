@@ -22,7 +22,8 @@ from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING, create_result, 
 from expt.search.goals import Goal
 from expt.search.history import Point, Reader
 from expt.search.pausing import Pausing
-from expt.search.search import Searching, Source
+from expt.search.search import Searching
+from expt.search.source import Source
 from expt.search.space import Parameter, Space, Values
 from tests.conftest import Configured
 from tests.requests import request
@@ -263,3 +264,20 @@ def test_runs_of_other_lengths_are_no_rivals(configured: Configured) -> None:
     space = Space((Parameter("epochs", "int", 1, 9),))
     with pytest.raises(ConfigError, match="compares runs of as many epochs"):
         Pausing(Search(name="random", rungs="asha"), configured(), [GOAL], space)
+
+
+def test_forks_are_compared_by_what_they_have_trained_themselves(configured: Configured, tmp_path: Path) -> None:
+    asked = request(tmp_path / "fork")
+    texts = dict.fromkeys(("given", "run", "identity", "seedless_identity"), "")
+    parent = {**texts, "step": 2, "epoch": 2, "arguments": [], "changed": {}}
+    about: Any = {"overrides": {"optimizer.lr": 0.1}, "search": {"number": 0}, "forked_from": parent}
+    create_result(asked.paths, status=PAUSED, **about)
+    with contextlib.closing(MetricsWriter(asked.paths)) as writer:
+        for epoch in (1, 2, 3):
+            writer.write(epoch, epoch, {TAG: 1.0 / epoch})
+    (point,) = Reader(space=SPACE, goals=[GOAL], with_rungs=True).points(tmp_path)
+    assert point.rung_values == {3: 1.0 / 3}
+    settings, config = Search(name="random", rungs="asha"), configured("epochs=3", "objective=loss/val")
+    assert Pausing(settings, config, [GOAL], SPACE, begins_at=1).first_stop(0) == 2
+    with pytest.raises(ConfigError, match="epochs=3, 2 of them of the run that it is a fork of, and would never pause"):
+        Pausing(settings, config, [GOAL], SPACE, begins_at=2)

@@ -124,7 +124,7 @@ def test_a_fork_is_compared_by_what_it_has_trained_itself(configured: Configured
     assert training.wants_more(points)
     assert (new.words, new.replaces, training.first_stop(4)) == ([f"fork='{tmp_path}/0@epoch:1'"], 1, 2)
     assert new.values["optimizer.lr"] != 0.1
-    points.append(point(4, {1: 0.9, 2: 0.1}, replaces=1, began_at=1))
+    points.append(point(4, {2: 0.1}, replaces=1, began_at=1))
     assert training.next(points) == (points[0], 2), "of epoch 1 it has no value of its own"
     assert not training.wants_more(points)
     assert training.stop_of(9, {"attempts": 1, "until_epoch": 3}) == 3

@@ -243,3 +243,12 @@ def test_the_median_is_that_of_completed_runs_at_the_same_epoch() -> None:
     assert rungs.hopeless([*done, paused(3, e2=0.51)], 4) == [3]
     assert rungs.hopeless([*done, paused(3, e2=0.51)], 5) == [], "the fifth may complete, and be worse"
     assert rungs.hopeless([*done, paused(3, e2=0.95)], 5) == [3]
+
+
+def test_the_rungs_of_forks_are_counted_from_their_parents_epoch_on() -> None:
+    def rungs(kind: Kind, begins_at: int) -> list[int]:
+        return [*rungs_of(kind, epochs=9 + begins_at, min_epochs=1, reduction=3, begins_at=begins_at).of(0)]
+
+    assert rungs("asha", 0) == [1, 3]
+    assert rungs("asha", 4) == [5, 7]
+    assert rungs("median", 4) == [*range(5, 13)]

@@ -65,6 +65,38 @@ def test_a_point_follows_from_the_history_alone(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["tpe", "qmc", "nsga2"])
+def test_each_choice_has_a_range_of_its_own_of_one_key(name: str) -> None:
+    ranges = {"mlp": (1e-4, 1e-2), "convnet": (1e-1, 1.0)}
+    below = [Parameter("lr", "float", *ends, log=True, when=("model", each)) for each, ends in ranges.items()]
+    points = searched(name, Space((MODEL, *below)), 13)
+    assert {point.values["model"] for point in points} == {*ranges}
+    for point in points:
+        low, high = ranges[str(point.values["model"])]
+        assert low <= float(point.values["lr"]) <= high
+
+
+def test_what_a_range_has_taught_counts_below_its_choice() -> None:
+    below = [Parameter("lr", "float", 1e-4, 1.0, log=True, when=("model", each)) for each in ("mlp", "convnet")]
+    means = []
+    for sign in (1, -1):
+        known = [
+            Point(
+                values={"model": "mlp", "lr": 10 ** (-step / 4)},
+                status=COMPLETED,
+                number=step,
+                objectives=(sign * step,),
+            )
+            for step in range(16)
+        ]
+        asked = [suggest(Space((MODEL, *below)), known, number, settings("tpe", random_fraction=0.0), [ACCURACY])
+                 for number in range(16, 32)]  # fmt: skip
+        means.append(
+            statistics.fmean(math.log10(float(each["lr"])) for each in asked if each and each["model"] == "mlp")
+        )
+    assert means[0] < means[1] - 1, "low where low ones were good, high where high ones were"
+
+
 @pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow), "cmaes"])
 def test_it_learns(name: str) -> None:
     by_chance = [max(p.objectives[0] or 0 for p in searched("random", NUMBERS, 30, seed=seed)) for seed in range(3)]

@@ -20,7 +20,8 @@ from expt.search.budget import budget_of
 from expt.search.goals import Goal, Limit
 from expt.search.history import Point, Reader
 from expt.search.pausing import Pausing
-from expt.search.search import Searching, Source
+from expt.search.search import Searching
+from expt.search.source import Source
 from expt.search.space import Parameter, Space, Values
 from tests.requests import request
 
@@ -107,6 +108,27 @@ def test_a_run_that_waits_at_a_rung_and_is_dropped_does_not_go_on(folder: Folder
     assert folder.searching.best is not None
     assert folder.searching.best.objectives == (0.75,), "the best so far, though it goes on"
     assert taken(source, 2) == ["2", "wait"]
+
+
+def test_who_leads_is_told_once_and_of_equal_runs_it_is_the_first(folder: Folder) -> None:
+    source, told = folder.source(), list[bool]()
+    assert taken(source, 3) == ["0", "1", "2"]
+    for number, status, value in ((1, PAUSED, 0.5), (1, COMPLETED, 0.5), (2, COMPLETED, 0.5), (0, COMPLETED, 0.75)):
+        update_result(folder.jobs[number].paths, status=status, objective={"name": "accuracy/val", "value": value})
+        told.append(folder.searching.is_new_best(folder.jobs[number].paths))
+    assert told == [True, False, False, True]
+    assert not folder.read().is_new_best(folder.jobs[0].paths), "a later command has known it from its beginning"
+
+
+def test_what_is_left_are_points_to_come_and_those_that_were_begun(folder: Folder) -> None:
+    assert folder.searching.num_left == 4
+    taken(folder.source(), 2)
+    folder.complete(folder.jobs[0])
+    update_result(folder.jobs[1].paths, status=INTERRUPTED)
+    assert folder.read().num_left == 3
+    small = Space((Parameter("optimizer.lr", "categorical", choices=("0.1", "0.2"), meant=(0.1, 0.2)),))
+    reader = Reader(space=small, goals=[Goal("accuracy/val", highest=True)])
+    assert Searching(folder.folder, small, folder.settings, reader).num_left == 2, "the space has no more"
 
 
 def test_a_batch_waits_for_all_of_the_one_before(tmp_path: Path) -> None:

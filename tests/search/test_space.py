@@ -68,3 +68,25 @@ def test_a_space_of_numbers_has_no_end() -> None:
     assert Space(PARAMETERS[:1]).without([]) is None
     assert PARAMETERS[2].all() == [0.0, 0.3, 0.6, 0.9]
     assert math.prod(len(each.all() or "") for each in PARAMETERS[3:6]) == 57 * 8 * 32
+
+
+def test_ranges_of_one_key_below_different_choices_are_one_key_of_a_point() -> None:
+    kind = Parameter("kind", "categorical", choices=("a", "b"), meant=("a", "b"))
+    low, high = (Parameter("x", "int", n, n + 1, when=("kind", name)) for n, name in ((1, "a"), (7, "b")))
+    below = Parameter("y", "int", 1, 2, when=("z", "on"))
+    space = Space((kind, low, high, Parameter("z", "categorical", choices=("on",), meant=("on",), when=("kind", "b")),
+                   below))  # fmt: skip
+    assert space.labels == ["kind", "x if kind=a", "x if kind=b", "z", "y"]
+    assert space.at(0) == {"kind": "a", "x": 1}
+    assert space.at(0.5) == {"kind": "b", "x": 8, "z": "on", "y": 2}
+    assert space.labelled({"kind": "b", "x": 8, "z": "on", "y": 2}) == {
+        "kind": "b",
+        "x if kind=b": 8,
+        "z": "on",
+        "y": 2,
+    }
+    assert space.words({"kind": "a", "x": 1}) == ["kind=a", "x=1"]
+    assert space.read({"kind": "a", "x": 7}.get) is None, "a value of the other choice"
+    left = space.without([{"kind": "a", "x": 1}])
+    assert left is not None
+    assert len(left) == 1 + 4

@@ -21,6 +21,7 @@ from rich.table import Table
 from expt.config.identity import NOT_IN_RESULT, REPEATED, hyperparameters
 from expt.errors import printable
 from expt.runs.atomic import write_atomically
+from expt.runs.ranking import place
 from expt.runs.result import COMPLETED, PAUSED, FoundRecord
 from expt.runs.spending import device_s
 from expt.runs.sweep_index import results_of_sweep
@@ -83,8 +84,8 @@ class Row:
 
 
 def read_runs(folder: Path) -> list[FoundRecord]:
-    """What result.json says of every run below `folder`, with its path under `folder`."""
-    return [{**result, "folder": paths.folder} for paths, result in results_of_sweep(folder)]
+    """What result.json says of every run below `folder`, with its path under `folder`; of a search in its order."""
+    return sorted(({**result, "folder": paths.folder} for paths, result in results_of_sweep(folder)), key=place)
 
 
 def rows(runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False) -> list[Row]:

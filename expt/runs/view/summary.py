@@ -13,7 +13,7 @@ from expt.config.datasets import noun_of
 from expt.config.tasks import metrics_of
 from expt.runs import provenance
 from expt.runs.paths import RunPaths
-from expt.runs.result import PAUSED, Record, read_result
+from expt.runs.result import PAUSED, Record, read_result, whole_epochs
 from expt.runs.view.ancestry import forks_told
 from expt.runs.view.cells import cells, say
 from expt.runs.view.progress import resume_command, shown_path
@@ -68,19 +68,14 @@ def logdir(folder: Path) -> Path:
 
 def _epoch_of(split: str, result: Record) -> str:
     """Train and val are of the last epoch; test at a run's end is of the best checkpoint."""
-    last, best = _last_epoch(result), result.get("best")
+    last, best = whole_epochs(result), result.get("best")
     each_epoch = split != "test" or (result.get("config") or {}).get("eval_split") == "test"
     return f"{last}, the last" if each_epoch or not best else f"{best['epoch']}, the best"
 
 
 def epochs_done(result: Record) -> str:
     """How much of a run has been trained, as in `3 of 9 epochs`."""
-    return f"{_last_epoch(result)} of {(result.get('config') or {}).get('epochs', '?')} epochs"
-
-
-def _last_epoch(result: Record) -> int:
-    """Whole epochs done, those of the run that it is a fork of included."""
-    return (result["forked_from"]["epoch"] if "forked_from" in result else 0) + len(result.get("epoch_s") or ())
+    return f"{whole_epochs(result)} of {(result.get('config') or {}).get('epochs', '?')} epochs"
 
 
 def _facts(result: Record) -> list[str]:
