@@ -221,7 +221,8 @@ class Sparse(nn.Module):
         self.words = nn.Embedding(8, 10, sparse=True)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.words(images.flatten(1).long() * 0).sum(1)
+        found: torch.Tensor = self.words(images.flatten(1).long() * 0)
+        return found.sum(1)
 
 
 def test_a_card_of_unknown_speed_has_no_steps_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
