@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
+from expt.config.parse import parse
+from expt.config.schema import Sharding
+from expt.machine import Machine
 from expt.planning.cards import CARDS, GIB, card
 from expt.planning.measured import Model, Moment, Pass
 from expt.planning.memory import Setting
+from expt.planning.plan import planned
 from expt.planning.scaling import Cluster, Link, sharded_s
 from expt.planning.strategies import HOST_BYTES_PER_S, Plan, plan
+from tests.composing import composed
 
 MODEL = Model(
     parameters=100, parameter_bytes=400, gradient_bytes=400, state_bytes=800, buffer_bytes=8, average_bytes=0,
@@ -95,3 +100,24 @@ def test_the_largest_part_just_fits() -> None:
     assert found.largest_part == 20, "20 + 50 for each sample"
     tiny = dataclasses.replace(small, memory_bytes=GIB)
     assert plan("ddp", MODEL, PASSES, SETTING, CLUSTER, tiny, checkpointing=False).largest_part == 0
+
+
+def test_a_plan_is_by_the_settings_of_sharding() -> None:
+    words = composed("model=mlp", "model.hidden=[256,256,256]", "optimizer=adamw", "batch_size=64")
+    base = parse(words, Machine(gpus=tuple("01234567"), cpus=8))
+
+    def of(strategy: str = "fsdp", sharding: Any = None, parts: int = 2, **given: Any) -> Plan:
+        made = dataclasses.replace(base, gradient_accumulation=parts, sharding=Sharding(**(sharding or {})), **given)
+        found = planned(made, None, tokens=None, per_node=8, network=1e9).plans
+        return next(each for each in found if each.strategy == strategy)
+
+    parted = of()
+    assert parted.gradient_bytes == 8 * parted.parameter_bytes
+    assert of(parts=1).gradient_bytes == parted.parameter_bytes
+    assert of(sharding={"reduce_each_part": True}).gradient_bytes == parted.parameter_bytes
+    assert of(sharding={"reduce_dtype": "bf16"}).gradient_bytes == 4 * parted.parameter_bytes
+    assert of(sharding={"reshard_after_forward": False}).other_bytes > 1.15 * parted.other_bytes
+    mixed, float32 = of(amp="bf16"), of(amp="bf16", sharding={"param_dtype": "float32"})
+    assert mixed.other_bytes < 0.8 * float32.other_bytes
+    assert of("ddp", offload="cpu").state_bytes < 100
+    assert of("hsdp", sharding={"shards": 4}).parameter_bytes == 2 * parted.parameter_bytes
