@@ -116,7 +116,7 @@ def _asked(options: argparse.Namespace) -> Asked:
     with experiment.told(options.words, [options.config_dir or Path("conf")]):
         config = parse(settings, here)
     if config.is_sharded:
-        notes.append(f"every strategy, {config.strategy} among them, with sharding.wrap=auto")
+        notes.append(f"every strategy, {config.strategy} among them, with its settings of sharding")
     return Asked(dataclasses.replace(config, strategy="ddp"), tokens, notes)
 
 

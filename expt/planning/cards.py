@@ -64,7 +64,13 @@ def card(text: str) -> Card:
     if size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|GB|MiB|MB)", text, re.IGNORECASE):
         unit = {"gib": GIB, "gb": 1e9, "mib": 2**20, "mb": 1e6}[size[2].lower()]
         if float(size[1]) > 0:
-            return Card(text, float(size[1]) * unit)
+            found = Card(text, float(size[1]) * unit)
+            if found.usable_bytes > 0:
+                return found
+            raise ConfigError(
+                f"--card {text}: {CUDA_BYTES // GIB} GiB is for CUDA and NCCL, and {FRAGMENTS:.0%} fragments, which "
+                "leaves nothing for tensors; give a larger card"
+            )
     sizes = [name for name in CARDS if name.startswith(f"{text.lower()}-")]
     hint = f" Did you mean {' or '.join(map(repr, sizes))}?" if sizes else did_you_mean(text, CARDS)
     raise ConfigError(f"--card {text}: neither a known card ({', '.join(CARDS)}) nor its memory, as in 24GiB.{hint}")

@@ -7,9 +7,9 @@ on any machine. What it takes as CPU tensors has the sizes that it has on a GPU.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from expt.planning.samples import Sample
 from expt.tasks import build as task_build
 from expt.tasks.phases import PhasedTask
 from expt.tasks.task import Task
-from expt.training import optim
+from expt.training import offload, optim, sharding
 from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.half_weights import halve
 from expt.training.patches.fake_tensors import NUMBERS_WANTED, FakeTensorMode
@@ -52,6 +52,24 @@ class Model:
     """What the optimiser takes for a moment in its step."""
     block_bytes: tuple[int, ...]
     """Of the parameters of each block; the rest is in none."""
+    unit_bytes: tuple[int, ...]
+    """Of the parameters of each unit of sharding, in their order; the rest is in none."""
+    scalar_bytes: int
+    """Of the optimiser's states: what offload=cpu leaves on the card."""
+    state_bytes_at_once: int
+    """Of the others: what it has there at a time."""
+    gathered_dtype: torch.dtype | None
+    """That of mixed precision in which sharded parameters travel by themselves; None is that of the parameters."""
+
+
+class Moment(NamedTuple):
+    """Of a pass: the bytes that are held besides parameters and their gradients, at most, since the one before."""
+
+    gradient_bytes: int
+    """Of the gradients that are there by then."""
+    bytes: int
+    cast_bytes: int
+    """Of these: copies of the parameters in the type of mixed precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +77,14 @@ class Pass:
     """A forward and a backward pass on `samples` of one worker."""
 
     samples: int
-    activation_bytes: int
-    """At the moment at which they are most, without parameters and their gradients."""
-    cast_bytes: int
-    """Of these: copies of the parameters in the type of mixed precision."""
+    moments: tuple[Moment, ...]
+    """One for each gradient, and what comes after the last."""
     flop: int
+
+    @property
+    def activation_bytes(self) -> int:
+        """At the moment at which they are most, without parameters and their gradients."""
+        return max(moment.bytes for moment in self.moments)
 
 
 class Measuring:
@@ -79,20 +100,34 @@ class Measuring:
         with self._fake() as module:
             every, trained = list(module.parameters()), [p for p in module.parameters() if p.requires_grad]
             optimizer = optim.build_optimizer(self._config.optimizer, module, unguarded=False)
+            if self._config.offload:
+                offload.offload_states(optimizer, bytes_at_once=offload.BYTES_AT_ONCE)
             update_bytes = _update_bytes(optimizer, trained)
-            states = [each for state in optimizer.state.values() for each in leaves(list(state.values()))]
+            states = _states(optimizer, trained)
             parameter_bytes, buffer_bytes = bytes_of(every), bytes_of(module.buffers())
+            units = sharding.choose_units(module, self._config.sharding.wrap)
             averages = bool(self._config.ema) + bool(self._config.lookahead)
             return Model(
                 parameters=sum(parameter.numel() for parameter in every),
                 parameter_bytes=parameter_bytes,
                 gradient_bytes=bytes_of(trained),
-                state_bytes=bytes_of(each for each in states if isinstance(each, torch.Tensor)),
+                state_bytes=bytes_of(states),
                 buffer_bytes=buffer_bytes,
                 average_bytes=averages * (parameter_bytes + buffer_bytes),
                 update_bytes=update_bytes,
                 block_bytes=tuple(bytes_of(block.parameters()) for block in blocks(module).values()),
+                unit_bytes=tuple(map(bytes_of, sharding.own_parameters(module, units))),
+                scalar_bytes=bytes_of(states) - bytes_of(_with_size(states)),
+                state_bytes_at_once=_bytes_at_once(optimizer) if self._config.offload else 0,
+                gathered_dtype=self._gathered_dtype(module),
             )
+
+    def _gathered_dtype(self, module: nn.Module) -> torch.dtype | None:
+        wanted = self._config.sharding.param_dtype
+        if not self._config.amp or wanted == "float32":
+            return None
+        half = torch.float16 if "fp16" in (wanted, self._config.amp) else torch.bfloat16
+        return sharding.gathered_dtype(module, half)
 
     def has_blocks(self) -> bool:
         """Whether activation_checkpointing=auto finds any."""
@@ -107,23 +142,29 @@ class Measuring:
         with self._fake() as module:
             if checkpointing:
                 checkpoint_activations(module, checkpointing, compiled=False)
-            for parameter in module.parameters():
-                if parameter.requires_grad:  # the gradient is handed on, as to a bucket, and counted elsewhere
-                    parameter.register_post_accumulate_grad_hook(_drop_gradient)
             batch, task = self._sample.batch(samples), self._task()
             inside = bytes_of(leaves((batch.inputs, batch.targets)))
             live = LiveBytes(module.parameters())
+            moments, done = list[Moment](), 0
+
+            def note(parameter: torch.Tensor | None) -> None:
+                nonlocal done
+                held, casts = live.peak_since()
+                moments.append(Moment(done, held + inside, casts))
+                if parameter is not None:  # its gradient is handed on, as to a bucket, and counted elsewhere
+                    done += parameter.nbytes
+                    parameter.grad = None
+
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(note)
             with live:
                 with self._autocast():
                     outputs = task.forward(module, batch)
                     loss, _ = task.training_loss(outputs, batch)
                 (loss * 1.0).backward()  # the outputs are held until then, as in a step
-            return Pass(
-                samples=samples,
-                activation_bytes=live.peak + inside,
-                cast_bytes=live.casts_at_peak,
-                flop=live.flop,
-            )
+            note(None)
+            return Pass(samples=samples, moments=tuple(moments), flop=live.flop)
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast("cpu", torch.bfloat16) if self._config.amp else contextlib.nullcontext()
@@ -146,14 +187,38 @@ class Measuring:
                 if self._config.amp == "bf16_params":
                     halve(module)
                 freeze(module, self._config.freeze)
+                _refuse_sparse(module)
                 yield module.train()
             except NUMBERS_WANTED as error:
                 told = first_line(error)
                 raise ConfigError(f"plan: model={name} decides by numbers, and there are none here ({told})") from error
 
 
-def _drop_gradient(parameter: torch.Tensor) -> None:
-    parameter.grad = None
+def _refuse_sparse(module: nn.Module) -> None:
+    """Raise ConfigError for a layer whose gradients have as many numbers as a batch has different words."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+            kind = type(layer).__name__
+            raise ConfigError(
+                f"plan: {name or 'the model'} is {kind}(sparse=True), whose gradients are as large as the data will "
+                "have it; use sparse=False"
+            )
+
+
+def _states(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    kept = [each for one in parameters for each in leaves(list(optimizer.state.get(one, {}).values()))]
+    return [each for each in kept if isinstance(each, torch.Tensor)]
+
+
+def _with_size(states: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that offload=cpu takes to the host."""
+    return [each for each in states if each.dim()]
+
+
+def _bytes_at_once(optimizer: Optimizer) -> int:
+    """Of the states that offload=cpu has on the card together."""
+    parts = offload.in_parts([group["params"] for group in optimizer.param_groups], offload.BYTES_AT_ONCE)
+    return max(bytes_of(_with_size(_states(optimizer, part))) for part in parts)
 
 
 def _update_bytes(optimizer: Optimizer, trained: Sequence[nn.Parameter]) -> int:

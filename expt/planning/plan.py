@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from expt.config.schema import RunConfig
 from expt.planning.cards import FRAGMENTS, Card
 from expt.planning.measured import Measuring, Model, Pass, Wanted
+from expt.planning.memory import Setting, Strategy
 from expt.planning.samples import sample
 from expt.planning.scaling import Cluster, Link
-from expt.planning.strategies import UTILISATION, Plan, Setting, Strategy, best, plan
+from expt.planning.strategies import HOST_BYTES_PER_S, UTILISATION, Plan, best, name, plan
+from expt.runs.view.units import in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,24 +47,35 @@ def planned(config: RunConfig, card: Card | None, *, tokens: int | None, per_nod
     measuring = Measuring(config, sample(config, tokens))
     part = config.batch_size // config.world_size // config.gradient_accumulation
     model = measuring.model()
-    setting = _setting(config, card, per_node)
+    setting = _setting(config, model, card, per_node)
     link = Link(INSIDE_LATENCY_S, card.link_bytes_per_s if card and card.link_bytes_per_s else INSIDE_BYTES_PER_S)
     cluster = Cluster(per_node, link, Link(NETWORK_LATENCY_S, network))
-    plans, kept = list[Plan](), None
-    for wanted in _checkpointing(config, model):
-        passes = _passes(measuring, part, wanted)
-        kept = kept or passes[0]
-        plans += [
-            plan(strategy, model, passes, setting, cluster, card, checkpointing=bool(wanted))
+    passes = {bool(wanted): _passes(measuring, part, wanted) for wanted in _checkpointing(config, model)}
+
+    def plans_of(setting: Setting) -> list[Plan]:
+        return [
+            plan(strategy, model, measured, setting, cluster, card, checkpointing=checkpointing)
+            for checkpointing, measured in passes.items()
             for strategy in _strategies(config, per_node)
         ]
-    assert kept
+
+    plans = plans_of(setting)
     chosen, why = best(plans, part) if card else (None, "")
+    if setting.offload and card:
+        why += _without_offload(best(plans_of(dataclasses.replace(setting, offload=False)), part)[0], chosen)
     plans.sort(key=lambda each: ("ddp", "fsdp", "hsdp").index(each.strategy))
-    notes = _notes(config, card, per_node, network)
-    return Planned(
-        model=model, part=part, flop=kept.flop, card=card, plans=plans, best=chosen, why=why, notes=notes
-    )  # fmt: skip
+    notes = _notes(config, model, card, per_node, network)
+    flop = passes[False][0].flop
+    return Planned(model=model, part=part, flop=flop, card=card, plans=plans, best=chosen, why=why, notes=notes)
+
+
+def _without_offload(other: Plan | None, chosen: Plan | None) -> str:
+    """What to say of the plan that is best where states stay on the card, beside the one that is with offload=cpu."""
+    if other is None or chosen is None:
+        return ""
+    if (other.strategy, other.checkpointing) == (chosen.strategy, chosen.checkpointing):
+        return "; with offload=null too, which moves no states"
+    return f"; with offload=null, which moves no states, {name(other)} fits"
 
 
 def _passes(measuring: Measuring, part: int, wanted: Wanted) -> tuple[Pass, Pass]:
@@ -80,7 +94,9 @@ def _strategies(config: RunConfig, per_node: int) -> list[Strategy]:
     """Those that differ: one worker shards nothing, and replicas are machines of equal size, two or more."""
     if config.world_size == 1:
         return ["ddp"]
+    typed = config.sharding.shards
     several = config.world_size > per_node and not _against_hsdp(config.world_size, per_node)
+    several |= typed != "auto" and typed < config.world_size
     return ["ddp", "fsdp", "hsdp"] if several else ["ddp", "fsdp"]
 
 
@@ -93,24 +109,38 @@ def _against_hsdp(workers: int, per_node: int) -> str:
     return ""
 
 
-def _setting(config: RunConfig, card: Card | None, per_node: int) -> Setting:
+def _setting(config: RunConfig, model: Model, card: Card | None, per_node: int) -> Setting:
+    wanted = config.sharding
+    several = wanted.shards != "auto" and wanted.shards < config.world_size
     flops = 0.0
     if card:
         flops = card.tf32_flops if config.matmul_precision != "highest" else card.fp32_flops
         flops = card.bf16_flops if config.amp else flops
     return Setting(
         workers=config.world_size,
-        per_node=per_node,
+        shards=int(wanted.shards) if several else min(config.world_size, per_node),
         parts=config.gradient_accumulation,
-        mixed=bool(config.amp),
         flops=flops,
         bucket_bytes=config.ddp.bucket_cap_mb * 2**20,
         gradient_size=0.5 if config.ddp.comm_hook in ("bf16", "fp16") else 1.0,
+        gather_size=0.5 if model.gathered_dtype else 1.0,
+        reduce_size=0.5 if wanted.reduce_dtype == "bf16" else 1.0,
+        reduces_each_part=wanted.reduce_each_part,
+        reshards=wanted.reshard_after_forward,
+        offload=config.offload == "cpu" and config.num_gpus > 0,
     )
 
 
-def _notes(config: RunConfig, card: Card | None, per_node: int, network: float) -> list[str]:
+def _notes(config: RunConfig, model: Model, card: Card | None, per_node: int, network: float) -> list[str]:
     notes = ["activations as without torch.compile, which needs fewer"] if config.compile else []
+    copied = model.parameter_bytes + model.buffer_bytes + model.state_bytes + model.average_bytes
+    if not config.num_gpus and copied >= 2**20:  # those of a GPU are in the host's memory
+        notes.append(f"no checkpoint on its way to the disk, of which rank 0 has a copy: up to {in_bytes(copied)} more")
+    if config.offload and config.num_gpus:
+        speed = f"{HOST_BYTES_PER_S / 1e9:g} GB/s"
+        notes.append(f"offload=cpu: states wait in the host's memory, to which each card has {speed} each way")
+    elif config.offload:
+        notes.append("offload=cpu does nothing on a CPU, where the states are in its memory as it is")
     if config.world_size > per_node and (why := _against_hsdp(config.world_size, per_node)):
         notes.append(f"no hsdp: {why}")
     if card is None:

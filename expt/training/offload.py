@@ -6,7 +6,7 @@ For FSDP, whose CPUOffloadPolicy also has the parameters there, this is not need
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def offload_states(optimizer: Optimizer, *, bytes_at_once: int = BYTES_AT_ONCE) 
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> None:
         whole = [group["params"] for group in self.param_groups]
         try:
-            for part in _parts(whole, bytes_at_once):
+            for part in in_parts(whole, bytes_at_once):
                 host.load(part)
                 for group, params in zip(self.param_groups, whole, strict=True):
                     group["params"] = [each for each in params if each in part]
@@ -80,7 +80,7 @@ class HostStates:
                     yield parameter, name, value
 
 
-def _parts(groups: list[list[Tensor]], bytes_at_once: int) -> Iterator[set[Tensor]]:
+def in_parts(groups: Sequence[Sequence[Tensor]], bytes_at_once: int) -> Iterator[set[Tensor]]:
     """The parameters that have a gradient, in their order, so many at once; a larger one by itself."""
     part, size = set[Tensor](), 0
     for parameter in (each for group in groups for each in group if each.grad is not None):

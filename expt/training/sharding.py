@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from expt.data.loading import Batch
 from expt.errors import ConfigError, did_you_mean
 from expt.models.blocks import CONTAINERS, blocks
+from expt.training import batch_norm
 from expt.training.collectives import Worker, max_across_workers, sum_across_workers
 
 Fill = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -135,6 +136,21 @@ def choose_units(module: nn.Module, wrap: str | int | Sequence[str]) -> list[nn.
     else:
         chosen = _matched(module, wrap)
     return [chosen[name] for name in sorted(chosen, key=lambda name: -name.count("."))]
+
+
+def own_parameters(module: nn.Module, units: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
+    """Of each of `units`, as from `choose_units`, what is gathered with it; in the model's order."""
+    taken = set[nn.Parameter]()
+    own: dict[nn.Module, list[nn.Parameter]] = {}
+    for unit in units:
+        own[unit] = [parameter for parameter in unit.parameters() if parameter not in taken]
+        taken.update(own[unit])
+    return [own[part] for part in module.modules() if part in own]
+
+
+def gathered_dtype(module: nn.Module, dtype: torch.dtype | None) -> torch.dtype | None:
+    """What param_dtype=auto means where `dtype` is that of mixed precision; None is that of the parameters."""
+    return None if batch_norm.is_in(module) else dtype  # its statistics are float32, and it takes no others beside them
 
 
 def _blocks_and_large_layers(module: nn.Module) -> dict[str, nn.Module]:

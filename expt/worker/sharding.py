@@ -85,7 +85,7 @@ def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> 
     """None is that of the parameters, with autocast for the products where there is mixed precision."""
     wanted = config.sharding.param_dtype
     if wanted == "auto":
-        return None if batch_norm.is_in(module) else precision.dtype
+        return sharding.gathered_dtype(module, precision.dtype)
     dtype = _DTYPES[wanted]
     if dtype and batch_norm.is_in(module):  # its statistics are float32, and it takes no others beside them
         raise ConfigError(f"sharding.param_dtype={wanted}: the model has batch norms, which need float32; use auto")

@@ -15,12 +15,14 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.machine import Machine
 from expt.planning.cards import CARDS, GIB, card
-from expt.planning.measured import Measuring, Model, Pass
+from expt.planning.measured import Measuring
 from expt.planning.plan import planned
 from expt.planning.samples import sample
 from expt.planning.scaling import Cluster, Link, all_reduce_cpu_s, bucket_s, gather_s, sharded_s, slowest_s
-from expt.planning.strategies import Plan, Setting, best, plan
+from expt.planning.strategies import Plan, best
+from expt.training import offload
 from expt.training.patches.live_bytes import LiveBytes
+from expt.training.sharding import choose_units, own_parameters
 from tests.composing import composed
 
 LM = ("model=transformer", "task=language_model", "dataset=text", "dataset.root=nowhere", "dataset.context=32")
@@ -62,6 +64,34 @@ def test_a_model_of_adamw_has_two_states_for_each_parameter() -> None:
     assert less.gradient_bytes == found.gradient_bytes - sum(found.block_bytes)
 
 
+@pytest.mark.parametrize("wrap", ["auto", "1000", "['[13]']"])
+def test_units_are_those_that_a_run_gathers(wrap: str) -> None:
+    words = ("model=mlp", "model.hidden=[64,64,64]", "strategy=fsdp", f"sharding.wrap={wrap}")
+    made = config(*words, "batch_size=64")
+    module = _real(made, 1)[0]
+    units = choose_units(module, made.sharding.wrap)
+    assert len(units) == (2 if "13" in wrap else 3 + (wrap == "auto"))
+    found = Measuring(made, sample(made)).model()
+    assert [*found.unit_bytes] == [sum(one.nbytes for one in unit.parameters()) for unit in units]
+    assert not found.block_bytes
+
+
+def test_a_unit_within_a_unit_is_gathered_by_itself() -> None:
+    inner = nn.Linear(4, 4, bias=False)
+    outer = nn.Sequential(nn.Linear(4, 8, bias=False), inner)
+    assert [[*map(len, own)] for own in own_parameters(nn.Sequential(outer), [inner, outer])] == [[8], [4]]
+
+
+def test_states_that_are_offloaded_come_back_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = config(*LM, *SMALL, "offload=cpu")
+    at_once = Measuring(made, sample(made)).model()
+    assert at_once.state_bytes_at_once == at_once.state_bytes - at_once.scalar_bytes == 2 * at_once.parameter_bytes
+    monkeypatch.setattr(offload, "BYTES_AT_ONCE", 2**16)
+    parted = Measuring(made, sample(made)).model()
+    assert parted.state_bytes_at_once < at_once.state_bytes_at_once / 5
+    assert parted.state_bytes == at_once.state_bytes
+
+
 def test_activations_are_those_of_a_step_that_is_computed() -> None:
     """The same step with numbers, and its gradients handed on."""
     made = config(*LM, *SMALL)
@@ -89,35 +119,6 @@ def _real(made: RunConfig, size: int) -> Any:
     return module, build_task(made.task, one.shapes), one.batch(size)
 
 
-MODEL = Model(
-    parameters=100, parameter_bytes=400, gradient_bytes=400, state_bytes=800, buffer_bytes=8, average_bytes=0,
-    update_bytes=0, block_bytes=(100, 100, 100),
-)  # fmt: skip
-PASSES = [
-    Pass(samples=2, activation_bytes=120, cast_bytes=20, flop=1000),
-    Pass(samples=4, activation_bytes=220, cast_bytes=20, flop=2000),
-]
-SETTING = Setting(workers=8, per_node=4, parts=1, mixed=False, flops=0.0, bucket_bytes=2.0**20)
-CLUSTER = Cluster(4, Link(1e-6, 1e9), Link(1e-5, 1e8))
-
-
-@pytest.mark.parametrize(("strategy", "share", "gathered"), [("ddp", 1, 0), ("fsdp", 8, 500), ("hsdp", 4, 500)])
-def test_what_is_sharded(strategy: Any, share: int, gathered: int) -> None:
-    found = plan(strategy, MODEL, PASSES, SETTING, CLUSTER, None, checkpointing=False)
-    assert (found.parameter_bytes, found.gradient_bytes, found.state_bytes) == (400 / share, 400 / share, 800 / share)
-    assert found.other_bytes == 8 + gathered, "200 of what is in no block, and 300 of blocks"
-    assert found.activation_bytes == (120 if share == 1 else 100), "autocast's copies are FSDP's own"
-    assert found.largest_part is None
-
-
-def test_the_largest_part_just_fits() -> None:
-    small = dataclasses.replace(card("24GiB"), memory_bytes=(GIB + 1608 + 1020) / 0.95)
-    found = plan("ddp", MODEL, PASSES, SETTING, CLUSTER, small, checkpointing=False)
-    assert found.largest_part == 20, "20 + 50 for each sample"
-    tiny = dataclasses.replace(small, memory_bytes=GIB)
-    assert plan("ddp", MODEL, PASSES, SETTING, CLUSTER, tiny, checkpointing=False).largest_part == 0
-
-
 def of(strategy: Any, largest: int, step_s: float, *, checkpointing: bool = False) -> Plan:
     return Plan(
         strategy=strategy, checkpointing=checkpointing, parameter_bytes=1, gradient_bytes=1, state_bytes=1,
@@ -138,6 +139,9 @@ def test_the_fastest_that_fits_is_taken_and_of_equals_the_simplest() -> None:
     assert none is None
     assert why == "32 samples at a time fit with none; 16 do with fsdp: raise gradient_accumulation"
     assert best([of("ddp", 0, 1.0)], 1)[1].startswith("not one sample fits; ddp takes least: ")
+
+
+CLUSTER = Cluster(4, Link(1e-6, 1e9), Link(1e-5, 1e8))
 
 
 def test_gathering_over_nodes_and_the_slowest() -> None:
@@ -190,7 +194,7 @@ def test_a_strategy_that_is_named_is_one_of_those_that_are_planned(
     assert command.main(words) == 0
     shown = capsys.readouterr().out
     assert "\nhsdp" in shown
-    assert f"assumed     every strategy, {strategy} among them, with sharding.wrap=auto" in shown
+    assert f"assumed     every strategy, {strategy} among them, with its settings of sharding" in shown
 
 
 @pytest.mark.parametrize("text", ["h300", "24", "0GiB", "GiB"])
@@ -211,10 +215,34 @@ def test_the_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("take        strategy=") for line in lines)
 
 
+class Sparse(nn.Module):
+    def __init__(self, **_: object) -> None:
+        super().__init__()
+        self.words = nn.Embedding(8, 10, sparse=True)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.words(images.flatten(1).long() * 0)
+        return found.sum(1)
+
+
+def test_a_card_of_unknown_speed_has_no_steps_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["model=mlp", "gpus=8", "batch_size=64", "--card", "8GiB", "offload=cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "take        strategy=ddp: all fits on each card; with offload=null too, which moves no states\n" in shown
+    assert "assumed     offload=cpu: states wait in the host's memory, to which each card has 20 GB/s each way" in shown
+    assert command.main(["model=mlp", "model.hidden=[4096]", "gpus=0", "world_size=2", "offload=cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "assumed     offload=cpu does nothing on a CPU" in shown
+    assert "assumed     no checkpoint on its way to the disk, of which rank 0 has a copy: up to 2 MiB more" in shown
+
+
 @pytest.mark.parametrize(("words", "says"), [
     (["model=rsnet"], "model=rsnet: not one of"), (["gpus=3"], "batch_size=64: is the global batch and must divide"),
     (["gpus=1", "strategy=fsdp"], "strategy=fsdp: shares the model out among at least 2 workers"),
     (["gpus=8", "strategy=hsdp", "batch_size=8"], "strategy=hsdp: replicas of 8 workers each, and the run has no more"),
+    (["--card", "1GiB"], "--card 1GiB: 1 GiB is for CUDA and NCCL, and 5% fragments, which leaves nothing for tensors"),
+    (["+model._target_=tests.planning.test_planning.Sparse", "gpus=1", "batch_size=8"],
+     "plan: words is Embedding(sparse=True), whose gradients are as large as the data will have it; use sparse=False"),
     (["--per-node", "0"], "--per-node 0: give a number above 0"), (["--card", "x"], "--card x: neither a known card"),
 ])  # fmt: skip
 def test_what_cannot_be_planned_is_told(words: list[str], says: str) -> None:

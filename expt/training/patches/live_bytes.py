@@ -38,7 +38,13 @@ class LiveBytes(TorchDispatchMode):
         self.peak: int = 0
         self.casts_at_peak = 0
         """Of the peak: copies of parameters in another type, as autocast makes them."""
+        self._since = (0, 0)
         self.flop, self._work = 0, _flop()
+
+    def peak_since(self) -> tuple[int, int]:
+        """The peak since this was asked last, and the copies of parameters in it."""
+        found, self._since = self._since, (self.live, self.live_casts)
+        return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, and count what is new in its outputs."""
@@ -60,6 +66,8 @@ class LiveBytes(TorchDispatchMode):
         weakref.finalize(storage, self._add, -size, is_cast)
         if self.live > self.peak:
             self.peak, self.casts_at_peak = self.live, self.live_casts
+        if self.live > self._since[0]:
+            self._since = (self.live, self.live_casts)
 
     def _add(self, size: int, is_cast: bool) -> None:
         self.live += size
