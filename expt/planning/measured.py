@@ -187,22 +187,10 @@ class Measuring:
                 if self._config.amp == "bf16_params":
                     halve(module)
                 freeze(module, self._config.freeze)
-                _refuse_sparse(module)
                 yield module.train()
             except NUMBERS_WANTED as error:
                 told = first_line(error)
                 raise ConfigError(f"plan: model={name} decides by numbers, and there are none here ({told})") from error
-
-
-def _refuse_sparse(module: nn.Module) -> None:
-    """Raise ConfigError for a layer whose gradients have as many numbers as a batch has different words."""
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
-            kind = type(layer).__name__
-            raise ConfigError(
-                f"plan: {name or 'the model'} is {kind}(sparse=True), whose gradients are as large as the data will "
-                "have it; use sparse=False"
-            )
 
 
 def _states(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -242,7 +242,7 @@ def test_a_card_of_unknown_speed_has_no_steps_to_compare(capsys: pytest.CaptureF
     (["gpus=8", "strategy=hsdp", "batch_size=8"], "strategy=hsdp: replicas of 8 workers each, and the run has no more"),
     (["--card", "1GiB"], "--card 1GiB: 1 GiB is for CUDA and NCCL, and 5% fragments, which leaves nothing for tensors"),
     (["+model._target_=tests.planning.test_planning.Sparse", "gpus=1", "batch_size=8"],
-     "plan: words is Embedding(sparse=True), whose gradients are as large as the data will have it; use sparse=False"),
+     "Sparse: words would have sparse gradients, which no optimiser here takes; build it with sparse=False"),
     (["--per-node", "0"], "--per-node 0: give a number above 0"), (["--card", "x"], "--card x: neither a known card"),
 ])  # fmt: skip
 def test_what_cannot_be_planned_is_told(words: list[str], says: str) -> None:
