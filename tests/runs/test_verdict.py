@@ -123,7 +123,7 @@ def test_of_rows_that_lead_one_another_in_a_circle_each_is_led() -> None:
     a = [0.90, 0.91, nothing, nothing, 0.50, 0.51]
     b = [0.80, 0.82, 0.80, 0.82, nothing, nothing]
     c = [nothing, nothing, 0.70, 0.71, 0.70, 0.7101]
-    runs = [run for run in runs_of(a=a, b=b, c=c) if not math.isnan(run["objective"]["value"])]
+    runs = [run for run in runs_of(a=a, b=b, c=c) if not math.isnan(run["metrics"]["accuracy/val"])]
     found = verdict.verdicts(runs)
     assert found.best.settings["model"] == "b", "by its mean"
     assert of("a", found.others).lead == pytest.approx(-0.095)
