@@ -49,7 +49,8 @@ RUNS = [
         (["accuracy/val>0"], "ac"),
         (["loss/val=*"], "abc"),
         (["loss/val>=0"], "ab"),
-        (["accuracy/val=nan"], "b"),
+        (["accuracy/val=NaN"], "b"),
+        (["note!=nix"], "abc"),
         (["loss/val=9e-1"], "a"),
         ([" epochs = 3 "], "c"),
         (["note='yes'"], "b"),
@@ -60,8 +61,8 @@ def test_filters_compare_numbers_as_numbers_and_text_with_wildcards(filters: lis
 
 
 LISTS = [
-    run("a", model={"hidden": [32]}, freeze=["^a.*"], seed=2**53),
-    run("b", model={"hidden": [64]}, freeze=["^ab"], seed=2**53 + 1),
+    run("a", model={"hidden": [32]}, freeze=["^a.*"], seed=2**53, note="a*"),
+    run("b", model={"hidden": [64]}, freeze=["^ab"], seed=2**53 + 1, note="ab"),
     run(
         "c", model={"hidden": [32, 64]}, freeze=["x, y", True, None], optimizer={"groups": [{"match": "a", "lr": 1e-3}]}
     ),
@@ -89,7 +90,11 @@ LISTS = [
         (["freeze=[*"], "abcd"),
         (["optimizer.groups=[{lr: 0.001, match: a}]"], "c"),
         (["optimizer.groups=[{lr: 0.002, match: a}]"], ""),
+        (["optimizer.groups=[{lr: 0.001, match: a, x: 1}]"], ""),
+        (["optimizer.groups=[{lr: 0.001}]"], ""),
         (["seed=9007199254740993"], "b"),
+        (["note=a*"], "a"),
+        (["note=a?"], "ab"),
     ],
 )
 def test_brackets_are_those_of_a_list_and_what_is_equal_wins_over_a_pattern(filters: list[str], left: str) -> None:
@@ -97,10 +102,10 @@ def test_brackets_are_those_of_a_list_and_what_is_equal_wins_over_a_pattern(filt
 
 
 def test_the_last_part_of_a_key_does_where_it_is_the_only_one_in_which_runs_differ() -> None:
-    a = run("a", model={"depth": 1, "width": 1}, head={"depth": 1, "width": 1}, dataset={"size": 1})
-    b = run("b", model={"depth": 2, "width": 2}, head={"depth": 1, "width": 2}, dataset={"size": 1}, size=3)
+    a = run("a", model={"depth": 1, "width": 1}, head={"depth": 1, "width": 1}, dataset={"size": 1}, size=3)
+    b = run("b", model={"depth": 2, "width": 2}, head={"depth": 1, "width": 2}, dataset={"size": 2}, size=3)
     assert names(chosen([a, b], ["depth=2"])) == "b"
-    assert names(chosen([a, b], ["size!=3"])) == "a", "the key itself"
+    assert names(chosen([a, b], ["size=3"])) == "ab", "the key itself, though they differ in dataset.size"
     with pytest.raises(ConfigError, match=r"^width: may be head\.width or model\.width; write the whole key$"):
         chosen([a, b], ["width=2"])
 
@@ -108,6 +113,8 @@ def test_the_last_part_of_a_key_does_where_it_is_the_only_one_in_which_runs_diff
 def test_an_order_is_about_settings_and_about_all_runs_only_if_it_says_so() -> None:
     values = [{"model": "mlp", "epochs": 10, "scheduler.epochs": epochs} for epochs in (1, 2)]
     assert filter_of("model=*", values, is_order=True)(values[0])
+    differing = [{**value, "epochs": value["scheduler.epochs"]} for value in values]
+    assert filter_of("epochs>1", differing, is_order=True)(differing[1])
     for text, says in (
         ("model!=mpl", "model!=mpl: no run has model=mpl, and so all would be meant"),
         ("epochs>1", "epochs: is the same in all runs; they differ in scheduler.epochs"),

@@ -210,14 +210,15 @@ def _equal(value: Any, wanted: str) -> bool:
 def _same(value: Any, wanted: Any) -> bool:
     """The same by parts."""
     if isinstance(wanted, str):
-        return not isinstance(value, list | tuple | dict) and _equal(value, wanted)
+        return _equal(value, wanted)
     if isinstance(wanted, dict):
         return (
             isinstance(value, dict)
             and value.keys() == wanted.keys()
             and _same([*value.values()], [*map(wanted.get, value)])
         )
-    return isinstance(value, list | tuple) and len(value) == len(wanted) and all(map(_same, value, wanted))
+    are_lists = isinstance(wanted, list) and isinstance(value, list | tuple)
+    return are_lists and len(value) == len(wanted) and all(map(_same, value, wanted))
 
 
 def _listed(text: str) -> Any:
@@ -230,13 +231,13 @@ def _listed(text: str) -> Any:
 
 @functools.lru_cache
 def _typed(text: str) -> Any:
-    """A list of texts, lists and dicts, or a text."""
+    """A list of texts, lists and dicts; None where it can't be read."""
     import yaml  # late: for lists alone
 
     try:
         return yaml.load(text, yaml.BaseLoader)
     except yaml.YAMLError:
-        return text
+        return None
 
 
 def _has_pattern(value: Any, wanted: str) -> bool:
