@@ -10,6 +10,7 @@ import pytest
 
 from expt.command.live_sweep import meant
 from expt.command.overrides import as_dict, folder_names
+from expt.config.constraints import Target
 from expt.errors import ConfigError
 from expt.launch.job import Job
 from expt.runs.paths import RunPaths
@@ -28,6 +29,8 @@ def _job(folder: Path, typed: dict[str, Any]) -> Job:
     asked = request(folder)
     changed: dict[str, Any] = {"model": asked.config.model, "optimizer": asked.config.optimizer}
     for key, value in typed.items():
+        if key == "model":
+            continue
         group, _, field = key.partition(".")
         if field:
             value = tuple(value) if isinstance(value, list) else value
@@ -77,6 +80,14 @@ def test_brackets_are_those_of_a_list(about: list[str], names: list[str]) -> Non
 )
 def test_what_the_names_of_folders_say_is_understood(about: list[str], number: int) -> None:
     assert len(meant(GRID, about, SWEEP)) == number
+
+
+def test_a_model_of_ones_own_has_the_name_by_which_it_was_chosen() -> None:
+    (job,) = jobs_of("model=mine optimizer.lr=0.1")
+    assert job.request is not None
+    own = dataclasses.replace(job.request.config, model=Target(target="my.nets.Net", kwargs={}))
+    job.request = dataclasses.replace(job.request, config=own)
+    assert meant([job], ["model=mine"], SWEEP) == [job]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ class _Measured:
 
 
 def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference: float | None = None) -> Verdicts:
-    """Judge the lead of the best row: the first of the leaderboard that no other leads on the seeds that both have.
+    """Judge the lead of the best row: the first of several seeds that no other leads on those that both have.
 
     A paired t-test, with Holm's correction for the comparisons of all rows with one another: which of them is the best
     was seen in the same numbers. `seeds` is how many it would take to show the lead seen here, or one of `difference`,
@@ -187,8 +187,11 @@ def _check_seeds(found: Sequence[_Measured]) -> None:
 def _index_of_best(found: Sequence[_Measured], sign: int) -> int:
     """The mean of a row that has other seeds than another says which seeds it has, too."""
     rivals = [one for one in found if not one.not_finite]
-    led = (any(_leads(rival.values, one.values, sign) for rival in rivals) for one in found)
-    return next((index for index, is_led in enumerate(led) if not is_led), 0)
+    several = [index for index, one in enumerate(found) if len(one.values) > 1]  # one seed can't be judged by
+    for index in several:
+        if not any(_leads(rival.values, found[index].values, sign) for rival in rivals):
+            return index
+    return several[0]
 
 
 def _leads(first: _OfSeeds, second: _OfSeeds, sign: int) -> bool:
@@ -200,7 +203,6 @@ def _differences(first: _OfSeeds, second: _OfSeeds) -> list[float]:
     """By how much the first is above the second with each seed that both have, without what rounding has done."""
     rounding = _rounding(first, second)
     found = [first[key] - second[key] for key in first if key in second]
-    found = [value if abs(value) > rounding else 0.0 for value in found]
     return [found[0]] * len(found) if found and max(found) - min(found) <= rounding else found
 
 
