@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_adapter import product
@@ -21,8 +22,9 @@ from expt.machine import Machine
 from expt.runs import orders
 from expt.runs.orders import Order
 from expt.runs.paths import RunPaths
+from expt.runs.request import RunRequest
 from expt.runs.result import PAUSED, RUNNING
-from expt.runs.view.query import ListedRun, chosen
+from expt.runs.view.query import filter_of, fits, settings_of
 
 LOOK_S = 0.2
 """How often the folder is looked at for orders."""
@@ -73,7 +75,7 @@ class LiveSweep:
         if order.word == "gpus":
             return self._use_gpus(order.about)
         pool = self._pool
-        jobs, held = self._chosen(order.about), {*pool.held}
+        jobs, held = meant(pool.jobs, order.about, self._folder), {*pool.held}
         if order.word in ("pause", "resume") and not order.about:
             pool.is_paused = order.word == "pause"
         if order.word == "resume":
@@ -89,26 +91,6 @@ class LiveSweep:
             open_ones += [job for job in jobs if job.status == PAUSED]  # a search would have them go on
         pool.drop(open_ones)
         return _told("dropped", open_ones, "none of these runs or waits")
-
-    def _chosen(self, about: Sequence[str]) -> list[Job]:
-        """The jobs that `about` names: runs by their names, or settings that they all have; without any all of them."""
-        jobs = [job for job in self._pool.jobs if job.request is not None]
-        names = [text for text in about if any(fnmatch.fnmatchcase(job.name, text) for job in jobs)]
-        settings = [text for text in about if text not in names]
-        if unknown := [text for text in settings if not re.search("[=<>]", text)]:
-            raise ConfigError(f"{unknown[0]}: no run of {self._folder} has that name")
-        listed = {
-            job.paths.folder: ListedRun(job.paths.folder, {"config": shown(job.request.config)})
-            for job in jobs
-            if job.request
-        }
-        fit = {run.folder for run in chosen(list(listed.values()), settings)}
-        found = [job for job in jobs if job.paths.folder in fit]
-        if names:
-            found = [job for job in found if any(fnmatch.fnmatchcase(job.name, name) for name in names)]
-        if not found and about:
-            raise ConfigError(f"{' '.join(about)}: no run of {self._folder} is that")
-        return found
 
     def _add(self, words: Sequence[str]) -> list[str]:
         """The grid that was typed, with these words in place of those for the same keys."""
@@ -145,6 +127,33 @@ class LiveSweep:
         moved = self._pool.use_gpus([gpus[index] for index in wanted])
         names = ", ".join(map(str, wanted))
         return [f"GPUs in use from now on: {names}", *_told("paused until others are free", moved, "")]
+
+
+def meant(jobs: Iterable[Job], about: Sequence[str], folder: Path) -> list[Job]:
+    """The jobs that `about` names: runs by their names, or settings that they all have; without any all of them.
+
+    Raises ConfigError where it names none of the sweep's in `folder`.
+    """
+    found = [job for job in jobs if job.request is not None]
+    names = [text for text in about if any(fits(job.name, text) for job in found)]
+    filters = [text for text in about if text not in names]
+    if unknown := [text for text in filters if not re.search("[=<>]", text)]:
+        raise ConfigError(f"{unknown[0]}: no run of {folder} has that name")
+    if filters:
+        settings = {job: _settings(job.request) for job in found if job.request is not None}
+        tests = [filter_of(text, [*settings.values()], is_order=True) for text in filters]
+        found = [job for job in found if all(test(settings[job]) for test in tests)]
+    if names:
+        found = [job for job in found if any(fits(job.name, name) for name in names)]
+    if not found and about:
+        raise ConfigError(f"{' '.join(about)}: no run of {folder} is that")
+    return found
+
+
+def _settings(request: RunRequest) -> dict[str, Any]:
+    """Also what was typed and is none, as `experiment`, of which the folders' names may tell."""
+    typed: dict[str, Any] = request.about.get("overrides", {})
+    return {**typed, **settings_of({"config": shown(request.config), "overrides": typed})}
 
 
 def _index(part: str, text: str, have: int) -> int:

@@ -67,13 +67,12 @@ def _judge(asked: argparse.Namespace) -> None:
     runs = [run for folder in asked.folders for run in _below(folder)]
     with _of_option("--filter"):
         runs = chosen(runs, asked.filter)
-    with _of_option("--metric"):
-        if asked.metric is not None:
-            check_key(asked.metric, runs)
     records: list[FoundRecord] = [{**run.result, "folder": run.folder} for run in runs]
-    best, found = verdict.verdicts(records, asked.metric, asked.difference)
+    if asked.metric is not None:
+        verdict.check_metric(asked.metric, records)
+    found = verdict.verdicts(records, asked.metric, asked.difference)
     console = wide_console()
-    console.print(verdict.table(best, found, asked.difference))
+    console.print(verdict.table(found, asked.difference))
     for line in verdict.notes(found):
         say(console, line)
 

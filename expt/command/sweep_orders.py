@@ -21,7 +21,8 @@ orders
   pause [RUN ...]      let running ones save and end, and waiting ones wait; without a name all of them
   resume [RUN ...]     let paused ones go on, from where they were, to the same numbers
   gpus 0,1|all         use these GPUs alone; runs on others pause, and go on as soon as one of these is free
-RUN is the name of a run's folder (* stands for anything), or settings (model=mlp) that all of them have.
+RUN is the name of a run's folder (* stands for anything), or settings (model=mlp 'lr<0.01' 'hidden!=[64]') that
+all of them have.
 
 examples
   python -m expt sweep pause outputs/sweeps/2026-11-22_10-00-00

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from expt.config.tasks import metrics_of
+from expt.runs import tags
 from expt.runs.result import Record, objective_of
 
 T = TypeVar("T")
@@ -28,4 +29,4 @@ def place(record: Record) -> int:
 
 def _highest_is_best(record: Record) -> bool:
     metrics = metrics_of((record.get("config") or {}).get("task"))
-    return metrics.get(record["objective"]["name"].partition("/")[0]) == "max"
+    return tags.is_higher_better(record["objective"]["name"], metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 LR = "lr"
 RUNNING_LOSS = "running/loss"
@@ -32,7 +32,13 @@ WORKER_MIB, GPU_MIB = "memory/worker_mib", "memory/gpu_mib"
 COMPARABLE = (SAMPLES_PER_S, EPOCH_S, DATA_WAIT_S, SKIPPED_STEPS, WORKER_MIB, GPU_MIB)
 """Numbers of a run, beside its metrics, by which runs may be chosen."""
 HIGHER_IS_BETTER = (SAMPLES_PER_S, RUNNING_SAMPLES_PER_S)
-"""Of those; all others are the better the lower they are."""
+"""All other tags but those of metrics are the better the lower they are."""
+
+
+def is_higher_better(tag: str, metrics: Mapping[str, str]) -> bool:
+    """Whether a run is the better the higher `tag` is; `metrics` are its task's, each `min` or `max`."""
+    ways = [metrics[part] for part in tag.split("/") if part in metrics]  # not the first: best/accuracy/val
+    return tag in HIGHER_IS_BETTER or ways[:1] == ["max"]
 
 
 def metric(name: str, split: str) -> str:

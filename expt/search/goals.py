@@ -94,7 +94,7 @@ def goals_of(objective: str | Sequence[str], config: RunConfig) -> list[Goal]:
 def goals_for(found: Sequence[str], task: Any) -> list[Goal]:
     """The goals of these tags; `task` is one of a configuration, or as a record has it."""
     better = metrics_of(task)
-    return [Goal(tag, _is_higher_better(tag, better)) for tag in found]
+    return [Goal(tag, tags.is_higher_better(tag, better)) for tag in found]
 
 
 def limits_of(constraints: Sequence[str], config: RunConfig) -> list[Limit]:
@@ -127,7 +127,3 @@ def check_tag(key: str, tag: str, config: RunConfig) -> None:
     known += [*tags.COMPARABLE, "running/loss"]
     if tag not in known:
         raise ConfigError(f"{key}: no run has a tag {tag}.{did_you_mean(tag, known)}")
-
-
-def _is_higher_better(tag: str, better: Any) -> bool:
-    return better.get(tag.partition("/")[0]) == "max" or tag in tags.HIGHER_IS_BETTER

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from expt.errors import ConfigError
-from expt.runs.view.query import ListedRun, check_key, chosen, in_order
+from expt.runs.view.query import ListedRun, check_key, chosen, filter_of, in_order
 
 
 def run(name: str, started: float = 0.0, *, metrics: dict[str, float] | None = None, **config: Any) -> ListedRun:
@@ -38,7 +38,9 @@ RUNS = [
         (["epochs=10.0"], "b"),
         (["epochs!=3"], "ab"),
         (["amp=true"], "a"),
-        (["amp=True"], ""),
+        (["amp=True"], "a"),
+        (["amp!=FALSE"], "ac"),
+        (["amp<2"], ""),
         (["amp=1"], ""),
         (["amp=b*"], "c"),
         (["note=x=1"], "a"),
@@ -47,10 +49,80 @@ RUNS = [
         (["accuracy/val>0"], "ac"),
         (["loss/val=*"], "abc"),
         (["loss/val>=0"], "ab"),
+        (["accuracy/val=NaN"], "b"),
+        (["note!=nix"], "abc"),
+        (["loss/val=9e-1"], "a"),
+        ([" epochs = 3 "], "c"),
+        (["note='yes'"], "b"),
     ],
 )
 def test_filters_compare_numbers_as_numbers_and_text_with_wildcards(filters: list[str], left: str) -> None:
     assert names(chosen(RUNS, filters)) == left
+
+
+LISTS = [
+    run("a", model={"hidden": [32]}, freeze=["^a.*"], seed=2**53, note="a*"),
+    run("b", model={"hidden": [64]}, freeze=["^ab"], seed=2**53 + 1, note="ab"),
+    run(
+        "c", model={"hidden": [32, 64]}, freeze=["x, y", True, None], optimizer={"groups": [{"match": "a", "lr": 1e-3}]}
+    ),
+    run("d", model={"hidden": []}, freeze="[nan]"),
+]
+
+
+@pytest.mark.parametrize(
+    ("filters", "left"),
+    [
+        (["model.hidden=[32]"], "a"),
+        (["model.hidden!=[64]"], "acd"),
+        (["model.hidden=[32,64]"], "c"),
+        (["model.hidden=[32, 64]"], "c"),
+        (["model.hidden=[32*"], "ac"),
+        (["model.hidden=[]"], "d"),
+        (["model.hidden=[3[12]]"], ""),
+        (["hidden=[64]"], "b"),
+        (["freeze=[^a.*]"], "a"),
+        (["freeze=['^a*']"], "ab"),
+        (["freeze=['x, y',true,null]"], "c"),
+        (["freeze=[x,y,true,null]"], ""),
+        (["freeze=[nan]"], "d"),
+        (["freeze=[inf]"], ""),
+        (["freeze=[*"], "abcd"),
+        (["optimizer.groups=[{lr: 0.001, match: a}]"], "c"),
+        (["optimizer.groups=[{lr: 0.002, match: a}]"], ""),
+        (["optimizer.groups=[{lr: 0.001, match: a, x: 1}]"], ""),
+        (["optimizer.groups=[{lr: 0.001}]"], ""),
+        (["seed=9007199254740993"], "b"),
+        (["note=a*"], "a"),
+        (["note=a?"], "ab"),
+    ],
+)
+def test_brackets_are_those_of_a_list_and_what_is_equal_wins_over_a_pattern(filters: list[str], left: str) -> None:
+    assert names(chosen(LISTS, filters)) == left
+
+
+def test_the_last_part_of_a_key_does_where_it_is_the_only_one_in_which_runs_differ() -> None:
+    a = run("a", model={"depth": 1, "width": 1}, head={"depth": 1, "width": 1}, dataset={"size": 1}, size=3)
+    b = run("b", model={"depth": 2, "width": 2}, head={"depth": 1, "width": 2}, dataset={"size": 2}, size=3)
+    assert names(chosen([a, b], ["depth=2"])) == "b"
+    assert names(chosen([a, b], ["size=3"])) == "ab", "the key itself, though they differ in dataset.size"
+    with pytest.raises(ConfigError, match=r"^width: may be head\.width or model\.width; write the whole key$"):
+        chosen([a, b], ["width=2"])
+
+
+def test_an_order_is_about_settings_and_about_all_runs_only_if_it_says_so() -> None:
+    values = [{"model": "mlp", "epochs": 10, "scheduler.epochs": epochs} for epochs in (1, 2)]
+    assert filter_of("model=*", values, is_order=True)(values[0])
+    differing = [{**value, "epochs": value["scheduler.epochs"]} for value in values]
+    assert filter_of("epochs>1", differing, is_order=True)(differing[1])
+    for text, says in (
+        ("model!=mpl", "model!=mpl: no run has model=mpl, and so all would be meant"),
+        ("epochs>1", "epochs: is the same in all runs; they differ in scheduler.epochs"),
+        ("time<9", "time: no run has such a setting."),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            filter_of(text, values, is_order=True)
+        assert str(refused.value) == says
 
 
 @pytest.mark.parametrize(("overrides", "name"), [({"model": "mine"}, "mine"), ({}, "Net"), ({"model": {}}, "Net")])
@@ -98,6 +170,11 @@ def test_the_best_comes_first_whatever_the_objective(objective: str, order: str)
     ]
     runs = [ListedRun(Path(name), record) for name, record in zip("ab", records, strict=True)]
     assert names(in_order(runs, "best")) == order
+
+
+@pytest.mark.parametrize("tag", ["speed/samples_per_s", "best/accuracy/val", "running/accuracy"])
+def test_what_is_better_high_comes_first(tag: str) -> None:
+    assert names(in_order([run("a", metrics={tag: 1.0}), run("b", metrics={tag: 2.0})], tag)) == "ba"
 
 
 def test_the_best_of_a_run_under_way_is_read_from_its_metrics() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,9 @@ def of(name: str, found: Sequence[verdict.Verdict]) -> verdict.Verdict:
 
 
 def test_the_best_is_compared_by_paired_seeds_and_corrected_for_all_pairs() -> None:
-    best, found = verdict.verdicts(runs_of(b=B, a=A, c=C))
-    assert best.settings["model"] == "a"
-    b, c = of("b", found), of("c", found)
+    found = verdict.verdicts(runs_of(b=B, a=A, c=C))
+    assert found.best.settings["model"] == "a"
+    b, c = of("b", found.others), of("c", found.others)
     differences = [0.01, 0.0, 0.03, 0.02, 0.01]  # mean 0.014, deviation sqrt(0.00052 / 4), t = 2.746 of 4 degrees
     assert b.lead == pytest.approx(0.014)
     half = 2.7764 * math.sqrt(0.00052 / 4) / math.sqrt(5)
@@ -57,42 +58,110 @@ def test_the_best_is_compared_by_paired_seeds_and_corrected_for_all_pairs() -> N
 
 
 def test_a_loss_leads_where_it_is_lower() -> None:
-    best, found = verdict.verdicts(runs_of("loss/val", low=C, high=A))
-    assert best.settings["model"] == "low"
-    assert found[0].lead == pytest.approx(0.92 - 0.512)
-    best, _ = verdict.verdicts(runs_of(b=B, a=A), "loss/test")
-    assert best.settings["model"] == "a"
+    found = verdict.verdicts(runs_of("loss/val", low=C, high=A))
+    assert found.best.settings["model"] == "low"
+    assert found.others[0].lead == pytest.approx(0.92 - 0.512)
+    runs = runs_of(b=B, a=A)
+    del runs[-1]["metrics"]["loss/test"]
+    found = verdict.verdicts(runs, "loss/test")
+    assert (found.best.settings["model"], found.best_seeds) == ("a", 4)
+
+
+def test_a_speed_leads_where_it_is_higher() -> None:
+    found = verdict.verdicts(runs_of("speed/samples_per_s", slow=[90, 91], fast=[100, 102]), "speed/samples_per_s")
+    assert found.best.settings["model"] == "fast"
+    assert found.others[0].lead == pytest.approx(10.5)
 
 
 def test_only_seeds_that_both_have_completed_are_compared() -> None:
     runs = runs_of(a=A, b=B)
     runs[0]["status"] = FAILED
     runs[-1]["objective"] = {"name": "accuracy/val", "value": math.nan}
-    (only,) = verdict.verdicts(runs)[1]
+    (only,) = verdict.verdicts(runs).others
     assert only.pairs == 3
     assert only.lead == pytest.approx((0.0 + 0.03 + 0.02) / 3)
 
 
 def test_the_number_of_seeds_is_what_the_power_needs() -> None:
-    (only,) = verdict.verdicts(runs_of(a=A, b=B), difference=0.005)[1]
+    (only,) = verdict.verdicts(runs_of(a=A, b=B), difference=0.005).others
     # By a normal distribution ((1.960 + 0.842) * 0.01140 / 0.005)^2 = 40.8; a t-test needs about two more.
     assert only.seeds in (42, 43, 44)
-    (lead,) = verdict.verdicts(runs_of(a=A, b=B))[1]
+    (lead,) = verdict.verdicts(runs_of(a=A, b=B)).others
     assert lead.seeds in (7, 8)
     assert lead.in_words == f"none shown; {lead.seeds} seeds would"
 
 
 def test_differences_without_spread_say_nothing_but_that() -> None:
-    (same,) = verdict.verdicts(runs_of(a=A, b=A))[1]
+    (same,) = verdict.verdicts(runs_of(a=A, b=A)).others
     assert same.in_words == "equal in each seed"
-    (shifted,) = verdict.verdicts(runs_of(a=[0.75, 0.5], b=[0.5, 0.25]))[1]
+    (shifted,) = verdict.verdicts(runs_of(a=[0.75, 0.5], b=[0.5, 0.25])).others
     assert shifted.in_words == "the same lead in each, no spread to judge it by"
 
 
-@pytest.mark.parametrize("rows", [{"a": A}, {"a": A[:1], "b": B[:1]}, {}])
-def test_without_seeds_there_is_nothing_to_compare(rows: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^--verdict: compares settings by their seeds; make them an axis"):
+@pytest.mark.parametrize("digits", [float, lambda value: struct.unpack("f", struct.pack("f", value))[0]])
+def test_a_spread_that_is_but_rounding_is_none(digits: Callable[[float], float]) -> None:
+    a, b, c = ([digits(right / 144) for right in row] for row in ((138, 140, 141), (137, 139, 140), (136, 139, 141)))
+    assert len({x - y for x, y in zip(a, b, strict=True)}) > 1
+    found = verdict.verdicts(runs_of(a=a, b=b, c=c))
+    assert of("b", found.others).in_words == "the same lead in each, no spread to judge it by"
+    assert of("c", found.others).p < 1
+    assert found.corrected_for == 2
+    assert next(verdict.notes(found)).endswith("corrected (Holm) for 2 comparisons that have one, of 3")
+
+
+def test_of_unequal_seeds_those_count_that_both_have() -> None:
+    runs = runs_of(a=[0.980, 0.981, 0.983], b=[0.990, 0.992, 0.993, 0.90], c=[0.995])
+    found = verdict.verdicts(runs)
+    assert (found.best.settings["model"], found.best_seeds) == ("b", 4)
+    assert of("a", found.others).lead == pytest.approx(0.0310 / 3)
+    assert of("a", found.others).in_words == "a difference"
+    assert of("c", found.others).lead == pytest.approx(-0.005), "which is of one seed"
+    assert of("c", found.others).in_words == "too few seeds in common"
+    assert [*verdict.notes(found)][1] == (
+        "the rows have unequal seeds: no other leads the best on those that both have; "
+        "by the mean of all its own it would be model=c"
+    )
+
+
+def test_of_rows_that_lead_one_another_in_a_circle_each_is_led() -> None:
+    nothing = math.nan
+    a = [0.90, 0.9201, nothing, nothing, 0.50, 0.51]
+    b = [0.80, 0.82, 0.80, 0.82, nothing, nothing]
+    c = [nothing, nothing, 0.70, 0.71, 0.70, 0.7101]
+    runs = [run for run in runs_of(a=a, b=b, c=c) if not math.isnan(run["metrics"]["accuracy/val"])]
+    found = verdict.verdicts(runs)
+    assert found.best.settings["model"] == "b", "by its mean"
+    assert of("a", found.others).lead == pytest.approx(-0.10005)
+    assert of("a", found.others).in_words == "a difference, and not in favour of the best"
+    assert of("c", found.others).lead == pytest.approx(0.105)
+    assert [*verdict.notes(found)][1] == "the rows have unequal seeds: another leads the best on those that both have"
+
+
+def test_a_row_of_which_a_run_came_to_nothing_is_not_the_best_by_the_others() -> None:
+    found = verdict.verdicts(runs_of(a=A, b=[*(value + 0.03 for value in A[:4]), math.nan]))
+    assert found.best.settings["model"] == "a"
+    assert found.others[0].lead == pytest.approx(-0.03)
+    assert "completed runs without a finite number, which count nowhere: 1" in [*verdict.notes(found)]
+
+
+def test_a_mean_that_is_but_rounding_is_none() -> None:
+    runs = runs_of(a=[0.1 + 0.2, 0.4], b=[0.4, 0.3])
+    assert verdict.verdicts(runs).others[0].lead == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "have"),
+    [
+        ({"a": A}, "here 1 setting has completed runs of 5 seeds"),
+        ({"a": A[:1], "b": B[:1]}, "here 2 settings have completed runs of 1 seed"),
+        ({}, "here 0 settings have completed runs"),
+    ],
+)
+def test_without_seeds_there_is_nothing_to_compare(rows: dict[str, Any], have: str) -> None:
+    mend = "make seeds an axis of the sweep beside others, seed=0,1,2,3,4"
+    with pytest.raises(ConfigError) as refused:
         verdict.verdicts(runs_of(**rows))
+    assert str(refused.value) == f"--verdict: compares settings by their seeds; {have}; {mend}"
 
 
 @pytest.fixture(scope="module")
@@ -109,17 +178,21 @@ def test_of_a_real_sweep(sweep_of_seeds: Path, capsys: pytest.CaptureFixture[str
     assert "lead of the best" in shown
     assert "p by a paired t-test, corrected (Holm) for 1 comparison" in shown
     assert "the best" in shown.splitlines()[1]
-    with pytest.raises(ConfigError, match=r"^--metric accuracy/tests: no run has such a column"):
-        report.main([str(sweep_of_seeds), "--verdict", "--metric", "accuracy/tests"])
+    for metric, hint in (
+        ("accuracy/tests", "Did you mean 'accuracy/test'"),
+        ("best", "They have loss/train, .*/test; with"),
+    ):
+        with pytest.raises(ConfigError, match=f"^--metric {metric}: no run has such a metric. {hint}"):
+            report.main([str(sweep_of_seeds), "--verdict", "--metric", metric])
     with pytest.raises(ConfigError, match=r"^--metric, --difference: say what --verdict compares"):
         report.main([str(sweep_of_seeds), "--metric", "accuracy/test"])
 
 
 def test_the_table_says_what_would_show_it() -> None:
-    best, found = verdict.verdicts(runs_of(a=A, b=B), difference=0.005)
+    found = verdict.verdicts(runs_of(a=A, b=B), difference=0.005)
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(verdict.table(best, found, 0.005))
+    console.print(verdict.table(found, 0.005))
     line = console.export_text().splitlines()[2]
     assert "+0.0140" in line
     assert "seeds would 0.005" not in line
-    assert f"{found[0].seeds} seeds would show one of 0.005" in line
+    assert f"{found.others[0].seeds} seeds would show one of 0.005" in line

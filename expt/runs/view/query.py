@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import fnmatch
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from expt.config.identity import flat, hyperparameters
 from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, did_you_mean
+from expt.runs import tags
 from expt.runs.result import Record, results_below
+from expt.runs.typed import unquoted
 from expt.runs.view.progress import shown_path
 
 T = TypeVar("T")
+Values: TypeAlias = Mapping[str, Any]
+"""Of a run, by columns, settings and metrics."""
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
@@ -83,20 +89,20 @@ def runs_below(folder: Path) -> list[ListedRun]:
 
 def chosen(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]:
     """The runs that pass every filter, as in `model=mlp` and `optimizer.lr<0.1`; ConfigError for a wrong one."""
-    tests = [_test(text, runs) for text in filters]
+    tests = [filter_of(text, [run.values for run in runs]) for text in filters]
     return [run for run in runs if all(test(run.values) for test in tests)]
 
 
 def in_order(runs: Sequence[ListedRun], key: str = "started", *, reverse: bool = False) -> list[ListedRun]:
     """The runs by a column, a setting or a metric: newest first, accuracies from the highest, all else rising."""
-    down = falls(key if key != "best" else " ".join({run.objective for run in runs}), [run.result for run in runs])
+    records = [run.result for run in runs]
+    down = any(falls(tag, records) for tag in ({run.objective for run in runs} if key == "best" else [key]))
     return ordered(runs, lambda run: run.values.get(key), falling=down != reverse)
 
 
 def falls(key: str, records: Iterable[Record]) -> bool:
-    """Whether the highest value of `key` comes first, as of when a run began, and of a metric that is better so."""
-    better = {name: way for task in map(_task, records) for name, way in metrics_of(task).items()}
-    return key == "started" or any(better.get(part) == "max" for part in re.split("[/ ]", key))
+    """Whether the highest value of `key` comes first, as of when a run began, and of what is better so."""
+    return key == "started" or any(tags.is_higher_better(key, metrics_of(task)) for task in map(_task, records))
 
 
 def _task(record: Record) -> Any:
@@ -125,42 +131,127 @@ def ordered(items: Sequence[T], value_of: Callable[[T], Any], *, falling: bool) 
 
 def check_key(key: str, runs: Sequence[ListedRun]) -> None:
     """Raise ConfigError where no run has `key`."""
-    known = {key for run in runs for key in run.values}
+    _check(key, {key for run in runs for key in run.values})
+
+
+def _check(key: str, known: Collection[str], *, is_order: bool = False) -> None:
     if key not in known:
-        hint = did_you_mean(key, known) or " `report --csv -` has all of them in its first line."
-        raise ConfigError(f"{key}: no run has such a column, setting or metric.{hint}")
+        what = "setting" if is_order else "column, setting or metric"
+        all_of_them = "" if is_order else " `report --csv -` has all of them in its first line."
+        raise ConfigError(f"{key}: no run has such a {what}.{did_you_mean(key, known) or all_of_them}")
 
 
-def _test(text: str, runs: Sequence[ListedRun]) -> Callable[[Mapping[str, Any]], bool]:
-    match = re.fullmatch(r"([^=!<>]+)(==?|!=|<=|>=|<|>)(.*)", text)
+def filter_of(text: str, runs: Sequence[Values], *, is_order: bool = False) -> Callable[[Values], bool]:
+    """What `text`, as in `model=mlp`, asks of a run; `runs` are the values of those that it is about.
+
+    `is_order` refuses what would be about all of them by a mistake, as `model!=mpl`.
+    Raises ConfigError for a text that is no filter, or of a key that no run has.
+    """
+    match = re.fullmatch(r"\s*([^=!<>]+?)\s*(==?|!=|<=|>=|<|>)\s*(.*?)\s*", text, re.DOTALL)
     if match is None:
         raise ConfigError(f"{text}: write KEY=VALUE, with = != < > <= or >=")
-    key, how, wanted = match.groups()
-    check_key(key, runs)
+    typed, how, wanted = match.groups()
+    key = _full_key(typed, runs, is_order=is_order)
     if how in ("=", "==", "!="):
-        return lambda values: _equal(values.get(key), wanted) == (how != "!=")
+        is_like = _equal if any(_equal(run.get(key), wanted) for run in runs) else _has_pattern
+        if is_order and how == "!=" and not any(is_like(run.get(key), wanted) for run in runs):
+            raise ConfigError(f"{text}: no run has {key}={wanted}, and so all would be meant")
+        return lambda run: is_like(run.get(key), wanted) == (how != "!=")
     limit = _number(wanted)
     if limit is None:
         raise ConfigError(f"{text}: {wanted!r} is no number")
 
-    def within(values: Mapping[str, Any]) -> bool:
-        value = _number(values.get(key))
+    def within(run: Values) -> bool:
+        value = _number(run.get(key))
         return value is not None and _COMPARE[how](value, limit)
 
     return within
 
 
+def _full_key(key: str, runs: Sequence[Values], *, is_order: bool) -> str:
+    """`optimizer.lr` of `lr`, as in the names of folders: of several the one in which the runs differ."""
+    known = {known for run in runs for known in run}
+    several = sorted(each for each in known if each.endswith(f".{key}"))
+    differing = [each for each in several if _differ(each, runs)]
+    if key in known and is_order and differing and not _differ(key, runs):
+        raise ConfigError(f"{key}: is the same in all runs; they differ in {' and '.join(differing)}")
+    if key in known or not several:
+        _check(key, known, is_order=is_order)
+        return key
+    if len(found := differing or several) > 1:
+        raise ConfigError(f"{key}: may be {', '.join(found[:-1])} or {found[-1]}; write the whole key")
+    return found[0]
+
+
+def _differ(key: str, runs: Sequence[Values]) -> bool:
+    return len({str(run.get(key)) for run in runs}) > 1
+
+
+def fits(text: str, pattern: str) -> bool:
+    """Whether a text is like that, where `*` stands for anything and `?` for a character; brackets are a list's."""
+    return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
+
+
 def _equal(value: Any, wanted: str) -> bool:
+    """Whether it is the value that a person has typed, as a command takes it: `1e-3`, `True`, `[64,32]`, `'a b'`."""
     if value is None:
-        return wanted == "None" or fnmatch.fnmatchcase("null", wanted)
-    number = _number(wanted)
-    if number is not None and not isinstance(value, bool) and _number(value) is not None:
-        return _number(value) == number
-    return fnmatch.fnmatchcase(str(value).lower() if isinstance(value, bool) else str(value), wanted)
+        return wanted.lower() in ("null", "none")
+    if isinstance(value, bool):
+        return wanted.lower() == str(value).lower()
+    number, other = _number(value), _number(wanted)
+    if number is not None and other is not None:
+        return number == other or (number != number and other != other)
+    text = str(value)
+    return text in (wanted, unquoted(wanted)) or (
+        text[:1] == wanted[:1] == "[" and _same(_listed(text), _typed(wanted))
+    )
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    """The same by parts."""
+    if isinstance(wanted, str):
+        return _equal(value, wanted)
+    if isinstance(wanted, dict):
+        return (
+            isinstance(value, dict)
+            and value.keys() == wanted.keys()
+            and _same([*value.values()], [*map(wanted.get, value)])
+        )
+    are_lists = isinstance(wanted, list) and isinstance(value, list | tuple)
+    return are_lists and len(value) == len(wanted) and all(map(_same, value, wanted))
+
+
+def _listed(text: str) -> Any:
+    """A list of which `settings_of` has made a text; None where it can't be read."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+
+
+@functools.lru_cache
+def _typed(text: str) -> Any:
+    """A list of texts, lists and dicts; None where it can't be read."""
+    import yaml  # late: for lists alone
+
+    try:
+        return yaml.load(text, yaml.BaseLoader)
+    except yaml.YAMLError:
+        return None
+
+
+def _has_pattern(value: Any, wanted: str) -> bool:
+    if value is None or isinstance(value, bool):
+        return fits("null" if value is None else str(value).lower(), wanted)
+    return fits(str(value), wanted)
 
 
 def _number(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
+    if isinstance(value, bool):
         return None
+    if isinstance(value, int | float):
+        return value
+    for kind in (int, float):  # an int is exact, however large
+        with contextlib.suppress(TypeError, ValueError):
+            return kind(value)
+    return None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.table import Table
 
 from expt.config.identity import REPEATED, flat
-from expt.errors import ConfigError
+from expt.errors import ConfigError, did_you_mean
+from expt.runs import tags
 from expt.runs.result import COMPLETED, FoundRecord
 from expt.runs.view.cells import cells, setting
 from expt.runs.view.leaderboard import Row, objective_of, rows
@@ -45,14 +47,39 @@ class Verdict:
         if math.isnan(self.p):
             return "the same lead in each, no spread to judge it by" if self.lead else "equal in each seed"
         if self.p < LEVEL:
-            return "a difference"
+            return "a difference" + (", and not in favour of the best" if self.lead < 0 else "")
         return "none shown" + (f"; {self.seeds:,} seeds would" if self.seeds and self.seeds > self.pairs else "")
 
 
-def verdicts(
-    runs: Sequence[FoundRecord], metric: str | None = None, difference: float | None = None
-) -> tuple[Row, list[Verdict]]:
-    """The best row, and what is known of its lead over each other.
+@dataclass(frozen=True)
+class Verdicts:
+    """The best row, and what is known of its lead over each other."""
+
+    best: Row
+    best_seeds: int
+    others: tuple[Verdict, ...]
+    corrected_for: int
+    """How many comparisons have a p."""
+    has_unequal_seeds: bool
+    first_by_mean: Row
+    """Over all its seeds, whichever they are."""
+    not_finite: int
+    """Completed runs that count nowhere."""
+
+
+_OfSeeds: TypeAlias = Mapping[tuple[Any, ...], float]
+"""The finite value of each completed run, by seed and fold."""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    row: Row
+    values: _OfSeeds
+    not_finite: int
+
+
+def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference: float | None = None) -> Verdicts:
+    """Judge the lead of the best row: the first of several seeds that no other leads on those that both have.
 
     A paired t-test, with Holm's correction for the comparisons of all rows with one another: which of them is the best
     was seen in the same numbers. `seeds` is how many it would take to show the lead seen here, or one of `difference`,
@@ -62,35 +89,48 @@ def verdicts(
         from statsmodels.stats.multitest import multipletests
     except ImportError:
         raise ConfigError("--verdict: needs statsmodels; pip install 'expt[verdict]'") from None
-    found = [(row, values) for row in rows(runs, metric) if (values := _by_seed(row, metric))]
-    if len(found) < 2 or max(len(values) for _, values in found) < 2:
-        raise ConfigError("--verdict: compares settings by their seeds; make them an axis of the sweep, seed=0,1,2,3,4")
-    raw = {(a, b): _t_test(_differences(found[a][1], found[b][1]))[0] for a, b in combinations(range(len(found)), 2)}
+    found = [one for row in rows(runs, metric) if (one := _measured(row, metric)).values]
+    _check_seeds(found)
+    raw = {
+        (a, b): _t_test(_differences(found[a].values, found[b].values))[0]
+        for a, b in combinations(range(len(found)), 2)
+    }
     known = [pair for pair, p in raw.items() if not math.isnan(p)]
     corrected = multipletests([raw[pair] for pair in known], LEVEL, "holm")[1] if known else []
     p_of = dict(zip(known, map(float, corrected), strict=True))
     sign = 1 if falls(metric or objective_of(runs), runs) else -1
-    (best, of_best), *others = found
-    return best, [
-        _verdict(
-            row,
-            [sign * lead for lead in _differences(of_best, values)],
-            p_of.get((0, index), math.nan),
-            functools.partial(_seeds_for, size=difference, comparisons=max(1, len(known))),
-        )
-        for index, (row, values) in enumerate(others, 1)
-    ]
+    best = _index_of_best(found, sign)
+    seeds_for = functools.partial(_seeds_for, size=difference, comparisons=max(1, len(known)))
+    others = tuple(
+        _verdict(found[best], one, sign, p_of.get((min(best, index), max(best, index)), math.nan), seeds_for)
+        for index, one in enumerate(found)
+        if index != best
+    )
+    has_unequal_seeds = len({frozenset(one.values) for one in found}) > 1
+    not_finite = sum(one.not_finite for one in found)
+    row, seeds = found[best].row, len(found[best].values)
+    return Verdicts(row, seeds, others, len(known), has_unequal_seeds, found[0].row, not_finite)
 
 
-def table(best: Row, found: Sequence[Verdict], difference: float | None = None) -> Table:
+def check_metric(metric: str, runs: Iterable[FoundRecord]) -> None:
+    """Raise ConfigError where no run has measured `metric`."""
+    known = {tag: None for run in runs for tag in run.get("metrics") or {}}
+    if metric not in known:
+        told = [tag for tag in known if tag in tags.COMPARABLE or tag.partition("/")[0] not in tags.OF_EXPT]
+        hint = did_you_mean(metric, known) or f" They have {', '.join(told)}; without --metric it is the objective."
+        raise ConfigError(f"--metric {metric}: no run has such a metric.{hint}")
+
+
+def table(found: Verdicts, difference: float | None = None) -> Table:
     """A line for each verdict."""
+    best = found.best
     keys = list(best.settings)
     shown = Table(box=None, pad_edge=False, header_style="bold")
     columns = [*keys, "seeds", "lead of the best", "95 % interval", "p", "verdict"]
     for column in columns:
         shown.add_column(cells(column)[0], justify="left" if column in {*keys, "verdict"} else "right", overflow="fold")
-    shown.add_row(*cells(*(setting(best.settings[key]) for key in keys), str(len(best.values)), "", "", "", "the best"))
-    for one in found:
+    shown.add_row(*cells(*(setting(best.settings[key]) for key in keys), str(found.best_seeds), "", "", "", "the best"))
+    for one in found.others:
         interval = "" if math.isnan(one.low) else f"{one.low:+.4f} to {one.high:+.4f}"
         p = "" if math.isnan(one.p) else "<0.0001" if one.p < 1e-4 else f"{one.p:.4f}"
         lead = "" if math.isnan(one.lead) else f"{one.lead:+.4f}"
@@ -100,20 +140,28 @@ def table(best: Row, found: Sequence[Verdict], difference: float | None = None) 
     return shown
 
 
-def notes(found: Sequence[Verdict]) -> Iterator[str]:
+def notes(found: Verdicts) -> Iterator[str]:
     """What the table's numbers rest on, a line each."""
-    number = len(found) * (len(found) + 1) // 2
+    number, known = len(found.others) * (len(found.others) + 1) // 2, found.corrected_for
+    of_all = "" if known == number else f" that {'has' if known == 1 else 'have'} one, of {number}"
     yield (
         "lead and interval of each pair alone, of runs with the same seed; p by a paired t-test, corrected (Holm) for "
-        f"{number} comparison{'s' if number > 1 else ''}"
+        f"{known} comparison{'' if known == 1 else 's'}{of_all}"
     )
-    if any(flat(run.get("config") or {}).get("dataset.folds") for one in found for run in one.other.runs):
+    if found.has_unequal_seeds:
+        first = ", ".join(f"{key}={setting(value)}" for key, value in found.first_by_mean.settings.items())
+        by_mean = "" if found.first_by_mean is found.best else f"; by the mean of all its own it would be {first}"
+        who = "another leads" if any(one.pairs > 1 and one.lead < 0 for one in found.others) else "no other leads"
+        yield f"the rows have unequal seeds: {who} the best on those that both have{by_mean}"
+    if found.not_finite:
+        yield f"completed runs without a finite number, which count nowhere: {found.not_finite}"
+    runs = (run for row in (found.best, *(one.other for one in found.others)) for run in row.runs)
+    if any(flat(run.get("config") or {}).get("dataset.folds") for run in runs):
         yield "folds share training samples: differences of folds are less sure than this says"
 
 
-def _by_seed(row: Row, metric: str | None) -> dict[tuple[Any, ...], float]:
-    """The value of each completed run with a number, by seed and fold."""
-    values: dict[tuple[Any, ...], float] = {}
+def _measured(row: Row, metric: str | None) -> _Measured:
+    values, not_finite = dict[tuple[Any, ...], float](), 0
     for run in row.runs:
         if run["status"] != COMPLETED:
             continue
@@ -122,11 +170,52 @@ def _by_seed(row: Row, metric: str | None) -> dict[tuple[Any, ...], float]:
         if value is not None and math.isfinite(value):
             settings = flat(run.get("config") or run.get("overrides") or {})
             values[tuple(settings.get(key) for key in REPEATED)] = value
-    return values
+        elif value is not None:
+            not_finite += 1
+    return _Measured(row, values, not_finite)
 
 
-def _differences(first: Mapping[Any, float], second: Mapping[Any, float]) -> list[float]:
-    return [first[key] - second[key] for key in first if key in second]
+def _check_seeds(found: Sequence[_Measured]) -> None:
+    most = max((len(one.values) for one in found), default=0)
+    if len(found) < 2 or most < 2:
+        have = f"here {len(found)} setting{'s have' if len(found) != 1 else ' has'} completed runs"
+        seeds = f" of {most} seed{'s' * (most > 1)}" if most else ""
+        mend = "make seeds an axis of the sweep beside others, seed=0,1,2,3,4"
+        raise ConfigError(f"--verdict: compares settings by their seeds; {have}{seeds}; {mend}")
+
+
+def _index_of_best(found: Sequence[_Measured], sign: int) -> int:
+    """The mean of a row that has other seeds than another says which seeds it has, too."""
+    rivals = [one for one in found if not one.not_finite]
+    several = [index for index, one in enumerate(found) if len(one.values) > 1]  # one seed can't be judged by
+    for index in several:
+        if not any(_leads(rival.values, found[index].values, sign) for rival in rivals):
+            return index
+    return several[0]
+
+
+def _leads(first: _OfSeeds, second: _OfSeeds, sign: int) -> bool:
+    differences = _differences(first, second)
+    return len(differences) > 1 and sign * _mean(differences, first, second) > 0
+
+
+def _differences(first: _OfSeeds, second: _OfSeeds) -> list[float]:
+    """By how much the first is above the second with each seed that both have, without what rounding has done."""
+    rounding = _rounding(first, second)
+    found = [first[key] - second[key] for key in first if key in second]
+    return [found[0]] * len(found) if found and max(found) - min(found) <= rounding else found
+
+
+def _mean(differences: Sequence[float], first: _OfSeeds, second: _OfSeeds) -> float:
+    mean = statistics.fmean(differences) if differences else math.nan
+    return 0.0 if abs(mean) <= _rounding(first, second) else mean
+
+
+def _rounding(first: _OfSeeds, second: _OfSeeds) -> float:
+    """How far apart differences of such values may lie by their last digits alone: twice what two quotients' can."""
+    values = [*first.values(), *second.values()]
+    is_single = all(ctypes.c_float(value).value == value for value in values)  # torchmetrics' are
+    return 8 * (2**-23 if is_single else 2**-52) * max(map(abs, values))
 
 
 def _t_test(differences: Sequence[float]) -> tuple[float, float, float]:
@@ -142,10 +231,13 @@ def _t_test(differences: Sequence[float]) -> tuple[float, float, float]:
     return float(tested.pvalue), float(interval.low), float(interval.high)
 
 
-def _verdict(row: Row, leads: Sequence[float], p: float, seeds_for: Callable[[Sequence[float]], int | None]) -> Verdict:
-    lead = statistics.fmean(leads) if leads else math.nan
+def _verdict(
+    best: _Measured, other: _Measured, sign: int, p: float, seeds_for: Callable[[Sequence[float]], int | None]
+) -> Verdict:
+    differences = _differences(best.values, other.values)
+    leads, lead = [sign * value for value in differences], sign * _mean(differences, best.values, other.values)
     _, low, high = _t_test(leads)
-    return Verdict(row, len(leads), lead, low, high, p, seeds_for(leads))
+    return Verdict(other.row, len(leads), lead, low, high, p, seeds_for(leads))
 
 
 def _seeds_for(leads: Sequence[float], *, size: float | None, comparisons: int) -> int | None:

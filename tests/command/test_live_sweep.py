@@ -1,0 +1,106 @@
+"""Which runs of a sweep that is under way an order is about."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expt.command.live_sweep import meant
+from expt.command.overrides import as_dict, folder_names
+from expt.config.constraints import Target
+from expt.errors import ConfigError
+from expt.launch.job import Job
+from expt.runs.paths import RunPaths
+from tests.requests import request, settings
+
+SWEEP = Path("sweep")
+
+
+def jobs_of(*points: str) -> list[Job]:
+    """Jobs of points such as `model.hidden=[32] optimizer.lr=0.1`, with the names that a sweep gives them."""
+    words = [point.split() for point in points]
+    return [_job(SWEEP / name, as_dict(point)) for name, point in zip(folder_names(words), words, strict=True)]
+
+
+def _job(folder: Path, typed: dict[str, Any]) -> Job:
+    asked = request(folder)
+    changed: dict[str, Any] = {"model": asked.config.model, "optimizer": asked.config.optimizer}
+    for key, value in typed.items():
+        if key == "model":
+            continue
+        group, _, field = key.partition(".")
+        if field:
+            value = tuple(value) if isinstance(value, list) else value
+            changed[group] = dataclasses.replace(changed[group], **{field: value})
+        elif key in settings():
+            changed[key] = value
+    config = dataclasses.replace(asked.config, **changed)
+    return Job(RunPaths(folder), dataclasses.replace(asked, config=config, about={"overrides": typed}))
+
+
+HIDDEN = jobs_of("model.hidden=[32]", "model.hidden=[64]")
+GRID = jobs_of(
+    *(
+        f"experiment={name} model.hidden={hidden} optimizer.lr={lr}"
+        for name in "ab"
+        for hidden in ("[32]", "[64,32]")
+        for lr in ("0.1", "1e-3")
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("about", "names"),
+    [
+        ([], ["hidden=[32]", "hidden=[64]"]),
+        (["hidden=[32]"], ["hidden=[32]"]),
+        (["hidden=[*"], ["hidden=[32]", "hidden=[64]"]),
+        (["model.hidden=[64]"], ["hidden=[64]"]),
+        (["model.hidden!=[64]"], ["hidden=[32]"]),
+        (["hidden!=[64]"], ["hidden=[32]"]),
+    ],
+)
+def test_brackets_are_those_of_a_list(about: list[str], names: list[str]) -> None:
+    assert [job.name for job in meant(HIDDEN, about, SWEEP)] == names
+
+
+@pytest.mark.parametrize(
+    ("about", "number"),
+    [
+        (["hidden=[64,32]"], 4),
+        (["hidden=[64,32]", "lr=1e-3"], 2),
+        (["lr=0.001", "experiment=a"], 2),
+        (["experiment=a,hidden=[32],lr=1e-3"], 1),
+        (["experiment=a,*", "lr!=0.1"], 2),
+        (["optimizer.lr<0.01"], 4),
+    ],
+)
+def test_what_the_names_of_folders_say_is_understood(about: list[str], number: int) -> None:
+    assert len(meant(GRID, about, SWEEP)) == number
+
+
+def test_a_model_of_ones_own_has_the_name_by_which_it_was_chosen() -> None:
+    (job,) = jobs_of("model=mine optimizer.lr=0.1")
+    assert job.request is not None
+    own = dataclasses.replace(job.request.config, model=Target(target="my.nets.Net", kwargs={}))
+    job.request = dataclasses.replace(job.request, config=own)
+    assert meant([job], ["model=mine"], SWEEP) == [job]
+
+
+@pytest.mark.parametrize(
+    ("about", "says"),
+    [
+        ("nix", "nix: no run of sweep has that name"),
+        ("lr=0.2", "lr=0.2: no run of sweep is that"),
+        ("lr!=0.2", "lr!=0.2: no run has optimizer.lr=0.2, and so all would be meant"),
+        ("experiment!=c", "experiment!=c: no run has experiment=c, and so all would be meant"),
+        ("status!=failed", "status: no run has such a setting. Did you mean 'task'?"),
+    ],
+)
+def test_an_order_that_is_about_no_run_is_refused(about: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        meant(GRID, [about], SWEEP)
+    assert str(refused.value) == says
