@@ -54,6 +54,16 @@ def test_a_limit_is_exceeded_by_a_number_and_by_having_no_memory(configured: Con
     assert upper.violation({"metrics": {}}) == 0, "what was not measured"
 
 
+@pytest.mark.parametrize(("text", "is_kept"), [("<", False), (">", False), ("<=", True), (">=", True)])
+@pytest.mark.parametrize("bound", [0.5, 0.0])
+def test_the_bound_itself_exceeds_a_strict_limit_and_nan_any(
+    text: str, is_kept: bool, bound: float, configured: Configured
+) -> None:
+    (limit,) = limits_of([f"loss/val{text}{bound}"], configured())
+    assert (limit.violation({"metrics": {"loss/val": bound}}) <= 0) is is_kept
+    assert limit.violation({"metrics": {"loss/val": math.nan}}) > 0
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
