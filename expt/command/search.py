@@ -32,7 +32,8 @@ from expt.search.history import Point, Reader
 from expt.search.pausing import Pausing
 from expt.search.population import NewRun, PopulationTraining
 from expt.search.sampler import refuse_missing, refuse_unfit
-from expt.search.search import Searching, Source
+from expt.search.search import Searching
+from expt.search.source import Source
 from expt.search.space import Space, Values
 
 BATCH = 8

@@ -19,10 +19,12 @@ from expt.runs.metrics_file import MetricsReader, MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING, create_result, read_result, update_result
+from expt.search.folder import read
 from expt.search.goals import Goal
 from expt.search.history import Point, Reader
 from expt.search.pausing import Pausing
-from expt.search.search import Searching, Source
+from expt.search.search import Searching
+from expt.search.source import Source
 from expt.search.space import Parameter, Space, Values
 from tests.conftest import Configured
 from tests.requests import request
@@ -119,9 +121,8 @@ class Machine:
     @property
     def outcome(self) -> dict[str, Any]:
         """All that a search comes to."""
-        points = {
-            point.number: point for point in Reader(space=SPACE, goals=[GOAL], with_rungs=True).points(self.folder)
-        }
+        reader = Reader(space=SPACE, goals=[GOAL], with_rungs=True)
+        points = {point.number: point for point in read(self.folder, reader).points.values()}
         return {
             "runs": {number: (point.values, point.status, dict(point.rung_values)) for number, point in points.items()},
             "best": self.searching.best,
@@ -200,6 +201,22 @@ def test_a_paused_run_whose_folder_a_person_has_removed_is_not_gone_on_with(
     assert later.starts[0] == ("run2", 0, 1)
     assert f"run{lowest}" not in {name for name, *_ in later.starts}
     assert 1 in {done for _, done, _ in later.starts}, "the best of the other three goes on"
+
+
+@pytest.mark.parametrize("left", [0, 90])
+def test_a_paused_run_that_has_lost_what_it_measured_is_trained_anew(
+    left: int, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Machine(tmp_path, configured, runs=4, keep_checkpoints=True).run()
+    before = whole.outcome
+    lost = next(point for point in whole.searching.own if point.status == PAUSED and max(point.rung_values) == 3)
+    assert lost.folder is not None
+    metrics = RunPaths(lost.folder).metrics
+    metrics.write_bytes(metrics.read_bytes()[:left])
+    later = Machine(tmp_path, configured, runs=4, keep_checkpoints=True).run()
+    assert later.starts == [(lost.folder.name, 0, 3)]
+    assert f"{metrics}: lacks values of epochs that the run has trained; it is trained anew" in capsys.readouterr().err
+    assert later.outcome == before
 
 
 def test_without_rungs_all_that_had_paused_go_to_their_ends(configured: Configured, tmp_path: Path) -> None:
