@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
@@ -13,14 +15,17 @@ from rich.console import Console
 
 from expt.command.composed_run import ComposedRun
 from expt.command.overrides import last_of_each
+from expt.command.search_conclusion import NOT_COUNTED
+from expt.command.search_settings import FixedSettings, names_of_others, told
 from expt.command.search_space import space_of
 from expt.command.sweep import Multirun, Runner, Runs
 from expt.command.sweep_display import SweepDisplay, show_dry_run
+from expt.config.identity import Content
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.config.search import parse_search
 from expt.config.tasks import metrics_of
-from expt.errors import ConfigError, Diverged, OutOfMemory
+from expt.errors import ConfigError, Diverged, OutOfMemory, warn
 from expt.launch.job import Job
 from expt.launch.live_pool import LivePool
 from expt.runs.paths import SWEEP_RECORD, RunPaths
@@ -73,7 +78,8 @@ class SearchCommand:
             found = searching.next()
             runs = [] if found is None else [self._found(searching, *found)]
             return show_dry_run(runs, len(runs))
-        display = SweepDisplay(Console(), total=self._settings.runs, folder=multirun.folder, what="search")
+        total = max(self._settings.runs, searching.count)
+        display = SweepDisplay(Console(), total=total, folder=multirun.folder, what="search")
         display.note = lambda job: _note(searching, job)
         try:
             return multirun.carry_out(lambda *each: self._rounds(searching, *each), display, (Diverged, OutOfMemory))
@@ -112,10 +118,34 @@ class SearchCommand:
             pausing = Pausing(settings, config, goals, space)
         multirun.open()
         multirun.typed = [*self._fixed, *self._axes]
-        reader = Reader(space=space, goals=goals, limits=limits, with_rungs=pausing is not None)
+        reader = Reader(
+            space=space,
+            goals=goals,
+            limits=limits,
+            with_rungs=pausing is not None,
+            differences=self._fixed_settings(space).differences,
+        )
         searching = Searching(multirun.folder, space, settings, reader, pausing)
-        OmegaConf.save(self._config, multirun.folder / SWEEP_RECORD)
+        if line := told(searching.found, str(multirun.folder), can_learn=self._may_learn):
+            warn(line)
+        others = names_of_others(searching.found)
+        record = OmegaConf.to_yaml(self._config) + (yaml.safe_dump({NOT_COUNTED: others}) if others else "")
+        (multirun.folder / SWEEP_RECORD).write_text(record)
         return searching
+
+    @property
+    def _may_learn(self) -> bool:
+        """Whether runs of other settings could inform it, and do not yet."""
+        sources = {Path(source).resolve() for source in self._settings.warm_start}
+        return self._settings.name not in ("pbt", "random", "qmc") and self._multirun.folder.resolve() not in sources
+
+    def _fixed_settings(self, space: Space) -> FixedSettings:
+        multirun = self._multirun
+
+        def made_of(values: Values) -> tuple[RunConfig, Content]:
+            return multirun.open().made_of(multirun.composer, self._config, [*self._fixed, *space.words(values)])
+
+        return FixedSettings(made_of, self._keys, [word.partition("=")[0].lstrip("+~") for word in self._fixed])
 
     def _settings_of(self, words: Sequence[str]) -> dict[str, Any]:
         return plain(self._multirun.composer.compose(self._config, [*self._fixed, *words]), sweep=True)
@@ -162,7 +192,11 @@ class SearchCommand:
 
         def make(number: int, values: Values) -> Job | None:
             display.total += searching.new(number).replaces is not None
-            return take(self._found(searching, number, values))
+            is_missing = searching.is_missing(number)
+            job = take(self._found(searching, number, values))
+            if job and is_missing:
+                display.told(f"point {number + 1} has no run in {self._multirun.folder} any more; it is made now")
+            return job
 
         def again(point: Point) -> Job | None:
             assert point.folder is not None
