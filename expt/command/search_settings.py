@@ -56,7 +56,7 @@ class FixedSettings:
         keys = [key.removesuffix(".name") for key in keys]
         found = [key for key in keys if key not in self._searched and key.partition(".")[0] not in {*keys} - {key}]
         typed = [key for key in found if key in self._typed or key in record.get("overrides", {})]
-        before = record.get("content") or {}
+        before: Mapping[str, Any] = record.get("content") or {}
         parts = [part for part in ("data", "code", "weights") if before.get(part) != getattr(content, part)]
         return typed or found or [f"its {part}" for part in parts]
 
