@@ -48,7 +48,7 @@ class FixedSettings:
             there = Content(**record["content"])._replace(fork=None, seedless_fork=None)
             known = identity(recorded(record["config"]), there, but=("fork",))
             return known == identity(config, content, but=("fork",))
-        return known in (identity(config, content), identity(config, content, by_paths=True))
+        return known == identity(config, content) or known == identity(config, content, by_paths=True)
 
     def _keys(self, config: RunConfig, content: Content, record: Record) -> list[str]:
         then, now = _settings(record["config"]), _settings(json.loads(json.dumps(shown(config), default=str)))
@@ -62,9 +62,8 @@ class FixedSettings:
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    left_out = NOT_IN_RESULT - {"resume"}
     kept = {key: value for key, value in config.items() if key not in OF_TRACKERS}
-    return {key: value for key, value in flat(kept).items() if key not in left_out}
+    return {key: value for key, value in flat(kept).items() if key not in NOT_IN_RESULT}
 
 
 def told(found: Found, folder: str, *, can_learn: bool) -> str:

@@ -248,6 +248,7 @@ def test_runs_of_other_settings_in_the_folder_do_not_count(tmp_path: Path, capsy
     assert f"best         {longer['name']}  " in capsys.readouterr().out, "whichever has the highest value"
     again = search(2, epochs=2, threads=1, print_every=100, resume="auto")
     assert len(again) == 2, "what changes no number makes no other run"
+    assert "has 2 runs of other settings (epochs), which do not count here" in capsys.readouterr().err
     further = records(folder)[3]
     assert further["overrides"]["optimizer.lr"] == short[1].record["overrides"]["optimizer.lr"]
     assert short[1].folder.name in further["resumed_from"]["checkpoint"]
