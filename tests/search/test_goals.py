@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from expt.command.search_conclusion import SearchRecord
+from expt.command.search_conclusion import SearchRecord, conclude_search
 from expt.errors import ConfigError
 from expt.runs.result import COMPLETED, FoundRecord, Record
 from expt.search.budget import budget_of, in_words
@@ -100,6 +102,24 @@ def test_a_budget_is_of_the_clock_or_of_devices() -> None:
     assert in_words(2200.0, of_devices=True, gpus=True) == "36.7gpu-min"
     assert in_words(20.0, of_devices=False, gpus=True) == "20.0s"
     assert budget_of(None) is None
+
+
+def test_runs_that_are_none_of_its_points_are_no_best_of_a_search(tmp_path: Path) -> None:
+    (tmp_path / "multirun.yaml").write_text(
+        "objective: auto\nsearch: {constraints: [loss/val<9]}\nruns_not_counted: [a]"
+    )
+    runs: list[FoundRecord] = [
+        {"folder": tmp_path / name, "status": COMPLETED, "search": {"number": number},
+         "objective": {"name": objective, "value": value}}
+        for number, (name, objective, value) in enumerate([("a", "loss/val", 0.9), ("b", "accuracy/val", 0.5)])
+    ]  # fmt: skip
+    console = Console(file=io.StringIO(), width=100)
+    conclude_search(console, tmp_path, runs, lambda run: run["folder"].name)
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "limits       1 of 1 runs keep loss/val<9",
+        "best         b  accuracy/val 0.5000",
+        "      alone: b",
+    ]
 
 
 @pytest.mark.parametrize(

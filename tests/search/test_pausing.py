@@ -230,7 +230,14 @@ def test_without_rungs_all_that_had_paused_go_to_their_ends(configured: Configur
 def test_checkpoints_of_those_that_never_go_on_are_removed_but_for_the_best(
     configured: Configured, tmp_path: Path
 ) -> None:
+    for number in range(12):  # of another space, which have taken numbers
+        about: Any = {"search": {"number": number}, "overrides": {"optimizer.lr": 7.0}}
+        create_result(RunPaths(tmp_path / f"other{number}"), **about)
     done = Machine(tmp_path, configured, name="random", seed=3).run()
+    begun = [name for name, *_ in done.starts]
+    on = [start for place, start in enumerate(done.starts) if start[0] in begun[:place]]
+    assert len(on) > 2
+    assert all(epochs for _, epochs, _ in on), "who goes on has kept its own"
     points = {point.folder.name: point for point in done.searching.own if point.folder}
     completed = {name for name, point in points.items() if point.status == COMPLETED}
     best = min(points, key=lambda name: min(points[name].rung_values.values()))
