@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
@@ -15,14 +17,17 @@ from rich.console import Console
 from expt.command.composed_run import ComposedRun
 from expt.command.overrides import last_of_each
 from expt.command.preflight import Samples
+from expt.command.search_conclusion import NOT_COUNTED
+from expt.command.search_settings import FixedSettings, names_of_others, told
 from expt.command.search_space import space_of
 from expt.command.sweep import Multirun, Runner, Runs
 from expt.command.sweep_display import SweepDisplay, show_dry_run
+from expt.config.identity import Content
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.config.search import parse_search
 from expt.config.tasks import metrics_of
-from expt.errors import ConfigError, Diverged, OutOfMemory
+from expt.errors import ConfigError, Diverged, OutOfMemory, warn
 from expt.launch.job import Job
 from expt.launch.live_pool import LivePool
 from expt.runs.paths import SWEEP_RECORD, RunPaths
@@ -75,7 +80,8 @@ class SearchCommand:
             return multirun.try_out(corners, Samples(searching.num_left, self._settings.rungs))
         if multirun.is_dry_run:
             return self._dry_run(searching)
-        display = SweepDisplay(Console(), total=self._settings.runs, folder=multirun.folder, what="search")
+        total = max(self._settings.runs, searching.count)
+        display = SweepDisplay(Console(), total=total, folder=multirun.folder, what="search")
         display.note = lambda job: "  best so far" if searching.is_new_best(job.paths) else ""
         try:
             return multirun.carry_out(lambda *each: self._rounds(searching, *each), display, (Diverged, OutOfMemory))
@@ -88,9 +94,9 @@ class SearchCommand:
         found = None if searching.is_complete else searching.next()
         runs = [] if found is None else [self._found(searching, *found)]
         returned = show_dry_run(runs, len(runs)) if runs else []
-        total, unfinished = self._settings.runs, len(searching.unfinished)
-        what = f"no further point of {total}" if found is None else f"point {found[0] + 1} of {total}"
-        later = "" if found is None or found[0] + 1 >= total else "; each later one is chosen when its turn comes"
+        total, unfinished, place = self._settings.runs, len(searching.unfinished), searching.count + 1
+        what = f"no further point of {total}" if found is None else f"point {place} of {total}"
+        later = "" if found is None or place >= total else "; each later one is chosen when its turn comes"
         before = f"; {unfinished} begun before would go on first" if unfinished else ""
         say(leaderboard.wide_console(), f"{what}{later}{before}")
         return returned
@@ -126,10 +132,34 @@ class SearchCommand:
             pausing = Pausing(settings, config, goals, space, self._begins_at(space, config))
         multirun.open()
         multirun.typed = [*self._fixed, *self._axes]
-        reader = Reader(space=space, goals=goals, limits=limits, with_rungs=pausing is not None)
+        reader = Reader(
+            space=space,
+            goals=goals,
+            limits=limits,
+            with_rungs=pausing is not None,
+            differences=self._fixed_settings(space).differences,
+        )
         searching = Searching(multirun.folder, space, settings, reader, pausing)
-        OmegaConf.save(self._config, multirun.folder / SWEEP_RECORD)
+        if line := told(searching.found, str(multirun.folder), can_learn=self._may_learn):
+            warn(line)
+        others = names_of_others(searching.found)
+        record = OmegaConf.to_yaml(self._config) + (yaml.safe_dump({NOT_COUNTED: others}) if others else "")
+        (multirun.folder / SWEEP_RECORD).write_text(record)
         return searching
+
+    @property
+    def _may_learn(self) -> bool:
+        """Whether runs of other settings could inform it, and do not yet."""
+        sources = {Path(source).resolve() for source in self._settings.warm_start}
+        return self._settings.name not in ("pbt", "random", "qmc") and self._multirun.folder.resolve() not in sources
+
+    def _fixed_settings(self, space: Space) -> FixedSettings:
+        multirun = self._multirun
+
+        def made_of(values: Values) -> tuple[RunConfig, Content]:
+            return multirun.open().made_of(multirun.composer, self._config, [*self._fixed, *space.words(values)])
+
+        return FixedSettings(made_of, self._keys, [word.partition("=")[0].lstrip("+~") for word in self._fixed])
 
     def _settings_of(self, words: Sequence[str]) -> dict[str, Any]:
         return plain(self._multirun.composer.compose(self._config, [*self._fixed, *words]), sweep=True)
@@ -183,7 +213,11 @@ class SearchCommand:
 
         def make(number: int, values: Values) -> Job | None:
             display.total += searching.new(number).replaces is not None
-            return take(self._found(searching, number, values))
+            is_missing = searching.is_missing(number)
+            job = take(self._found(searching, number, values))
+            if job and is_missing:
+                display.told(f"point {number + 1} has no run in {self._multirun.folder} any more; it is made now")
+            return job
 
         def again(point: Point) -> Job | None:
             assert point.folder is not None

@@ -20,6 +20,8 @@ from expt.search.history import BAD
 
 NAMED = 3
 """Runs that exceed a limit, and are named."""
+NOT_COUNTED = "runs_not_counted"
+"""In a sweep's record: the names of runs in its folder that are none of the points of its search."""
 
 
 class SearchRecord(NamedTuple):
@@ -27,6 +29,8 @@ class SearchRecord(NamedTuple):
 
     goals: list[Goal]
     limits: list[Limit]
+    others: frozenset[str] = frozenset()
+    """The names of runs that are none of its points."""
 
     def allowed(self, run: FoundRecord) -> bool:
         """Whether the run has completed, or paused, and has measured all goals and kept all limits."""
@@ -71,19 +75,31 @@ def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
 
 def search_in(folder: Path, runs: Sequence[FoundRecord]) -> SearchRecord | None:
     """The search of a sweep's folder, by its own record; None where it was none, or nothing was measured."""
+    record, others = _record(folder), frozenset[str]()
+    if record:
+        others = frozenset(map(str, record.get(NOT_COUNTED) or ()))
+        runs = [run for run in runs if run["folder"].name not in others]
     task: Any = next(((run.get("config") or {}).get("task") for run in runs if run.get("objective")), None)
     objective = next((run["objective"]["name"] for run in runs if run.get("objective")), None)
     if objective is None or not any("search" in run for run in runs):
         return None
     try:
-        record = yaml.load((folder / SWEEP_RECORD).read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         several, constraints = record["objective"], (record.get("search") or {}).get("constraints") or ()
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+    except (KeyError, AttributeError):
         several, constraints = objective, ()
     tags = several if isinstance(several, list) and several else [objective]
     return SearchRecord(
-        goals_for(tags, task), limits_for([constraints] if isinstance(constraints, str) else constraints)
+        goals_for(tags, task), limits_for([constraints] if isinstance(constraints, str) else constraints), others
     )
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """Empty where there is none that can be read."""
+    try:
+        found = yaml.load((folder / SWEEP_RECORD).read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def bad_points(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
@@ -103,6 +119,7 @@ def conclude_search(
     found = search_in(folder, runs)
     if found is None:
         return
+    runs = [run for run in runs if run["folder"].name not in found.others]
     if found.limits:
         kept = sum(map(found.allowed, runs))
         within = " and ".join(limit.text for limit in found.limits)

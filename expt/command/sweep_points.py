@@ -108,6 +108,15 @@ class Grid:
         asked = folded(filter_overrides(point))
         return self._run(composer, master, point, asked, of_search["number"], name, {"search": of_search})
 
+    def made_of(self, composer: PointComposer, master: DictConfig, point: Sequence[str]) -> tuple[RunConfig, Content]:
+        """What the run of a point would be made of. Raises ConfigError where it could not be."""
+        settings = composer.settings(master, point)
+        if settings is None:
+            config = parse(plain(composer.compose(master, point), sweep=True), self._machine)
+        else:
+            config = parse(fill_auto_of_a_sweep(settings), self._machine)
+        return config, self._content_of(config)
+
     def _run(
         self,
         composer: PointComposer,

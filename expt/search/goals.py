@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.result import Record
 
 EXCEEDED = 1.0
-"""By how much a run that had too little memory exceeds each limit."""
+"""By how much a run that had too little memory exceeds each limit, and one that measured nan the limit of that."""
 SPLITS = ("train", "val", "test")
 _LIMIT = re.compile(r"\s*([^<>=\s]+)\s*(<=|>=|<|>)\s*(\S+)\s*")
 
@@ -53,6 +54,8 @@ class Limit:
     tag: str
     is_upper: bool
     bound: float
+    is_strict: bool = False
+    """Whether the bound itself exceeds it."""
 
     def violation(self, record: Record, paths: RunPaths, *, had_no_memory: bool = False) -> float:
         """By how much the run exceeds it; not at all where it has not measured the tag."""
@@ -61,7 +64,14 @@ class Limit:
         value = value_of(self.tag, record, paths)
         if value is None:
             return 0.0
-        return value - self.bound if self.is_upper else self.bound - value
+        return self._excess(value)
+
+    def _excess(self, value: float) -> float:
+        """Above 0 where the value exceeds it, as what is no number does."""
+        found = value - self.bound if self.is_upper else self.bound - value
+        if math.isnan(found):
+            return EXCEEDED
+        return math.ulp(self.bound) if self.is_strict and found == 0 else found
 
 
 def value_of(tag: str, record: Record, paths: RunPaths) -> float | None:
@@ -115,7 +125,7 @@ def limits_for(constraints: Sequence[str]) -> list[Limit]:
         match = _LIMIT.fullmatch(text)
         with contextlib.suppress(ValueError):
             if match:
-                found.append(Limit(text, match[1], match[2].startswith("<"), float(match[3])))
+                found.append(Limit(text, match[1], match[2][0] == "<", float(match[3]), "=" not in match[2]))
     return found
 
 

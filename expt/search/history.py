@@ -13,7 +13,6 @@ from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, DAMAGED, FAILED, PAUSED, Record, result_of_any
 from expt.runs.spending import device_s
-from expt.runs.sweep_index import results_of_sweep
 from expt.runs.view.query import settings_of
 from expt.search.goals import Goal, Limit, costs_of
 from expt.search.space import Space, Values
@@ -44,6 +43,8 @@ class Point:
     began_at: int = 0
     """Of a fork: the epochs that the other run had done."""
     kind_of_error: str = ""
+    is_of_others: bool = False
+    """Whether what is not searched is another than in this search: it may inform the sampler, and no more."""
     device_s: float = 0.0
     folder: Path | None = None
 
@@ -79,6 +80,8 @@ class Reader:
     limits: Sequence[Limit] = ()
     with_rungs: bool = False
     """Whether to read the values after each epoch."""
+    differences: Callable[[Values, Record], Sequence[str]] = lambda *_: ()
+    """In what, beside the space, a run is none of this search; see expt.command.search_settings."""
 
     def point(self, paths: RunPaths, record: Record | None = None) -> Point | None:
         """The point that a run is; None where it lies outside of the space, or says nothing of itself."""
@@ -106,11 +109,6 @@ class Reader:
             device_s=device_s(record),
             folder=paths.folder,
         )
-
-    def points(self, folder: Path) -> list[Point]:
-        """Those of a sweep's folder: first runs that no search has made, by their names, then the others in order."""
-        found = (self.point(paths, record) for paths, record in results_of_sweep(folder))
-        return in_order(point for point in found if point is not None)
 
     def _rungs(self, paths: RunPaths, began_at: int) -> dict[int, float]:
         tag, points = self.goals[0].tag, MetricsReader(paths).read()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from expt.config.schema import RunConfig
 from expt.config.search import Search
@@ -57,8 +57,8 @@ class Pausing:
         point = next(point for point in points if point.number == number)
         return point, self._rungs.next_stop(number, done)
 
-    def clear(self, points: Sequence[Point], planned: int) -> None:
-        """Remove the checkpoints of runs that will never go on in a search of so many, but for the best's of all."""
+    def clear(self, points: Sequence[Point], planned: Collection[int]) -> None:
+        """Remove the checkpoints of runs that never go on in a search of these numbers, but for the best's of all."""
         if self._keeps:
             return
         trials = self._trials(points)

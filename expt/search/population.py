@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,7 +94,7 @@ class PopulationTraining:
         there = epochs_of(parent)
         return known if known in there else max((each for each in there if each < self._epochs), default=known)
 
-    def clear(self, points: Sequence[Point], planned: int) -> None:
+    def clear(self, points: Sequence[Point], planned: Collection[int]) -> None:
         """Remove the checkpoints of members that have given up their places, whatever else is `planned`."""
         gone = {point.replaces for point in points} - {None}
         for point in points:

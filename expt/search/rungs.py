@@ -11,7 +11,7 @@ import functools
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -71,8 +71,8 @@ class Rungs(ABC):
         """The number of the paused run that is to go on first; None where none is to."""
 
     @abstractmethod
-    def hopeless(self, trials: Sequence[Trial], planned: int) -> list[int]:
-        """The paused runs that will never go on in a search of so many runs, whatever the others come to."""
+    def hopeless(self, trials: Sequence[Trial], planned: Collection[int]) -> list[int]:
+        """The paused runs that will never go on in a search of the runs of these numbers, whatever others come to."""
 
 
 class Halving(Rungs):
@@ -103,13 +103,13 @@ class Halving(Rungs):
                 found += [(-rung, cost, one.number) for cost, one in best if _waits(one, rungs, rung) and cost < WORST]
         return min(found)[2] if found else None
 
-    def hopeless(self, trials: Sequence[Trial], planned: int) -> list[int]:
+    def hopeless(self, trials: Sequence[Trial], planned: Collection[int]) -> list[int]:
         """Who would not be among the best even if all that can still come to its rung were worse."""
         found = list[int]()
         for bracket, rungs in enumerate(self._brackets):
             mine = [trial for trial in trials if self.bracket(trial.number) == bracket]
             known = {trial.number for trial in mine}
-            to_come = sum(self.bracket(number) == bracket and number not in known for number in range(planned))
+            to_come = sum(self.bracket(number) == bracket and number not in known for number in planned)
             to_come += len(_astray(mine, rungs))
             for rung in rungs:
                 ranked = _ranked(mine, rungs, rung)
@@ -147,11 +147,11 @@ class Median(Rungs):
         found += [(-rung, cost, one.number) for one, rung, cost in waiting if self._may(trials, rung, cost)]
         return min(found)[2] if found else None
 
-    def hopeless(self, trials: Sequence[Trial], planned: int) -> list[int]:
+    def hopeless(self, trials: Sequence[Trial], planned: Collection[int]) -> list[int]:
         """Who would stay below the median even if all others that can still complete were the worst."""
         waiting = {one.number: (rung, cost) for one, rung, cost in self._waiting(trials)}
         ended = {trial.number for trial in trials if trial.status in (COMPLETED, FAILED)}
-        coming = {number for number in range(planned) if number not in waiting and number not in ended}
+        coming = {number for number in planned if number not in waiting and number not in ended}
         coming |= {trial.number for trial in trials if trial.number not in waiting and trial.number not in ended}
         left = {number: each for number, each in waiting.items() if each[1] < WORST}
         grown = True

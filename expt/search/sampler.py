@@ -56,13 +56,19 @@ def refuse_unfit(name: str, space: Space, goals: Sequence[Goal], *, limited: boo
 
 
 def suggest(
-    space: Space, points: Sequence[Point], number: int, settings: Search, goals: Sequence[Goal]
+    space: Space,
+    points: Sequence[Point],
+    number: int,
+    settings: Search,
+    goals: Sequence[Goal],
+    later: Sequence[Point] = (),
 ) -> Values | None:
     """The point of that number, one that is not among the known ones; None where the space has no further one.
 
-    `points` are in the order of their numbers.
+    `points` are in the order of their numbers. From `later` ones nothing is learnt: the point once came before them.
     """
-    known = {as_key(point.values) for point in points}
+    tried = [point for point in (*points, *later) if not point.is_of_others]
+    known = {as_key(point.values) for point in tried}
     if _is_random(number, settings):
         settings = replace(settings, name="random")
     draw = _SAMPLERS.get(settings.name, _ask_optuna)
@@ -70,7 +76,7 @@ def suggest(
         values = draw(space, points, number, attempt, settings, goals)
         if as_key(values) not in known:
             return values
-    left = space.without([point.values for point in points])
+    left = space.without([point.values for point in tried])
     if left is None:
         return values
     return left[_seed(settings.seed, number) % len(left)] if left else None

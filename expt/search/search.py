@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 from expt.config.search import Search
-from expt.errors import ConfigError
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, read_result
 from expt.runs.spending import device_s
+from expt.search.folder import forget_training, of_another, read
 from expt.search.history import Point, Reader, best, in_order
 from expt.search.pausing import Pausing
 from expt.search.population import NewRun, PopulationTraining
@@ -32,11 +33,17 @@ class Searching:
         self._reader = reader
         self._population = pausing if isinstance(pausing, PopulationTraining) else None
         self._new: dict[int, NewRun] = {}
-        self._others = [point for source in settings.warm_start for point in _others(reader, Path(source))]
-        self._points = {point.folder: point for point in reader.points(folder)}
+        self.found = found = read(folder, reader)
+        """What lay in the folder when the search began."""
+        self._points, self._taken, self._num_repeated = found.points, {*found.numbers}, 0
+        warm = (of_another(reader, Path(source), found.points) for source in settings.warm_start)
+        self._others = list(itertools.chain(*warm))
         self._leader = self.best
-        self.count = 1 + max((point.number for point in self.own if point.number is not None), default=-1)
-        """How many points the search has chosen: the number of the next."""
+
+    @property
+    def count(self) -> int:
+        """How many points the search has, those that turned out to be others under other names too."""
+        return self._num_repeated + sum(point.number is not None for point in self._points.values())
 
     @property
     def own(self) -> list[Point]:
@@ -73,7 +80,7 @@ class Searching:
     @property
     def spent_s(self) -> float:
         """What the devices of its runs have been busy for."""
-        return sum(point.device_s for point in self._points.values())
+        return self.found.spent_elsewhere_s + sum(point.device_s for point in self._points.values())
 
     @property
     def best(self) -> Point | None:
@@ -91,12 +98,24 @@ class Searching:
 
     def next(self) -> tuple[int, Values] | None:
         """The next point and its number; None where there is none left."""
-        number = self.count
         if self._population:
+            number = 1 + max(self._taken, default=-1)
             self._new[number] = new = self._population.new(self.own, number)
             return number, new.values
-        values = suggest(self.space, self.points, number, self.settings, self.goals)
+        (number,) = self._free_numbers(1)
+        of_others = sum(other < number for other in self.found.numbers_of_others)
+        before = [point for point in self.points if point.number is None or point.number < number]
+        later = [point for point in self.own if point.number is not None and point.number > number]
+        values = suggest(self.space, before, number - of_others, self.settings, self.goals, later)
         return None if values is None else (number, values)
+
+    def is_missing(self, number: int) -> bool:
+        """Whether no run has the number, though one has a higher one: the run that had it is gone, or damaged."""
+        return number not in self._taken and number < max(self._taken, default=-1)
+
+    def _free_numbers(self, count: int) -> list[int]:
+        """The lowest that no run of the folder has, and no point had in this command."""
+        return list(itertools.islice((number for number in itertools.count() if number not in self._taken), count))
 
     def new(self, number: int) -> NewRun:
         """What is asked for beside the values of the point that `next` has given that number."""
@@ -125,15 +144,22 @@ class Searching:
     def clear(self, planned: int | None = None) -> None:
         """Remove the checkpoints of which none goes on, in a search of as many points as are `planned`."""
         if self.pausing:
-            self.pausing.clear(self.own, self.settings.runs if planned is None else planned)
+            to_come = max(0, (self.settings.runs if planned is None else planned) - self.count)
+            own = {point.number for point in self.own if point.number is not None}
+            self.pausing.clear(self.own, own.union(self._free_numbers(to_come)))
+
+    def begin_again(self, point: Point) -> None:
+        """Let a run that has lost what it had measured be trained from its beginning."""
+        if point.folder is not None and point.folder in self.found.damaged:
+            forget_training(RunPaths(point.folder))
 
     def begin(self, number: int, values: Values, paths: RunPaths | None) -> None:
         """Count a point as under way; without `paths` it is another under another name."""
-        self.count = number + 1
-        if paths is None:
-            return
-        known = self._points.get(paths.folder)
-        if known is None or known.number is None:
+        self._taken.add(number)
+        known = self._points.get(paths.folder) if paths else None
+        if paths is None or (known and known.number is not None):
+            self._num_repeated += 1
+        else:
             status = RUNNING if known is None else known.status
             objectives = () if known is None else known.objectives
             self._points[paths.folder] = Point(
@@ -165,21 +191,7 @@ class Searching:
         before = self._points.get(paths.folder)
         if point is None:
             return before
-        if point.number is None and before is not None:
-            point = _numbered(point, before.number)
+        if before is not None and before.number is not None:
+            point = replace(point, number=before.number)
         self._points[paths.folder] = point
         return point
-
-
-def _others(reader: Reader, folder: Path) -> list[Point]:
-    """The points of another sweep, whose numbers count for nothing here."""
-    if not folder.is_dir():
-        raise ConfigError(f"search.warm_start={folder}: there is no such folder; give that of a sweep")
-    found = [_numbered(point, None) for point in reader.points(folder)]
-    if not found:
-        raise ConfigError(f"search.warm_start={folder}: holds no run with a point of this space")
-    return found
-
-
-def _numbered(point: Point, number: int | None) -> Point:
-    return replace(point, number=number)

@@ -1,4 +1,4 @@
-"""The jobs of a search, one by one: the source that the pool asks when it has room."""
+"""The source that the pool asks for the next job of a search."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from expt.errors import RunFailed
 from expt.launch.job import QUEUED, Job, request_of
-from expt.runs.result import INTERRUPTED, RUNNING
+from expt.runs.paths import RunPaths
+from expt.runs.result import INTERRUPTED, RUNNING, read_result
+from expt.runs.view.summary import epochs_done
 from expt.search.budget import Budget
 from expt.search.history import Point
 from expt.search.search import Searching
@@ -45,6 +48,7 @@ class Source(Iterator[Job | None]):
         self._budget, self._finish = budget, finish
         self._unfinished = searching.unfinished
         self._under_way: list[Job] = []
+        self._promoted_from: dict[Path, tuple[str, str]] = {}  # in which state: who comes back as it was would for ever
         self._jobs: dict[Path, Job] = {}  # by their folders
         self._counted: dict[Job, float] = {}  # of those that wait once more, up to which start their cost is known
         self.is_over = False
@@ -94,6 +98,7 @@ class Source(Iterator[Job | None]):
         while self._unfinished:
             point = self._unfinished.pop(0)
             if job := self._again(point):
+                searching.begin_again(point)
                 job.pause_after(searching.stop_of(point))
                 return job
         if promoted := searching.promote():
@@ -113,6 +118,14 @@ class Source(Iterator[Job | None]):
     def _promoted(self, point: Point, until_epoch: int | None) -> Job | None:
         """The job of a paused run, of this command or an earlier one."""
         assert point.folder is not None
+        record = read_result(RunPaths(point.folder))
+        state = str(record.get("status")), epochs_done(record)
+        if self._promoted_from.get(point.folder) == state:
+            raise RunFailed(
+                f"{point.folder}: was to go on, and has come back {state[0]} after {state[1]}, as it was; "
+                "remove the folder, and the same command makes the point again"
+            )
+        self._promoted_from[point.folder] = state
         job = self._jobs.get(point.folder) or self._again(point)
         if job:
             job.go_on(until_epoch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -252,3 +253,34 @@ def test_a_search_that_is_killed_goes_on_to_the_same_points(searched: Path, tmp_
     assert {number: value for number, (_, value) in found.items()} == {
         number: value for number, (_, value) in undisturbed.items()
     }
+
+
+def test_runs_of_other_settings_in_the_folder_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a grid would train anew: not what changes no number, and `resume=auto` goes on from a shorter run."""
+    folder = tmp_path / "search"
+
+    def search(runs: int, **more: Any) -> Any:
+        found = {"name": "random", "runs": runs}
+        return expt.sweep({**SMALL, **more}, optimizer=LR, hydra=ONE_BY_ONE, search=found, folder=folder)
+
+    short = search(2)
+    capsys.readouterr()
+    search(1, epochs=2)
+    out, err = capsys.readouterr()
+    assert f"hydra.sweep.dir={folder}: has 2 runs of other settings (epochs), which do not count here" in err
+    assert "[1/1] done" in out
+    (longer,) = [each for each in records(folder).values() if each["config"]["epochs"] == 2]
+    assert longer["search"]["number"] == 2
+    assert longer["overrides"]["optimizer.lr"] == short[0].record["overrides"]["optimizer.lr"], "the first point again"
+    assert f"best         {longer['name']}  " in out
+    assert report.main([str(folder)]) == 0
+    assert f"best         {longer['name']}  " in capsys.readouterr().out, "whichever has the highest value"
+    again = search(2, epochs=2, threads=1, print_every=100, resume="auto")
+    assert len(again) == 2, "what changes no number makes no other run"
+    assert "has 2 runs of other settings (epochs), which do not count here" in capsys.readouterr().err
+    further = records(folder)[3]
+    assert further["overrides"]["optimizer.lr"] == short[1].record["overrides"]["optimizer.lr"]
+    assert short[1].folder.name in further["resumed_from"]["checkpoint"]
+    shutil.rmtree(folder / longer["name"])
+    search(2, epochs=2)
+    assert f"point 3 has no run in {folder} any more; it is made now" in capsys.readouterr().out

@@ -104,9 +104,19 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     console = Console(file=io.StringIO(), width=200)
     conclude_search(console, tmp_path, runs[::-1], lambda _: "again")
     said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "limits       3 of 7 runs keep speed/epoch_s<2; not run6, run5, run4, ..." in said
+    assert "limits       2 of 7 runs keep speed/epoch_s<2; not run6, run5, run4, ..." in said
     assert "best         run0  accuracy/val 0.5000" in said, "of equal ones the first point"
     assert by_objective((run["folder"].name, run) for run in reversed(runs))[0] == "run0"
+
+
+@pytest.mark.parametrize(("text", "is_kept"), [("<", False), (">", False), ("<=", True), (">=", True)])
+@pytest.mark.parametrize("bound", [0.5, 0.0])
+def test_the_bound_itself_exceeds_a_strict_limit_and_nan_any(
+    text: str, is_kept: bool, bound: float, configured: Configured
+) -> None:
+    (limit,) = limits_of([f"loss/val{text}{bound}"], configured())
+    assert (limit.violation({"metrics": {"loss/val": bound}}, NOWHERE) <= 0) is is_kept
+    assert limit.violation({"metrics": {"loss/val": math.nan}}, NOWHERE) > 0
 
 
 @pytest.mark.parametrize(
@@ -145,6 +155,24 @@ def test_a_budget_is_of_the_clock_or_of_devices() -> None:
     assert in_words(2200.0, of_devices=True, gpus=True) == "36.7gpu-min"
     assert in_words(20.0, of_devices=False, gpus=True) == "20.0s"
     assert budget_of(None) is None
+
+
+def test_runs_that_are_none_of_its_points_are_no_best_of_a_search(tmp_path: Path) -> None:
+    (tmp_path / "multirun.yaml").write_text(
+        "objective: auto\nsearch: {constraints: [loss/val<9]}\nruns_not_counted: [a]"
+    )
+    runs: list[FoundRecord] = [
+        {"folder": tmp_path / name, "status": COMPLETED, "search": {"number": number},
+         "objective": {"name": objective, "value": value}}
+        for number, (name, objective, value) in enumerate([("a", "loss/val", 0.9), ("b", "accuracy/val", 0.5)])
+    ]  # fmt: skip
+    console = Console(file=io.StringIO(), width=100)
+    conclude_search(console, tmp_path, runs, lambda run: run["folder"].name)
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "limits       1 of 1 runs keep loss/val<9",
+        "best         b  accuracy/val 0.5000",
+        "      alone: b",
+    ]
 
 
 @pytest.mark.parametrize(

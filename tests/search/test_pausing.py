@@ -19,6 +19,7 @@ from expt.runs.metrics_file import MetricsReader, MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING, create_result, read_result, update_result
+from expt.search.folder import read
 from expt.search.goals import Goal
 from expt.search.history import Point, Reader
 from expt.search.pausing import Pausing
@@ -120,9 +121,8 @@ class Machine:
     @property
     def outcome(self) -> dict[str, Any]:
         """All that a search comes to."""
-        points = {
-            point.number: point for point in Reader(space=SPACE, goals=[GOAL], with_rungs=True).points(self.folder)
-        }
+        reader = Reader(space=SPACE, goals=[GOAL], with_rungs=True)
+        points = {point.number: point for point in read(self.folder, reader).points.values()}
         return {
             "runs": {number: (point.values, point.status, dict(point.rung_values)) for number, point in points.items()},
             "best": self.searching.best,
@@ -203,6 +203,22 @@ def test_a_paused_run_whose_folder_a_person_has_removed_is_not_gone_on_with(
     assert 1 in {done for _, done, _ in later.starts}, "the best of the other three goes on"
 
 
+@pytest.mark.parametrize("left", [0, 90])
+def test_a_paused_run_that_has_lost_what_it_measured_is_trained_anew(
+    left: int, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Machine(tmp_path, configured, runs=4, keep_checkpoints=True).run()
+    before = whole.outcome
+    lost = next(point for point in whole.searching.own if point.status == PAUSED and max(point.rung_values) == 3)
+    assert lost.folder is not None
+    metrics = RunPaths(lost.folder).metrics
+    metrics.write_bytes(metrics.read_bytes()[:left])
+    later = Machine(tmp_path, configured, runs=4, keep_checkpoints=True).run()
+    assert later.starts == [(lost.folder.name, 0, 3)]
+    assert f"{metrics}: lacks values of epochs that the run has trained; it is trained anew" in capsys.readouterr().err
+    assert later.outcome == before
+
+
 def test_without_rungs_all_that_had_paused_go_to_their_ends(configured: Configured, tmp_path: Path) -> None:
     Machine(tmp_path, configured, runs=4, keep_checkpoints=True).run()
     later = Machine(tmp_path, configured, runs=4, rungs=None).run()
@@ -214,7 +230,14 @@ def test_without_rungs_all_that_had_paused_go_to_their_ends(configured: Configur
 def test_checkpoints_of_those_that_never_go_on_are_removed_but_for_the_best(
     configured: Configured, tmp_path: Path
 ) -> None:
-    done = Machine(tmp_path, configured, name="random", seed=3).run()
+    for number in range(12):  # of another space, which have taken numbers
+        about: Any = {"search": {"number": number}, "overrides": {"optimizer.lr": 7.0}}
+        create_result(RunPaths(tmp_path / f"other{number}"), **about)
+    done = Machine(tmp_path, configured, name="random", seed=1).run()
+    begun = [name for name, *_ in done.starts]
+    on = [start for place, start in enumerate(done.starts) if start[0] in begun[:place]]
+    assert len(on) > 2
+    assert all(epochs for _, epochs, _ in on), "who goes on has kept its own"
     points = {point.folder.name: point for point in done.searching.own if point.folder}
     completed = {name for name, point in points.items() if point.status == COMPLETED}
     best = min(points, key=lambda name: min(points[name].rung_values.values()))
@@ -222,7 +245,7 @@ def test_checkpoints_of_those_that_never_go_on_are_removed_but_for_the_best(
     assert completed
     gone = {name for name, point in points.items() if point.status == PAUSED} - {best}
     assert {read_result(RunPaths(tmp_path / name)).get("resumable") for name in gone} == {False}
-    more = Machine(tmp_path, configured, name="random", seed=3, runs=27).run()  # who goes on now has to begin again
+    more = Machine(tmp_path, configured, name="random", seed=1, runs=27).run()  # who goes on now has to begin again
     assert {done for name, done, _ in more.starts if name in gone} == {0}
 
 
@@ -275,7 +298,7 @@ def test_forks_are_compared_by_what_they_have_trained_themselves(configured: Con
     with contextlib.closing(MetricsWriter(asked.paths)) as writer:
         for epoch in (1, 2, 3):
             writer.write(epoch, epoch, {TAG: 1.0 / epoch})
-    (point,) = Reader(space=SPACE, goals=[GOAL], with_rungs=True).points(tmp_path)
+    (point,) = read(tmp_path, Reader(space=SPACE, goals=[GOAL], with_rungs=True)).points.values()
     assert point.rung_values == {3: 1.0 / 3}
     settings, config = Search(name="random", rungs="asha"), configured("epochs=3", "objective=loss/val")
     assert Pausing(settings, config, [GOAL], SPACE, begins_at=1).first_stop(0) == 2

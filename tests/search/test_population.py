@@ -44,7 +44,7 @@ def _kept(record: Record) -> dict[str, Any]:
     return {**{key: record.get(key) for key in ("identity", "search", "status", "objective")}, **metrics, "": whose}
 
 
-def test_places_go_to_forks_of_the_best(tmp_path: Path) -> None:
+def test_places_go_to_forks_of_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "sweep"
     expt.sweep(*SHORT, *SEARCH, "epochs=2", f"hydra.sweep.dir='{folder}'")
     records = _records(folder)
@@ -63,6 +63,10 @@ def test_places_go_to_forks_of_the_best(tmp_path: Path) -> None:
     rate = fork["config"]["optimizer"]["lr"] / best["config"]["optimizer"]["lr"]
     assert 1e-4 <= fork["config"]["optimizer"]["lr"] <= 1
     assert rate != 1
+    capsys.readouterr()
+    expt.sweep(*SHORT, *SEARCH, "epochs=2", "threads=1", f"hydra.sweep.dir='{folder}'")
+    assert "do not count" not in "".join(capsys.readouterr()), "a fork is of the search, too"
+    assert _records(folder) == records
 
 
 def _measured(folder: Path) -> int:

@@ -165,7 +165,7 @@ def test_who_is_hopeless_never_goes_on_and_in_the_end_all_who_wait_are(kind: Kin
         given_up: set[int] = set()
         for now in search.run():
             assert not now.until.keys() & given_up
-            found = {*rungs.hopeless(list(now.trials.values()), 30)}
+            found = {*rungs.hopeless(list(now.trials.values()), range(30))}
             assert given_up <= found, "once it is, it stays so"
             given_up = found
             early += len(given_up) if len(now.trials) < 30 else 0
@@ -188,7 +188,7 @@ def test_failed_and_diverged_runs_and_those_beyond_a_limit_count_as_worst() -> N
     assert rungs.promotable([good, failed, nan]) == 0
     beyond = dataclasses.replace(paused(3, e1=0.1), is_allowed=False)
     assert rungs.promotable([good, failed, beyond]) == 0
-    assert rungs.hopeless([good, failed, nan, beyond], 99) == [2, 3]
+    assert rungs.hopeless([good, failed, nan, beyond], range(99)) == [2, 3]
     worst = [nan, beyond, failed, dataclasses.replace(failed, number=4)]
     assert rungs.promotable([*worst, dataclasses.replace(nan, number=5), dataclasses.replace(nan, number=6)]) is None
     went_on = Trial(number=1, status=FAILED, costs={1: 0.1, 2: 0.1})  # failed between two rungs
@@ -222,7 +222,7 @@ def test_who_has_paused_where_there_is_no_rung_now_goes_on(kind: Kind) -> None:
     early = paused(0, e1=0.9)
     assert rungs.promotable([early]) == 0
     assert rungs.next_stop(0, 1) == 2
-    assert rungs.hopeless([early], 1) == []
+    assert rungs.hopeless([early], range(1)) == []
     between = [paused(number, e1=0.1, e2=number / 10, e3=0.1) for number in (18, 1, 36)]  # of one bracket
     if kind == "asha":
         assert rungs.promotable(between) == 1, "by what it was at the rung"
@@ -240,9 +240,9 @@ def test_the_median_is_that_of_completed_runs_at_the_same_epoch() -> None:
     assert rungs.promotable([*done, paused(3, e2=0.51)]) is None
     assert rungs.promotable([*done, paused(3, e2=0.51), paused(4, e2=0.5)]) == 4
     assert rungs.promotable([*done, paused(3, e2=math.nan)]) is None
-    assert rungs.hopeless([*done, paused(3, e2=0.51)], 4) == [3]
-    assert rungs.hopeless([*done, paused(3, e2=0.51)], 5) == [], "the fifth may complete, and be worse"
-    assert rungs.hopeless([*done, paused(3, e2=0.95)], 5) == [3]
+    assert rungs.hopeless([*done, paused(3, e2=0.51)], range(4)) == [3]
+    assert rungs.hopeless([*done, paused(3, e2=0.51)], range(5)) == [], "the fifth may complete, and be worse"
+    assert rungs.hopeless([*done, paused(3, e2=0.95)], range(5)) == [3]
 
 
 def test_the_rungs_of_forks_are_counted_from_their_parents_epoch_on() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from expt.config.search import Search, parse_search
 from expt.errors import ConfigError, OutOfMemory
+from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING
-from expt.search.goals import Goal
+from expt.search.goals import Goal, Limit
 from expt.search.history import Point
 from expt.search.sampler import refuse_missing, refuse_unfit, suggest
 from expt.search.space import Parameter, Space, Values
@@ -190,3 +192,21 @@ def test_what_a_sampler_cannot_do_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "optuna" else object())
     with pytest.raises(ConfigError, match=r"search=tpe: needs the package optuna; pip install 'expt\[search\]'"):
         refuse_missing("tpe")
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp", "nsga2"])
+@pytest.mark.parametrize("measured", [math.nan, math.inf])
+def test_a_limit_on_what_is_no_number_is_exceeded_for_a_sampler_too(name: str, measured: float) -> None:
+    limit, nowhere = Limit("mine/x<3", "mine/x", True, 3.0, True), RunPaths(Path("nowhere"))
+    points = [
+        Point(
+            values={"lr": 10.0 ** -(number % 4), "width": 8 + number},
+            status=COMPLETED,
+            number=number,
+            objectives=(0.5 + number / 100,),
+            violations={limit.text: limit.violation({"metrics": {"mine/x": measured if number % 2 else 1.0}}, nowhere)},
+        )
+        for number in range(12)
+    ]
+    assert [point.is_allowed for point in points] == [True, False] * 6
+    assert suggest(NUMBERS, points, 12, settings(name), [ACCURACY]) is not None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from expt.config.search import parse_search
-from expt.errors import ConfigError, Diverged, OutOfMemory
+from expt.errors import ConfigError, Diverged, OutOfMemory, RunFailed
 from expt.launch.job import QUEUED, Job
 from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
@@ -37,10 +39,10 @@ class Folder:
         self.settings = parse_search({"name": "random", "runs": 4, **settings})
         self.searching = self.read()
 
-    def read(self) -> Searching:
+    def read(self, space: Space = SPACE, **more: Any) -> Searching:
         """As a command does that begins there."""
-        reader = Reader(space=SPACE, goals=[Goal("accuracy/val", highest=True)], limits=[LIMIT])
-        return Searching(self.folder, SPACE, self.settings, reader)
+        reader = Reader(space=space, goals=[Goal("accuracy/val", highest=True)], limits=[LIMIT], **more)
+        return Searching(self.folder, space, self.settings, reader)
 
     def make(self, number: int, values: Values) -> Job:
         asked = request(self.folder / f"{number}")
@@ -196,7 +198,100 @@ def test_what_a_command_finds_is_what_the_run_folders_say(folder: Folder) -> Non
     assert [point.is_allowed for point in found.own] == [True, True, False, True]
     assert found.own[0].violations == {"memory/gpu_mib<100": -20.0}
     assert [point.number for point in found.unfinished] == [4]
-    assert (found.count, found.is_complete) == (5, True)
+    assert (found.count, found.is_complete) == (4, True)
+
+
+def made(folder: Folder, searching: Searching) -> dict[int, float]:
+    """The points that one command adds, all of them completed."""
+    found = {}
+    while not searching.is_complete and (point := searching.next()):
+        job = folder.make(*point)
+        searching.begin(*point, job.paths)
+        folder.complete(job)
+        found[point[0]] = float(point[1]["optimizer.lr"])
+    return found
+
+
+def lr(low: float, high: float) -> Space:
+    return Space((Parameter("optimizer.lr", "float", low, high),))
+
+
+def test_no_two_runs_of_a_folder_have_one_number_though_the_space_changes(folder: Folder) -> None:
+    low, high = made(folder, folder.read(lr(0.001, 0.01))), made(folder, folder.read(lr(0.05, 0.3)))
+    assert ([*low], [*high]) == ([0, 1, 2, 3], [4, 5, 6, 7]), "four points of each space"
+    assert not made(folder, folder.read(lr(0.05, 0.3)))
+    wide = folder.read(lr(0.001, 0.3))
+    assert (wide.count, wide.is_complete) == (8, True)
+    assert {point.number: point.values["optimizer.lr"] for point in wide.own} == {**low, **high}
+
+
+def test_numbers_that_an_older_version_gave_twice_are_told_apart(folder: Folder) -> None:
+    for name, value in (("a", 0.1), ("b", 0.2)):
+        create_result(RunPaths(folder.folder / name), search={"number": 0}, overrides={"optimizer.lr": value})
+    searching = folder.read()
+    numbers = {point.folder: point.number for point in searching.own}
+    assert sorted(numbers.values(), key=str) == [0, 1]
+    for run in numbers:
+        assert run is not None
+        searching.look(RunPaths(run))
+    assert {point.folder: point.number for point in searching.own} == numbers
+
+
+@pytest.mark.parametrize("name", ["random", "qmc", "tpe"])
+def test_a_point_whose_run_is_gone_is_made_again(name: str, tmp_path: Path) -> None:
+    folder = Folder(tmp_path, name=name, runs=14)
+    whole = made(folder, folder.read())
+    shutil.rmtree(tmp_path / "10")
+    RunPaths(tmp_path / "3").result.write_text("{")
+    searching = folder.read()
+    assert searching.is_missing(3)
+    assert not searching.is_missing(14)
+    for number in (3, 10):
+        found = searching.next()
+        assert found is not None
+        assert (found[0], found[1]["optimizer.lr"]) == (number, whole[number])
+        searching.begin(*found, RunPaths(tmp_path / f"{number} again"))
+    assert searching.is_complete
+
+
+def test_a_point_that_is_another_under_another_name_counts(folder: Folder) -> None:
+    searching = folder.read()
+    first = folder.make(0, {"optimizer.lr": 0.5})
+    searching.begin(0, {"optimizer.lr": 0.5}, first.paths)
+    searching.begin(1, {"optimizer.lr": 0.50001}, first.paths)
+    searching.begin(2, {"optimizer.lr": 0.50002}, None)
+    assert (searching.count, [point.number for point in searching.own]) == (3, [0])
+    found = searching.next()
+    assert found is not None
+    assert found[0] == 3
+
+
+def test_runs_of_other_settings_inform_a_search_only_as_a_warm_start_does(folder: Folder) -> None:
+    before = made(folder, folder.read())
+    searching = folder.read(differences=lambda *_: ["epochs"])
+    assert (searching.own, searching.count, searching.best) == ([], 0, None)
+    assert searching.found.differing == {f"{number}": ["epochs"] for number in range(4)}
+    found = searching.next()
+    assert found == (4, {"optimizer.lr": before[0]}), "the first point once more, under a number of its own"
+    folder.settings = replace(folder.settings, warm_start=(str(folder.folder),))
+    warm = folder.read(differences=lambda *_: ["epochs"])
+    assert [(point.number, point.is_of_others) for point in warm.points] == [(None, True)] * 4
+    assert warm.next() == found
+    assert not folder.read().points[4:], "its own runs are no others"
+
+
+def test_a_run_that_is_promoted_and_comes_back_as_it_was_ends_the_search(folder: Folder) -> None:
+    folder.searching.pausing = cast("Pausing", FirstGoesOn())
+    source = folder.source()
+    assert taken(source, 1) == ["0"]
+    (job,) = folder.jobs
+    for epochs in (1, 2):
+        update_result(job.paths, status=PAUSED, epoch_s=[1.0] * epochs)
+        job.status = PAUSED
+        assert taken(source, 1) == ["0"]
+    job.status = PAUSED
+    with pytest.raises(RunFailed, match=r"0: was to go on, and has come back paused after 2 of . epochs, as it was"):
+        next(source)
 
 
 def test_a_folder_without_points_is_no_warm_start(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""Whether a run in a search's folder is one of the present command, but for what is searched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, identity, shown
+from expt.config.parse import recorded
+from expt.config.schema import RunConfig
+from expt.errors import ConfigError
+from expt.runs.result import Record
+from expt.search.folder import Found
+from expt.search.space import Values
+
+NAMED = 3
+"""Keys that a line names."""
+
+
+class FixedSettings:
+    """Compares runs with what this command would train at their points, as a grid does to know its runs again."""
+
+    def __init__(
+        self, made_of: Callable[[Values], tuple[RunConfig, Content]], searched: Collection[str], typed: Collection[str]
+    ) -> None:
+        """`made_of` is what a point is made of, `typed` the keys that the command names beside those `searched`."""
+        self._made_of, self._searched, self._typed = made_of, searched, typed
+
+    def differences(self, values: Values, record: Record) -> list[str]:
+        """The keys that change a number and are another in the run of this record, which lies at the point `values`.
+
+        None where that can't be told: of a run that was refused, or would be now.
+        """
+        try:
+            config, content = self._made_of(values)
+            if "config" not in record or self._is_same(config, content, record):
+                return []
+        except ConfigError:
+            return []
+        return self._keys(config, content, record) or ["an older version of expt"]
+
+    def _is_same(self, config: RunConfig, content: Content, record: Record) -> bool:
+        known = record.get("identity")
+        if "content" not in record:  # of a version that knew runs by their settings alone
+            return known == identity(config)
+        if "parent" in record.get("search", {}):  # of a population: by what it is a fork of it is another, and is not
+            there = Content(**record["content"])._replace(fork=None, seedless_fork=None)
+            known = identity(recorded(record["config"]), there, but=("fork",))
+            return known == identity(config, content, but=("fork",))
+        return known == identity(config, content) or known == identity(config, content, by_paths=True)
+
+    def _keys(self, config: RunConfig, content: Content, record: Record) -> list[str]:
+        then, now = _settings(record["config"]), _settings(json.loads(json.dumps(shown(config), default=str)))
+        keys = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
+        keys = [key.removesuffix(".name") for key in keys]
+        found = [key for key in keys if key not in self._searched and key.partition(".")[0] not in {*keys} - {key}]
+        typed = [key for key in found if key in self._typed or key in record.get("overrides", {})]
+        before: Mapping[str, Any] = record.get("content") or {}
+        parts = [part for part in ("data", "code", "weights") if before.get(part) != getattr(content, part)]
+        return typed or found or [f"its {part}" for part in parts]
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in config.items() if key not in OF_TRACKERS}
+    return {key: value for key, value in flat(kept).items() if key not in NOT_IN_RESULT}
+
+
+def told(found: Found, folder: str, *, can_learn: bool) -> str:
+    """What to say of runs in the folder that do not count; nothing where there are none."""
+    parts, names = list[str](), list(dict.fromkeys(key for keys in found.differing.values() for key in keys))
+    if count := len(found.differing):
+        keys = ", ".join([*names[:NAMED], *["..."] * (len(names) > NAMED)])
+        parts.append(f"{_runs(count)} of other settings ({keys})")
+    if count := len(found.outside):
+        parts.append(f"{_runs(count)} outside of the space")
+    if not parts:
+        return ""
+    several = len(found.differing) + len(found.outside) > 1
+    line = f"hydra.sweep.dir={folder}: has {' and '.join(parts)}, which {'do' if several else 'does'} not count here"
+    learn = f"; search.warm_start=[{folder}] lets the search learn from those of other settings"
+    return line + (learn if can_learn and found.differing else "")
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count > 1)}"
+
+
+def names_of_others(found: Found) -> Sequence[str]:
+    """Of the folders that do not count."""
+    return sorted([*found.differing, *found.outside])
