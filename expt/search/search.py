@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,6 +190,7 @@ class Source(Iterator[Job | None]):
         make: Callable[[int, Values], Job | None],
         again: Callable[[Point], Job | None],
         has_room: Callable[[], bool] | None,
+        added: Iterable[Job] = (),
         *,
         batch: int | None = None,
         budget: Budget | None = None,
@@ -197,9 +198,11 @@ class Source(Iterator[Job | None]):
     ) -> None:
         """`make` gives the job of a new point, `again` that of one that has come to no end; None for a known job.
 
+        Those that a person has `added` to an earlier command come first.
         `finish` is told when the budget is used up, and lets those that run save and end.
         """
         self._searching, self._make, self._again, self._has_room = searching, make, again, has_room
+        self._added = iter(added)
         self._batch, self._left_of_batch = batch, 0
         self._budget, self._finish = budget, finish
         self._unfinished = searching.unfinished
@@ -250,6 +253,8 @@ class Source(Iterator[Job | None]):
 
     def _next(self) -> Job | None:
         searching = self._searching
+        if job := next(self._added, None):
+            return job
         while self._unfinished:
             point = self._unfinished.pop(0)
             if job := self._again(point):

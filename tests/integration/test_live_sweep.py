@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from expt.errors import ConfigError
-from expt.runs import orders
+from expt.runs import added, orders
 from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, PAUSED, RUNNING, read_result
@@ -109,6 +109,11 @@ def test_a_search_of_several_goals_takes_further_points_and_no_other_settings_of
     with pytest.raises(ConfigError, match=r"^search\.runs=9: is the search's; end it by Ctrl-C, "):
         orders.give(sweep, "add", ("search.runs=9",))
     assert orders.give(sweep, "add", ("optimizer.lr=0.5", "epochs=1")) == ["added 1 run: epochs=1,lr=0.5"]
+    orders.give(sweep, "add", ("optimizer.lr=0.5,0.6", "epochs=59"))
+    assert [point.keys for point in added.read(sweep)] == [["optimizer.lr", "epochs"]] * 3
+    orders.give(sweep, "drop", ("epochs=59",))
+    (kept,) = added.read(sweep)
+    assert {"objective=loss/val", "optimizer.lr=0.5", "epochs=1"} <= {*kept.words}, "and none that was dropped"
     orders.give(sweep, "drop", ("epochs=60",))
     told = ended(process)
     assert told.returncode == 0, told.stderr
