@@ -87,6 +87,23 @@ def epochs_of(run: Path) -> set[int]:
     return {found.epoch for found in _all(run) if found.ends_epoch}
 
 
+def keep(run: Path, epoch: int) -> None:
+    """Let the run keep its checkpoint of that epoch's end, whatever it writes later, so that a fork can be repeated.
+
+    At no cost where the disk has links, until the run has written others.
+    """
+    kept = RunPaths(run).forked_after(epoch)
+    for _ in range(TRIES):  # a run that is under way may just have written another
+        files = [found.file for found in _all(run) if _is(found, f"epoch:{epoch}")]
+        if kept in files or not files:
+            return
+        try:
+            checkpoint_file.keep_as(files[0], kept)
+        except (CheckpointError, OSError) as error:
+            warn(f"{error}; a fork of {run} after epoch {epoch} cannot be repeated later")
+            return
+
+
 def _of(given: str, run: Path, which: str) -> Found:
     there = list(_all(run))
     fitting = [found for found in there if _is(found, which)]
@@ -108,7 +125,7 @@ def _is(found: Found, which: str) -> bool:
 def _all(run: Path) -> Iterator[Found]:
     """Those that can be read, the last and the best first."""
     paths = RunPaths(run)
-    files = [*checkpoint_file.candidates(paths.last), *checkpoint_file.candidates(paths.best)]
+    files = [*checkpoint_file.candidates(paths.last), *checkpoint_file.candidates(paths.best), *paths.kept_for_forks]
     for file in sorted(files, key=lambda path: path not in (paths.last, paths.best)):
         try:
             state = checkpoint_file.read(file)

@@ -93,8 +93,7 @@ class Searching:
     def promote(self) -> tuple[Point, int | None] | None:
         """The paused run that goes on now, counted as under way, and the epoch after which it pauses again."""
         while found := self.pausing.next(self.own) if self.pausing else None:
-            folder = found[0].folder
-            if folder is None or read_result(RunPaths(folder)):
+            if (folder := found[0].folder) is None or read_result(RunPaths(folder)):
                 self._points[folder] = replace(found[0], status=RUNNING)
                 return found
             del self._points[folder]  # a person has removed it since
@@ -120,6 +119,9 @@ class Searching:
         self.count = number + 1
         if paths is None:
             return
+        new = self.new(number)
+        if self._population:
+            self._population.keep(self.own, new)
         known = self._points.get(paths.folder)
         if known is None or known.number is None:
             status = RUNNING if known is None else known.status
@@ -129,7 +131,7 @@ class Searching:
                 status=status,
                 number=number,
                 objectives=objectives,
-                replaces=(new := self.new(number)).replaces,
+                replaces=new.replaces,
                 parent=new.parent,
                 began_at=new.began_at,
                 folder=paths.folder,
@@ -198,14 +200,12 @@ class Source(Iterator[Job | None]):
     ) -> None:
         """`make` gives the job of a new point, `again` that of one that has come to no end; None for a known job.
 
-        Those that a person has `added` to an earlier command come first.
-        `finish` is told when the budget is used up, and lets those that run save and end.
+        Those `added` to an earlier command come first. `finish` is told that the budget is used up: all is to end.
         """
         self._searching, self._make, self._again, self._has_room = searching, make, again, has_room
-        self._added = iter(added)
         self._batch, self._left_of_batch = batch, 0
         self._budget, self._finish = budget, finish
-        self._unfinished = searching.unfinished
+        self._added, self._unfinished = iter(added), searching.unfinished
         self._under_way: list[Job] = []
         self._jobs: dict[Path, Job] = {}  # by their folders
         self._counted: dict[Job, float] = {}  # of those that wait once more, up to which start their cost is known
