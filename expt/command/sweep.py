@@ -24,7 +24,7 @@ from expt.command.preflight import preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
 from expt.command.sweep_points import Grid
-from expt.command.sweep_values import refuse_wrong_values
+from expt.command.sweep_values import refuse_empty, refuse_wrong_values
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, warn
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, Options
@@ -89,6 +89,9 @@ class Multirun:
         Raises ConfigError where another command is at work in the folder, Interrupted on Ctrl-C.
         """
         self.begin()
+        if not points:
+            params = self._config.hydra.sweeper.get("params") or {}
+            refuse_empty([*(f"{key}={value}" for key, value in params.items()), *self.typed], self.composer.loader)
         is_grid = self._config.hydra.runtime.choices.get("hydra/sweeper") == "basic"  # others count what they asked for
         more = self.added(points) if is_grid and self._grid is None else []
         try:

@@ -184,6 +184,7 @@ def test_hydras_grammar_is_the_space() -> None:
             "optimizer.lr=interval(1,1): is empty; the first end must be below the second",
         ),
         (["seed=range(3,3)"], "seed: its range is empty"),
+        (["model=glob(zz*)"], "model=glob(zz*): matches nothing; model is one of airbench, "),
         (["optimizer.lr=interval(0.1,2)", "batch_size=interval(0,8)"], "batch_size=0: input should be greater than"),
         (["amp=interval(0,1)"], "amp="),
         (["optimizer.lr=tag(steep,interval(0,2))"], "optimizer.lr: the tag steep says nothing here"),
