@@ -188,14 +188,29 @@ def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
                 checkpoint_file.check(paths.forked)
                 break
             except CheckpointError:  # a run that is under way may just have written another
+                checkpoint_file.remove([paths.forked])
+                checkpoint_file.remove_unnamed(paths.checkpoints)  # a further try is to take other parts
                 if not left:
-                    paths.forked.unlink(missing_ok=True)
+                    _refuse_damaged(source, config)
                     raise
     state = checkpoint_file.read(paths.forked)
     metrics = (paths if source == paths.forked else RunPaths(source.parent.parent)).metrics
     text = metrics.read_bytes() if metrics.exists() else b""
     paths.metrics.write_bytes(text[: state["metrics_bytes"]])
     return paths.forked
+
+
+def _refuse_damaged(source: Path, config: RunConfig) -> None:
+    """Raise CheckpointError where the other run's checkpoint is not what was written, and not its copy alone."""
+    try:
+        checkpoint_file.check(source)
+    except CheckpointError as error:
+        others = [found for found in _all(source.parent.parent) if not _same_file(found.file, source)]
+        raise CheckpointError(f"fork={config.fork}: {error}; of others {_choice(others)}") from None
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return one == other or one.samefile(other)
 
 
 def forked_from(config: RunConfig, source: Path) -> Forked:
