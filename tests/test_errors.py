@@ -6,7 +6,7 @@ from expt.errors import first_line
 
 
 @pytest.mark.parametrize(
-    "error, told",
+    ("error", "told"),
     [
         (ValueError("\n  the header is cut off  \nat byte 7"), "the header is cut off"),
         (MemoryError(), "MemoryError"),  # what has no text is told of all the same
