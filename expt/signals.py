@@ -37,15 +37,23 @@ _interrupted = False
 def interrupts_noted() -> Iterator[None]:
     """While entered, and until `raise_dropped`, Ctrl-C is remembered, beside that it raises KeyboardInterrupt.
 
-    Python drops one that is raised in a callback, of which each import has some.
+    Python drops one that is raised in a callback, or in C that takes no exception, of which each import has some. It
+    prints those with a traceback, but for these, which are heard later.
     """
     global _interrupted
-    _interrupted, before = False, signal.getsignal(signal.SIGINT)
+    _interrupted, before, hook = False, signal.getsignal(signal.SIGINT), sys.unraisablehook
+
+    def tell(dropped: sys.UnraisableHookArgs) -> None:
+        if not ((_interrupted or asked()) and issubclass(dropped.exc_type, KeyboardInterrupt)):
+            hook(dropped)
+
+    sys.unraisablehook = tell
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         if before is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, before)
 

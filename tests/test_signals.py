@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -42,16 +43,23 @@ def test_the_first_signal_is_kept(number: signal.Signals) -> None:
     assert signals.exit_code() == 128 + number
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_ctrl_c_that_python_drops_is_heard_as_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_that_python_drops_is_heard_as_a_run_begins_and_no_traceback_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As where it comes within a callback: an import has some."""
+    dropped = list[object]()
     monkeypatch.setattr(signals, "_interrupted", False)
-    watched, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: dropped.append(told.exc_type))
+    watched, watched_too, before = threading.Event(), threading.Event(), signal.getsignal(signal.SIGINT)
     with signals.interrupts_noted():
         called = weakref.ref(watched, lambda _: press(signal.SIGINT))
         del watched
         assert called() is None
         assert signals.was_interrupted()
+        assert dropped == []
+        other = weakref.ref(watched_too, lambda _: 1 / 0)
+        del watched_too
+        assert (other(), dropped) == (None, [ZeroDivisionError]), "what else is dropped is told"
         with pytest.raises(KeyboardInterrupt), signals.Heeded():
             raise AssertionError
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from expt.runs.parent import for_strategy, key_of
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, DAMAGED, read_result, results_below
 from expt.runs.sweep_index import latest_sweep
-from expt.runs.typed import quoted, unquoted
+from expt.runs.typed import joined, quoted, unquoted
 
 WITH_VALUE = {"--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"}
 OPTIONS = WITH_VALUE | {"--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r", "--resolve"}
@@ -49,6 +48,13 @@ def readable(arguments: Sequence[str]) -> list[str]:
     options, settings = apart(arguments)
     options = [re.sub(r"(?<==)~(?=/|$)", os.path.expanduser("~"), word) for word in options]
     return [*options, *(word if isinstance(word, Exact) else _readable(word) for word in settings)]
+
+
+def without_quotes(word: str) -> str:
+    """The word as a person may type it: without quotes that `readable` puts there."""
+    key, equals, value = word.partition("=")
+    simple = f"{key}{equals}{unquoted(value)}"
+    return simple if simple != word and readable([simple]) == [word] else word
 
 
 def _readable(word: str) -> str:
@@ -218,7 +224,7 @@ def refuse_several_samplers(arguments: Sequence[str]) -> None:
     for word in apart(arguments)[1]:
         key, _, value = word.partition("=")
         if key == "search" and (names := re.findall(r"\w+", value.removeprefix("choice")))[1:]:
-            first = shlex.join([f"search={names[0]}", "hydra.sweep.dir=FOLDER"])
+            first = f"search={names[0]} hydra.sweep.dir=FOLDER"
             raise ConfigError(f"{word}: a search has one sampler; type a command for each, as with {first}")
 
 
@@ -269,4 +275,4 @@ def continue_command(folder: Path) -> str:
     # Hydra wants all settings side by side.
     place = max((index for index, word in enumerate(words, 1) if "=" in word and word[0] != "-"), default=len(words))
     words.insert(place, f"hydra.sweep.dir={quoted(folder)}")
-    return shlex.join(["python", "-m", "expt", *words])
+    return joined(["python", "-m", "expt", *words])

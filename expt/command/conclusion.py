@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from rich.console import Console
 
+from expt.command.arguments import without_quotes
 from expt.command.search_conclusion import bad_points, conclude_search
 from expt.config.main_code import is_of_main
 from expt.config.user_code import targets_recorded
@@ -17,6 +18,7 @@ from expt.errors import ExptError, FolderInUse, warn
 from expt.runs import spending
 from expt.runs.paths import RunPaths
 from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord
+from expt.runs.typed import joined
 from expt.runs.view.cells import say
 from expt.runs.view.leaderboard import leaderboard, read_runs, write_summary
 from expt.runs.view.progress import resume_command, shown_path
@@ -126,4 +128,4 @@ def again(run: FoundRecord) -> str:
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
     settings = [*searched, *run.get("arguments", ())]
     alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in settings) else []
-    return shlex.join(["python", "-m", "expt", *kept, *settings, *alone])
+    return joined(["python", "-m", "expt", *kept, *map(without_quotes, settings), *alone])

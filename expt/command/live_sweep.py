@@ -19,7 +19,8 @@ from expt.launch.job import QUEUED, Job
 from expt.launch.live_pool import LivePool
 from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine
-from expt.runs import orders
+from expt.runs import added, orders
+from expt.runs.added import Added
 from expt.runs.orders import Order
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
@@ -90,6 +91,7 @@ class LiveSweep:
         if order.word == "drop":
             open_ones += [job for job in jobs if job.status == PAUSED]  # a search would have them go on
         pool.drop(open_ones)
+        added.forget(self._folder, [run.overrides for job in open_ones for run in self._runs[job]])
         return _told("dropped", open_ones, "none of these runs or waits")
 
     def _add(self, words: Sequence[str]) -> list[str]:
@@ -108,6 +110,7 @@ class LiveSweep:
         new = [run for run in composed if run.job not in self._runs]
         if refused := [run.job for run in new if run.job.error]:
             raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
+        added.keep(self._folder, [Added(run.overrides, keys) for run in new])
         for run in new:
             self._runs[run.job] = [run]
             self._display.total += 1

@@ -31,7 +31,7 @@ class PointComposer:
     """
 
     def __init__(self, context: HydraContext, config: DictConfig) -> None:
-        self._loader = context.config_loader
+        self.loader = context.config_loader
         self._is_group: dict[str, bool] = {}
         self._chosen: dict[tuple[str, ...], _Chosen | None] = {}
         self.parents = Parents(Path(str(config.hydra.sweep.dir)))
@@ -40,7 +40,7 @@ class PointComposer:
             return  # others may do more with what is composed than look whether it can be
         try:
             _ = vars(Sweeper)["validate_batch_is_legal"]  # what asks for it, and looks at nothing
-            context.config_loader = cast(ConfigLoader, _Checks(self._loader, self))
+            context.config_loader = cast(ConfigLoader, _Checks(self.loader, self))
         except (AttributeError, KeyError):
             changed("this version of Hydra checks a sweep's points in another way; the first run may come late")
 
@@ -55,7 +55,7 @@ class PointComposer:
                 if set_values(composed, values, words):
                     OmegaConf.copy_cache(from_config=master, to_config=composed)
                     return composed
-        return self._loader.load_sweep_config(master, spelled_out(point))
+        return self.loader.load_sweep_config(master, spelled_out(point))
 
     def settings(self, master: DictConfig, point: Sequence[str]) -> Mapping[str, Any] | None:
         """What `plain` gives for the point, 50 times as fast; None where the whole configuration has to be asked."""
@@ -70,7 +70,7 @@ class PointComposer:
         if key not in self._is_group:  # looks into folders, which takes a moment
             asked = OmegaConf.to_container(master.hydra.overrides.hydra)
             name = master.hydra.job.config_name if master.hydra.searchpath else None  # else it is read for nothing
-            options = self._loader.get_group_options(key, None, name, cast(list[str], asked))
+            options = self.loader.get_group_options(key, None, name, cast(list[str], asked))
             self._is_group[key] = bool(options)
         return self._is_group[key]
 
@@ -81,7 +81,7 @@ class PointComposer:
         values = [word for word in words if self._sets_value(master, word)]
         choices = tuple(str(word.input_line) for word in words if word not in values)
         if choices not in self._chosen:
-            composed = self._loader.load_sweep_config(master, list(choices))
+            composed = self.loader.load_sweep_config(master, list(choices))
             self._chosen[choices] = _Chosen.of(composed)
         return self._chosen[choices], values
 

@@ -225,17 +225,26 @@ class SearchCommand:
             words = read_result(RunPaths(point.folder))["arguments"]
             return take(self._composed(words, point.number, point))
 
-        unfinished = searching.unfinished
+        def added() -> Iterator[Job]:
+            known = {point.folder: point for point in searching.own}
+            for run in multirun.composed_of(multirun.added(), searching.count):
+                point = known.get(run.job.paths.folder)
+                if run.job.status != COMPLETED and not (point and point.is_bad) and (job := take(run)):
+                    display.total += 1
+                    yield job
+
+        multirun, unfinished = self._multirun, searching.unfinished
         for point in searching.own:
             if point.folder is not None and point.number is not None and point not in unfinished:
                 display.known(point.folder if point.status == PAUSED else None)
-                self._multirun.known(RunPaths(point.folder), point.status)
+                multirun.known(RunPaths(point.folder), point.status)
         budget = self._budget
         if isinstance(runner, LivePool):
             batch = self._settings.batch
-            source = Source(searching, make, again, runner.has_room, batch=batch, budget=budget, finish=runner.finish)
+            room, finish = runner.has_room, runner.finish
+            source = Source(searching, make, again, room, added(), batch=batch, budget=budget, finish=finish)
         else:
-            source = Source(searching, make, again, None, batch=self._settings.batch or BATCH, budget=budget)
+            source = Source(searching, make, again, None, added(), batch=self._settings.batch or BATCH, budget=budget)
         self._source = source
         while not source.is_over:
             yield source

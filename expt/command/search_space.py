@@ -14,6 +14,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 
 from expt.command.conf_files import groups, options
 from expt.command.overrides import parsed
+from expt.command.sweep_values import why_empty
 from expt.config.parse import wrong_values
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine
@@ -147,6 +148,8 @@ def _parameter(override: Override) -> Parameter:
         return _checked(override, _range(name, sweep, log, typed))
     if isinstance(sweep, ChoiceSweep):
         sweep.shuffle = False
+    if problem := why_empty(override):
+        raise ConfigError(problem)
     texts = list(dict.fromkeys(str(text) for text in override.sweep_string_iterator()))
     meant = [each.value() for each in parsed([f"{name}={text}" for text in texts])]
     if log:

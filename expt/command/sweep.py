@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from filelock import FileLock, Timeout
-from hydra.core.utils import JobReturn, setup_globals
+from hydra.core.utils import JobReturn, filter_overrides, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 from rich.console import Console
@@ -17,20 +17,22 @@ from rich.console import Console
 from expt.command import overrides
 from expt.command.arguments import continue_command
 from expt.command.composed_run import ComposedRun
+from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.live_sweep import LiveSweep
 from expt.command.point_composer import PointComposer
 from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
 from expt.command.sweep_points import Grid
-from expt.command.sweep_values import refuse_wrong_values
-from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted
+from expt.command.sweep_values import refuse_empty, refuse_wrong_values
+from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, warn
 from expt.launch import forkserver
 from expt.launch.job import Job, Observer, Options
 from expt.launch.live_pool import LivePool
 from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine, detect
-from expt.runs import orders, paths
+from expt.runs import added, orders, paths
+from expt.runs.added import Added
 from expt.runs.result import COMPLETED, PAUSED, results
 
 if TYPE_CHECKING:
@@ -87,21 +89,29 @@ class Multirun:
         Raises ConfigError where another command is at work in the folder, Interrupted on Ctrl-C.
         """
         self.begin()
+        if not points:
+            params = self._config.hydra.sweeper.get("params") or {}
+            refuse_empty([*(f"{key}={value}" for key, value in params.items()), *self.typed], self.composer.loader)
+        is_grid = self._config.hydra.runtime.choices.get("hydra/sweeper") == "basic"  # others count what they asked for
+        more = self.added(points) if is_grid and self._grid is None else []
         try:
-            composed = self._composed(points, first_number)
+            composed = itertools.chain(
+                self._composed(points, first_number), self.composed_of(more, first_number + len(points))
+            )
         except KeyboardInterrupt:
             raise Interrupted(INTERRUPTED_BEFORE) from None
+        total = len(points) + len(more)
         if self.is_preflight:
             return self.try_out(list(composed))
         if self.is_dry_run:
-            returned = show_dry_run(composed, len(points))
+            returned = show_dry_run(composed, total)
             self._grid = None
             return returned
 
         def rounds(runs: Runs, display: SweepDisplay, _: Runner) -> Iterator[Iterator[Job]]:
             yield self._source(composed, runs, display)
 
-        return self.carry_out(rounds, SweepDisplay(Console(), total=len(points), folder=self.folder))
+        return self.carry_out(rounds, SweepDisplay(Console(), total=total, folder=self.folder))
 
     def try_out(self, runs: Sequence[ComposedRun], samples: Samples | None = None) -> list[JobReturn]:
         """Try each kind of these runs, and train none."""
@@ -156,6 +166,19 @@ class Multirun:
         self.send_along(first)
         refuse_wrong_values(points, first.hydra_config, self.machine)
         return itertools.chain([first], composed)
+
+    def added(self, points: Sequence[Sequence[str]] = ()) -> list[Added]:
+        """What `expt sweep add` has given to earlier commands in the folder, but for what is among the `points`."""
+        asked = {frozenset(filter_overrides(point)) for point in points}
+        return [each for each in added.read(self.folder) if frozenset(each.words) not in asked]
+
+    def composed_of(self, points: Iterable[Added], first_number: int) -> Iterator[ComposedRun]:
+        """The runs of points that were added, each composed when it is asked for."""
+        for number, (words, keys) in enumerate(points, first_number):
+            try:
+                yield from self.open().compose(self.composer, self._config, [words], number, also_named_by=keys)
+            except COMPOSING as error:  # what it was made of may be gone, and nothing else of the sweep hangs on it
+                warn(f"{' '.join(words)}: was added to the sweep, and is left out: {as_config_error(error, words)}")
 
     def _live(self, pool: LivePool | LiveQueue, runs: Runs, display: SweepDisplay) -> LiveSweep:
         def compose(points: Sequence[Sequence[str]], keys: Sequence[str], number: int) -> Sequence[ComposedRun]:

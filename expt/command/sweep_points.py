@@ -90,7 +90,8 @@ class Grid:
             if not self._is_of_others or len(ahead) == AHEAD:
                 yield from ahead
                 ahead.clear()
-        self._warn_of_others(len(points))
+        if not also_named_by:  # what is added is meant to be another
+            self._warn_of_others(len(points))
         yield from ahead
 
     def found(

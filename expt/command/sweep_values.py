@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterator, Sequence
 
-from hydra.core.override_parser.types import Override
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override
 from hydra.core.utils import filter_overrides
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -18,6 +20,26 @@ from expt.machine import Machine
 
 MAX_VALUES = 200
 """Of each key that are looked at, which takes 0.5 ms each."""
+
+
+def refuse_empty(words: Sequence[str], loader: ConfigLoader) -> None:
+    """Raise ConfigError for what is to have several values, and has none: a grid would have no point."""
+    found = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
+    if problems := [why for override in found if override.is_discrete_sweep() and (why := why_empty(override))]:
+        raise ConfigError(problems)
+
+
+def why_empty(override: Override) -> str:
+    """What is wrong with a word that has no value; nothing with one that has some."""
+    if next(override.sweep_string_iterator(), None) is not None:
+        return ""
+    word, key = override.input_line, override.key_or_group
+    if not isinstance(override.value(), Glob):
+        return f"{word}: its range is empty; the end, which is not part of it, must lie behind the first value"
+    choices = override.config_loader.get_group_options(key) if override.config_loader else []
+    if not choices:
+        return f"{word}: matches nothing, for {key} is no group of files; give values, as in {key}=A,B"
+    return f"{word}: matches nothing; {key} is one of {', '.join(choices)}"
 
 
 def refuse_wrong_values(points: Sequence[Sequence[str]], composed: DictConfig, machine: Machine) -> None:

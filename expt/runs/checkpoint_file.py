@@ -12,7 +12,7 @@ import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,20 @@ def keep_as(last: Path, best: Path) -> None:
             shutil.copyfile(last, beside)
         _publish(beside, best, _digests(last))
         _sync_folder(best.parent)
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove these, with their checksums."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+        _sidecar(path).unlink(missing_ok=True)
+
+
+def remove_unnamed(checkpoints: Path) -> None:
+    """Remove the folders of parts that no checkpoint names any more; none where one is damaged, and names who knows."""
+    with contextlib.suppress(Exception):  # what pickle and zipfile raise is of many kinds
+        found = [read(path).get(parts_folder.PARTS) for path in checkpoints.glob("*.pt")]
+        parts_folder.remove_all_but(checkpoints, {one["folder"] for one in found if one})
 
 
 def older(path: Path, number: int) -> Path:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, shown
 from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file
+from expt.runs.forkable import TRIES, Found, all_of, choice, is_meant
 from expt.runs.parent import kept_by, named
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Forked
@@ -24,42 +25,6 @@ OF_ORDER = ("batch_size", "drop_last", "seed", "dataset.sampling", "dataset.trai
 """What an epoch has to be trained with from its beginning: the order of its samples, and what is summed over them."""
 OF_LENGTH = {"batch_size", "drop_last", "dataset.train_limit"}
 """What changes the number of an epoch's steps."""
-TRIES = 3
-
-
-class Found(NamedTuple):
-    """A checkpoint of the run that is forked."""
-
-    file: Path
-    state: Mapping[str, Any]
-    """With its tensors left on the disk."""
-
-    @property
-    def step(self) -> int:
-        """Optimiser steps done."""
-        return int(self.state["position"]["step"])
-
-    @property
-    def epoch(self) -> int:
-        """Epochs begun."""
-        return int(self.state["position"]["epoch"])
-
-    @property
-    def ends_epoch(self) -> bool:
-        """Whether no batch of its epoch is left."""
-        position = self.state["position"]
-        return not 0 < position["step_in_epoch"] < self.state.get("steps_per_epoch", position["step_in_epoch"] + 1)
-
-    @property
-    def epochs_done(self) -> int:
-        """Whole ones."""
-        return self.epoch if self.ends_epoch else self.epoch - 1
-
-    @property
-    def told(self) -> str:
-        """For a person who is to choose one."""
-        which = f", {self.file.stem}" if self.file.stem in WHICH else ""
-        return f"step {self.step} ({'' if self.ends_epoch else 'within '}epoch {self.epoch}{which})"
 
 
 def identified(given: str) -> tuple[str, str]:
@@ -74,19 +39,6 @@ def identified(given: str) -> tuple[str, str]:
     return f"{record['identity']}@{found.step}", f"{record['seedless_identity']}@{found.step}"
 
 
-def is_there(run: Path) -> bool:
-    """Whether there is something to fork: the run, with a checkpoint."""
-    try:
-        return next(_all(named(str(run)).run), None) is not None
-    except ConfigError:
-        return False
-
-
-def epochs_of(run: Path) -> set[int]:
-    """After which whole epochs the run has checkpoints."""
-    return {found.epoch for found in _all(run) if found.ends_epoch}
-
-
 def epochs_before(given: str) -> int:
     """The whole epochs that a run with `fork=given` has of its parent. Raises ConfigError where there is none."""
     run, which = named(given)
@@ -99,43 +51,13 @@ def _with_length(found: Found, record: Record) -> Found:
 
 
 def _of(given: str, run: Path, which: str) -> Found:
-    there = list(_all(run))
-    fitting = [found for found in there if _is(found, which)]
+    there = list(all_of(run))
+    fitting = [found for found in there if is_meant(found, which)]
     if fitting:
         return fitting[0]
     wanted = {"last": "last", "best": "best"}.get(which, f"of {which.replace(':', ' ')}" if ":" in which else which)
     wanted = f"of step {which}" if which.isdigit() else wanted
-    raise ConfigError(f"fork={given}: {run} has no checkpoint {wanted}; {_choice(there)}")
-
-
-def _is(found: Found, which: str) -> bool:
-    if which.isdigit():
-        return found.step == int(which)
-    if which.startswith("epoch:"):
-        return found.ends_epoch and found.epoch == int(which.removeprefix("epoch:"))
-    return found.file.name in (which, f"{which}.pt")
-
-
-def _all(run: Path) -> Iterator[Found]:
-    """Those that can be read, the last and the best first."""
-    paths = RunPaths(run)
-    files = [*checkpoint_file.candidates(paths.last), *checkpoint_file.candidates(paths.best)]
-    for file in sorted(files, key=lambda path: path not in (paths.last, paths.best)):
-        try:
-            state = checkpoint_file.read(file)
-            yield Found(file, {key: state[key] for key in state if key not in ("model", "ema", "optimizer")})
-        except Exception:  # damaged in one of many ways, or removed meanwhile
-            continue
-
-
-def _choice(there: list[Found]) -> str:
-    """What to say of the checkpoints that a run has, each step once."""
-    steps = {found.step: found for found in reversed(there)}
-    if not steps:
-        return "it has none: give another run, or train it again"
-    *others, last = (steps[step].told for step in sorted(steps))
-    listed = f"{', '.join(others)} and {last}" if others else last
-    return f"it has {listed}: use fork=RUN@STEP; a larger checkpoint.keep has a run keep more"
+    raise ConfigError(f"fork={given}: {run} has no checkpoint {wanted}; {choice(there)}")
 
 
 def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
@@ -148,11 +70,11 @@ def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
     run = named(str(config.fork)).run
     assert content.fork is not None
     step = content.fork.rpartition("@")[2]
-    found = next((found for found in _all(run) if _is(found, step)), None)
+    found = next((found for found in all_of(run) if is_meant(found, step)), None)
     if found is None:
         raise ConfigError(
             f"fork={config.fork}: the run has gone on since, and its checkpoint of step {step} is no longer there; "
-            f"{_choice(list(_all(run)))}"
+            f"{choice(list(all_of(run)))}"
         )
     record = result_of_any(RunPaths(run))
     found = _with_length(found, record)
@@ -182,14 +104,29 @@ def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
                 checkpoint_file.check(paths.forked)
                 break
             except CheckpointError:  # a run that is under way may just have written another
+                checkpoint_file.remove([paths.forked])
+                checkpoint_file.remove_unnamed(paths.checkpoints)  # a further try is to take other parts
                 if not left:
-                    paths.forked.unlink(missing_ok=True)
+                    _refuse_damaged(source, config)
                     raise
     state = checkpoint_file.read(paths.forked)
     metrics = (paths if source == paths.forked else RunPaths(source.parent.parent)).metrics
     text = metrics.read_bytes() if metrics.exists() else b""
     paths.metrics.write_bytes(text[: state["metrics_bytes"]])
     return paths.forked
+
+
+def _refuse_damaged(source: Path, config: RunConfig) -> None:
+    """Raise CheckpointError where the other run's checkpoint is not what was written, and not its copy alone."""
+    try:
+        checkpoint_file.check(source)
+    except CheckpointError as error:
+        others = [found for found in all_of(source.parent.parent) if not _same_file(found.file, source)]
+        raise CheckpointError(f"fork={config.fork}: {error}; of others {choice(others)}") from None
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return one == other or one.samefile(other)
 
 
 def forked_from(config: RunConfig, source: Path) -> Forked:
@@ -241,7 +178,7 @@ def _refuse(config: RunConfig, content: Content, record: Record, found: Found, r
         elif key.startswith(OF_ORDER) and not found.ends_epoch:
             problems.append(
                 f"{key}={_shown(now)}: can't change within an epoch, and step {found.step} of {run} is within epoch "
-                f"{found.epoch}; use a checkpoint at an epoch's end: {_choice(list(_all(run)))}"
+                f"{found.epoch}; use a checkpoint at an epoch's end: {choice(list(all_of(run)))}"
             )
     if config.max_steps is not None and (length := sorted(OF_LENGTH & changed.keys())):
         problems.append(
@@ -261,7 +198,7 @@ def _ended(config: RunConfig, found: Found, run: Path) -> list[str]:
     asked = (("epochs", config.epochs, found.epochs_done, "epoch"), ("max_steps", config.max_steps, found.step, "step"))
     return [
         f"{key}={wanted}: the checkpoint of {run} has come to {what} {come} already; give {key}={come + 1} or more, "
-        f"or an earlier checkpoint: {_choice(list(_all(run)))}"
+        f"or an earlier checkpoint: {choice(list(all_of(run)))}"
         for key, wanted, come, what in asked
         if wanted is not None and come >= wanted
     ]

@@ -35,6 +35,7 @@ def remove_empty(folder: Path) -> None:
 RESULT = "result.json"
 SWEEP_RECORD = "multirun.yaml"
 """What Hydra writes into a sweep's folder before it starts a run."""
+_FORKED = "forked-"
 SWEEP_INDEX = ".index.json"
 """What the records of a large sweep's runs say, see expt.runs.sweep_index."""
 
@@ -98,6 +99,20 @@ class RunPaths:
     def forked(self) -> Path:
         """The checkpoint of another run that this one is a fork of, until it has one of its own."""
         return self.checkpoints / "fork.pt"
+
+    def forked_after(self, epoch: int) -> Path:
+        """The checkpoint of the end of that epoch, where it is kept for its forks; see expt.runs.forkable.keep."""
+        return self.checkpoints / f"{_FORKED}{epoch}.pt"
+
+    @property
+    def kept_for_forks(self) -> list[Path]:
+        """All checkpoints that are."""
+        return sorted(self.checkpoints.glob(f"{_FORKED}*.pt"))
+
+    @property
+    def kept_for_itself(self) -> list[Path]:
+        """All other files and folders beside them."""
+        return [path for path in self.checkpoints.glob("*") if not path.name.startswith(_FORKED)]
 
     @property
     def best(self) -> Path:
@@ -167,8 +182,12 @@ class RunPaths:
             path.unlink(missing_ok=True)
 
     def remove_checkpoints(self) -> None:
-        """Remove all of them: the run can then go on from its beginning alone."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        """Remove all that are not kept for forks: the run can then go on from its beginning alone."""
+        if not self.kept_for_forks:
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for path in self.kept_for_itself:
+            if path.is_file():  # folders hold parts, which may be those of a fork's checkpoint
+                path.unlink(missing_ok=True)
 
     def is_new(self) -> bool:
         """Whether the folder holds nothing yet, but what Hydra and the lock have put there."""

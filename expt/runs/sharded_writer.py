@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,18 +61,11 @@ class ShardedWriter(checkpoint.InThread):
                 checkpoint.publish(
                     known, self._last, self._best, keep=self._keep, is_best=is_best, keeps_best=keeps_best
                 )
-            remove_unnamed(self._last.parent)
+            checkpoint_file.remove_unnamed(self._last.parent)
         except Exception as error:
             self._error = error
         except BaseException as error:  # torch's CheckpointException, which says what happened to each worker, is none
             told = str(error).strip().splitlines() or [type(error).__name__]
             self._error = CheckpointError(checkpoint_file.not_written(folder, told[-1]))
         if self._error and state is not None:
-            remove_unnamed(self._last.parent)  # what is half written takes room, and nothing names it
-
-
-def remove_unnamed(checkpoints: Path) -> None:
-    """Remove the folders of parts that no checkpoint names any more; none where one is damaged, and names who knows."""
-    with contextlib.suppress(Exception):  # what pickle and zipfile raise is of many kinds
-        found = [checkpoint_file.read(path).get(parts_folder.PARTS) for path in checkpoints.glob("*.pt")]
-        parts_folder.remove_all_but(checkpoints, {one["folder"] for one in found if one})
+            checkpoint_file.remove_unnamed(self._last.parent)  # what is half written takes room, and nothing names it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 
 _OTHER_THAN_TEXT = {"null", "true", "false", "inf", "nan"}
 
@@ -22,6 +23,15 @@ def unquoted(text: str) -> str:
         quote = text[0]
         return re.sub(rf"(\\+)({quote}|$)", lambda found: found[1][: len(found[1]) // 2] + found[2], text[1:-1])
     return text
+
+
+def joined(words: Iterable[str]) -> str:
+    """The words for a shell, as shlex has them; but what has quotes of its own is put between double ones."""
+    return " ".join(f'"{word}"' if "'" in word and not _IN_QUOTES.search(word) else shlex.quote(word) for word in words)
+
+
+_IN_QUOTES = re.compile(r'["$`!\\]')
+"""What a shell reads between double quotes."""
 
 
 def setting(key: str, value: object) -> str:

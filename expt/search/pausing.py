@@ -9,6 +9,7 @@ from expt.config.schema import RunConfig
 from expt.config.search import Search
 from expt.config.task_rules import measured_each_epoch
 from expt.errors import ConfigError, FolderInUse
+from expt.runs import checkpoint_file
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
 from expt.runs.result import PAUSED, Record, read_result, update_result
@@ -109,12 +110,13 @@ def _rank(trial: Trial) -> tuple[bool, float, int]:
 
 def remove_checkpoints(paths: RunPaths) -> None:
     """Where another command is at work in the run's folder, or it no longer waits, it keeps them."""
-    if not paths.checkpoints.is_dir():
+    if not paths.kept_for_itself:
         return
     try:
         with at_work(paths):
             if read_result(paths).get("status") == PAUSED:
                 update_result(paths, resumable=False)
                 paths.remove_checkpoints()
+                checkpoint_file.remove_unnamed(paths.checkpoints)
     except FolderInUse:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,14 +10,15 @@ from typing import NamedTuple
 from expt.config.schema import RunConfig
 from expt.config.search import Search
 from expt.config.task_rules import measured_each_epoch
-from expt.errors import ConfigError, did_you_mean, warn
-from expt.runs.fork import epochs_of, is_there
+from expt.errors import ConfigError, FolderInUse, did_you_mean, warn
+from expt.runs import checkpoint_file, forkable
+from expt.runs.folder_lock import at_work
 from expt.runs.parent import kept_by
 from expt.runs.paths import RunPaths
-from expt.runs.result import PAUSED, Record
+from expt.runs.result import COMPLETED, PAUSED, Record
 from expt.runs.typed import quoted
 from expt.search.goals import Goal
-from expt.search.history import Point
+from expt.search.history import Point, best
 from expt.search.pausing import remove_checkpoints
 from expt.search.pbt import Choice, GoOn, Member, Population, Replace
 from expt.search.space import Space, Values
@@ -91,15 +93,48 @@ class PopulationTraining:
 
     def _epoch_there(self, parent: Path, known: int) -> int:
         """That of the checkpoint to fork: the one that is known, or of a parent that has trained on its newest."""
-        there = epochs_of(parent)
+        there = forkable.epochs_of(parent)
         return known if known in there else max((each for each in there if each < self._epochs), default=known)
 
+    def keep(self, points: Sequence[Point], new: NewRun) -> None:
+        """Let the parent of a fork keep the checkpoint that it is forked from."""
+        for parent in points:
+            if parent.number is not None and parent.number == new.parent and parent.folder is not None:
+                forkable.keep(parent.folder, new.began_at)
+
     def clear(self, points: Sequence[Point], planned: Collection[int]) -> None:
-        """Remove the checkpoints of members that have given up their places, whatever else is `planned`."""
-        gone = {point.replaces for point in points} - {None}
+        """Remove the checkpoints of members that have given up their places, whatever else is `planned`.
+
+        What others were forked from is kept where the best, or what may become the best, is descended from it.
+        """
+        if self._keeps:
+            return
+        gone, kept = {point.replaces for point in points} - {None}, self._ancestry(points)
         for point in points:
-            if not self._keeps and point.number in gone and point.status == PAUSED and point.folder is not None:
-                remove_checkpoints(RunPaths(point.folder))
+            if point.folder is None or point.number is None:
+                continue
+            paths = RunPaths(point.folder)
+            if None not in (epochs := kept.get(point.number, set())):
+                names = {paths.forked_after(epoch) for epoch in epochs if epoch is not None}
+                _remove(paths, {*paths.kept_for_forks} - names, has_ended=point.status == COMPLETED)
+            if point.number in gone and point.status == PAUSED:
+                remove_checkpoints(paths)
+
+    def _ancestry(self, points: Sequence[Point]) -> dict[int, set[int | None]]:
+        """After which epochs each point was forked on the way to the best; None where that is not known yet."""
+        by_number = {point.number: point for point in points}
+        leading = best(points, [self._goal])
+        replaced = {point.replaces for point in points}
+        found: dict[int, set[int | None]] = {}
+        for point in points:
+            may_lead = point.status != COMPLETED and not point.is_bad and point.number not in replaced
+            if not (may_lead or (leading is not None and point.objectives == leading.objectives)):
+                continue
+            member: Point | None = point
+            while member is not None and member.parent is not None:
+                found.setdefault(member.parent, set()).add(member.began_at or None)
+                member = by_number.get(member.parent)
+        return found
 
     def _choice(self, points: Sequence[Point]) -> Choice | None:
         folders = {point.number: point.folder for point in points}
@@ -116,7 +151,7 @@ class PopulationTraining:
     def _is_there(self, number: int, folders: Mapping[int | None, Path | None]) -> bool:
         """Whether the member can be forked; one that can't is told of once, and chosen no more."""
         folder = folders.get(number)
-        if number not in self._gone and (folder is None or not is_there(folder)):
+        if number not in self._gone and (folder is None or not forkable.is_there(folder)):
             warn(f"{folder}: has no checkpoint to fork any more; search=pbt goes on without it as a parent")
             self._gone.add(number)
         return number not in self._gone
@@ -136,6 +171,14 @@ class PopulationTraining:
             can_be_forked=point.number not in self._gone,
             is_orphan=self._orphans.get(point.number, False),
         )
+
+
+def _remove(paths: RunPaths, checkpoints: Collection[Path], *, has_ended: bool) -> None:
+    """With their parts; those of a run that goes on it removes itself as it writes others."""
+    checkpoint_file.remove(checkpoints)
+    if checkpoints and paths.parts and has_ended:
+        with contextlib.suppress(FolderInUse), at_work(paths):
+            checkpoint_file.remove_unnamed(paths.checkpoints)
 
 
 def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space) -> None:

@@ -124,8 +124,7 @@ class Searching:
     def promote(self) -> tuple[Point, int | None] | None:
         """The paused run that goes on now, counted as under way, and the epoch after which it pauses again."""
         while found := self.pausing.next(self.own) if self.pausing else None:
-            folder = found[0].folder
-            if folder is None or read_result(RunPaths(folder)):
+            if (folder := found[0].folder) is None or read_result(RunPaths(folder)):
                 self._points[folder] = replace(found[0], status=RUNNING)
                 return found
             del self._points[folder]  # a person has removed it since
@@ -156,7 +155,9 @@ class Searching:
     def begin(self, number: int, values: Values, paths: RunPaths | None) -> None:
         """Count a point as under way; without `paths` it is another under another name."""
         self._taken.add(number)
-        known = self._points.get(paths.folder) if paths else None
+        new, known = self.new(number), self._points.get(paths.folder) if paths else None
+        if self._population and paths is not None:
+            self._population.keep(self.own, new)
         if paths is None or (known and known.number is not None):
             self._num_repeated += 1
         else:
@@ -167,7 +168,7 @@ class Searching:
                 status=status,
                 number=number,
                 objectives=objectives,
-                replaces=(new := self.new(number)).replaces,
+                replaces=new.replaces,
                 parent=new.parent,
                 began_at=new.began_at,
                 folder=paths.folder,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from expt.errors import RunFailed
@@ -34,6 +34,7 @@ class Source(Iterator[Job | None]):
         make: Callable[[int, Values], Job | None],
         again: Callable[[Point], Job | None],
         has_room: Callable[[], bool] | None,
+        added: Iterable[Job] = (),
         *,
         batch: int | None = None,
         budget: Budget | None = None,
@@ -41,12 +42,12 @@ class Source(Iterator[Job | None]):
     ) -> None:
         """`make` gives the job of a new point, `again` that of one that has come to no end; None for a known job.
 
-        `finish` is told when the budget is used up, and lets those that run save and end.
+        Those `added` to an earlier command come first. `finish` is told that the budget is used up: all is to end.
         """
         self._searching, self._make, self._again, self._has_room = searching, make, again, has_room
         self._batch, self._left_of_batch = batch, 0
         self._budget, self._finish = budget, finish
-        self._unfinished = searching.unfinished
+        self._added, self._unfinished = iter(added), searching.unfinished
         self._under_way: list[Job] = []
         self._promoted_from: dict[Path, tuple[str, str]] = {}  # in which state: who comes back as it was would for ever
         self._jobs: dict[Path, Job] = {}  # by their folders
@@ -95,6 +96,8 @@ class Source(Iterator[Job | None]):
 
     def _next(self) -> Job | None:
         searching = self._searching
+        if job := next(self._added, None):
+            return job
         while self._unfinished:
             point = self._unfinished.pop(0)
             if job := self._again(point):

@@ -13,7 +13,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, warn
-from expt.runs import sharded_writer
+from expt.runs import checkpoint_file
 from expt.runs.paths import RunPaths
 from expt.training import optim
 from expt.training.carry_over import Earlier, carry_over
@@ -129,4 +129,4 @@ def release(paths: RunPaths, worker: Worker) -> None:
         for path in paths.checkpoints.glob(f"{paths.forked.name}*"):
             path.unlink()
         if paths.parts:
-            sharded_writer.remove_unnamed(paths.checkpoints)
+            checkpoint_file.remove_unnamed(paths.checkpoints)

@@ -19,6 +19,7 @@ from expt.command import report
 from expt.command.search_space import space_of
 from expt.errors import ConfigError
 from expt.machine import Machine
+from expt.runs import added
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from expt.search.search import Searching
@@ -77,6 +78,21 @@ def test_the_same_command_goes_on_where_it_was(searched: Path, tmp_path: Path) -
     assert len(after) == 5
     assert len(result) == 4
     assert again.best.objective == max(value for _, value in after.values())
+
+
+def test_a_point_that_was_added_to_a_search_is_taken_up_again_before_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["epochs=1", "world_size=1", "dataset.train_limit=64", "optimizer.lr=0.5"]
+    added.keep(tmp_path, [added.Added(words, ["optimizer.lr"])])
+    for runs in (1, 2):
+        expt.sweep(SMALL, optimizer=LR, search={"name": "random", "runs": runs}, folder=tmp_path)
+        told = capsys.readouterr()
+        assert ("[1/2] done        lr=0.5" in told.out) is (runs == 1), "once"
+        assert "another grid" not in told.err
+    numbers = [json.loads(path.read_text()).get("search") for path in sorted(tmp_path.glob("*/result.json"))]
+    assert [each for each in numbers if each is None] == [None]
+    assert len(numbers) == 3
 
 
 def test_a_warm_start_informs_and_counts_for_nothing(
@@ -178,6 +194,7 @@ def test_hydras_grammar_is_the_space() -> None:
             "optimizer.lr=interval(1,1): is empty; the first end must be below the second",
         ),
         (["seed=range(3,3)"], "seed: its range is empty"),
+        (["model=glob(zz*)"], "model=glob(zz*): matches nothing; model is one of airbench, "),
         (["optimizer.lr=interval(0.1,2)", "batch_size=interval(0,8)"], "batch_size=0: input should be greater than"),
         (["amp=interval(0,1)"], "amp="),
         (["optimizer.lr=tag(steep,interval(0,2))"], "optimizer.lr: the tag steep says nothing here"),

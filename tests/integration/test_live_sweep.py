@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from expt.errors import ConfigError
-from expt.runs import orders
+from expt.runs import added, orders
 from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, PAUSED, RUNNING, read_result
@@ -106,10 +106,17 @@ def test_a_search_of_several_goals_takes_further_points_and_no_other_settings_of
     search = ("search=random", "search.runs=1", "objective=[loss/val,accuracy/val]", "optimizer.lr=interval(0.01,0.02)")
     process = start("-m", *search, *LONG, f"hydra.sweep.dir={sweep}", cwd=tmp_path)
     until(lambda: any(sweep.glob("*/metrics.jsonl")))
+    orders.give(sweep, "pause", ())
     with pytest.raises(ConfigError, match=r"^search\.runs=9: is the search's; end it by Ctrl-C, "):
         orders.give(sweep, "add", ("search.runs=9",))
     assert orders.give(sweep, "add", ("optimizer.lr=0.5", "epochs=1")) == ["added 1 run: epochs=1,lr=0.5"]
+    orders.give(sweep, "add", ("optimizer.lr=0.5,0.6", "epochs=59"))
+    assert [point.keys for point in added.read(sweep)] == [["optimizer.lr", "epochs"]] * 3
+    orders.give(sweep, "drop", ("epochs=59",))
+    (kept,) = added.read(sweep)
+    assert {"objective=loss/val", "optimizer.lr=0.5", "epochs=1"} <= {*kept.words}, "and none that was dropped"
     orders.give(sweep, "drop", ("epochs=60",))
+    orders.give(sweep, "resume", ())
     told = ended(process)
     assert told.returncode == 0, told.stderr
     assert read_result(RunPaths(sweep / "epochs=1,lr=0.5"))["objective"]["name"] == "loss/val"

@@ -187,6 +187,26 @@ def test_a_dry_run_starts_nothing(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("model=glob(zz*)", r"^model=glob\(zz\*\): matches nothing; model is one of airbench, convnet, "),
+        (
+            "optimizer.lr=glob(*)",
+            r"^optimizer\.lr=glob\(\*\): matches nothing, for optimizer\.lr is no group",
+        ),
+        ("seed=range(3,3)", r"^seed=range\(3,3\): its range is empty; "),
+    ],
+)
+def test_a_grid_without_a_point_says_of_which_word(
+    word: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=told):
+        expt.sweep(word, "epochs=1")
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_named_grid_needs_no_option(tmp_path: Path) -> None:
     done = run("sweep=seeds", "world_size=1", *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -107,6 +107,27 @@ def test_summary_csv_has_a_line_for_each_run(tmp_path: Path) -> None:
     assert [(row["device_s"], row["energy_j"]) for row in found.values()] == [("7.5", "900"), ("0", ""), ("0", "")]
 
 
+def test_a_setting_and_a_result_of_one_name_have_columns_of_their_own(tmp_path: Path) -> None:
+    for number, objective in enumerate(("loss/val", "accuracy/val")):
+        overrides = {"objective": objective, "lr": number}
+        leave_run(tmp_path, f"run={number}", 0.5 + number, objective=objective, overrides=overrides)
+    leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
+    head, *below = csv.reader(lines_of(tmp_path, "summary.csv"))
+    assert len({*head}) == len(head)
+    found = [dict(zip(head, line, strict=True)) for line in below]
+    assert [(run["objective_setting"], run["objective"]) for run in found] == [
+        ("loss/val", "0.5"),
+        ("accuracy/val", "1.5"),
+    ]
+    assert lines_of(tmp_path, "summary.md")[0].startswith("| objective | lr | ")
+    (tmp_path / "none").mkdir()
+    for number in range(2):
+        leave_run(tmp_path / "none", f"run={number}", overrides={"objective": "loss/val", "lr": number})
+    leaderboard.write_summary(tmp_path / "none", leaderboard.read_runs(tmp_path / "none"))
+    head = lines_of(tmp_path / "none", "summary.md")[0].split(" | ")
+    assert len({*head}) == len(head)
+
+
 def test_null_is_an_empty_cell_in_csv_and_null_in_a_table(tmp_path: Path) -> None:
     leave_run(tmp_path, "clip=null", 0.5, overrides={"gradient_clip": None}, config={"gradient_clip": None})
     leave_run(tmp_path, "clip=1", 0.25, overrides={"gradient_clip": 1.0}, config={"gradient_clip": 1.0})

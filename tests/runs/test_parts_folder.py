@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from expt.errors import CheckpointError
-from expt.runs import parts_folder, sharded_writer
+from expt.runs import checkpoint_file, parts_folder
 
 
 def described(folder: Path) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def test_nothing_is_removed_that_a_damaged_checkpoint_may_name(tmp_path: Path) -
     for name in ("step-1.parts", ".step-2.parts"):
         (tmp_path / name).mkdir()
     (tmp_path / "last-1.pt").write_bytes(b"damaged")
-    sharded_writer.remove_unnamed(tmp_path)
+    checkpoint_file.remove_unnamed(tmp_path)
     assert len([*tmp_path.glob("*step-*.parts")]) == 3
     (tmp_path / "last-1.pt").unlink()
-    sharded_writer.remove_unnamed(tmp_path)
+    checkpoint_file.remove_unnamed(tmp_path)
     assert [path.name for path in tmp_path.glob("*step-*.parts")] == ["step-3.parts"]

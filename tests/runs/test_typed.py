@@ -7,7 +7,7 @@ import shlex
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from expt.runs.typed import quoted, setting, unquoted
+from expt.runs.typed import joined, quoted, setting, unquoted
 
 VALUES = [
     "a/b.c",
@@ -33,6 +33,12 @@ def test_a_value_comes_back(value: str) -> None:
     (word,) = shlex.split(setting("key", value))
     assert OverridesParser.create().parse_override(word).value() == value
     assert unquoted(quoted(value)) == value
+
+
+def test_a_shell_gets_back_what_is_joined() -> None:
+    words = [f"key={quoted(value)}" for value in VALUES]
+    assert shlex.split(joined(words)) == words
+    assert joined(["a='b=1,c=2'", "a=$b'"]) == """"a='b=1,c=2'" 'a=$b'"'"\'\'"""
 
 
 def test_what_needs_no_quotes_has_none() -> None:

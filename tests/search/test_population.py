@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import expt
 from expt.config.search import Search
 from expt.errors import ConfigError
 from expt.runs import checkpoint
+from expt.runs.forkable import epochs_of
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Made
-from expt.runs.result import COMPLETED, FAILED, PAUSED, Record, create_result, results
+from expt.runs.result import COMPLETED, FAILED, PAUSED, Record, create_result, results, update_result
 from expt.search.goals import Goal
 from expt.search.history import Point
 from expt.search.population import NewRun, PopulationTraining
@@ -46,7 +47,7 @@ def _kept(record: Record) -> dict[str, Any]:
 
 def test_places_go_to_forks_of_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "sweep"
-    expt.sweep(*SHORT, *SEARCH, "epochs=2", f"hydra.sweep.dir='{folder}'")
+    expt.sweep(*SHORT, *SEARCH, "epochs=2", "search.seed=7", f"hydra.sweep.dir='{folder}'")
     records = _records(folder)
     assert [record["status"] for record in records].count(COMPLETED) == 4
     (fork,) = records[4:]
@@ -60,6 +61,7 @@ def test_places_go_to_forks_of_the_best(tmp_path: Path, capsys: pytest.CaptureFi
     assert [*parent["changed"]] == ["optimizer.lr"]
     best = next(record for record in records if record.get("identity") == parent["identity"])
     assert best["search"]["number"] != replaced
+    assert (folder / best["name"] / "checkpoints/forked-1.pt").exists() is (fork["name"] in _best(records))
     rate = fork["config"]["optimizer"]["lr"] / best["config"]["optimizer"]["lr"]
     assert 1e-4 <= fork["config"]["optimizer"]["lr"] <= 1
     assert rate != 1
@@ -67,6 +69,45 @@ def test_places_go_to_forks_of_the_best(tmp_path: Path, capsys: pytest.CaptureFi
     expt.sweep(*SHORT, *SEARCH, "epochs=2", "threads=1", f"hydra.sweep.dir='{folder}'")
     assert "do not count" not in "".join(capsys.readouterr()), "a fork is of the search, too"
     assert _records(folder) == records
+
+
+def _best(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    values = {record["name"]: record["objective"]["value"] for record in records}
+    return [name for name, value in values.items() if value == max(values.values())]
+
+
+def test_what_the_best_was_forked_from_is_kept_and_no_other(configured: Configured, tmp_path: Path) -> None:
+    """Of 0, 1 is a fork, and 2 of that, the best in the end; 3 is no better, and 4 may still become so."""
+
+    def point(number: int, value: float, parent: int | None = None, **more: Any) -> Point:
+        more = {"status": COMPLETED, "began_at": 0 if parent is None else 1, **more}
+        folder = tmp_path / str(number)
+        _leave_checkpoint(RunPaths(folder))
+        return Point(values={}, number=number, parent=parent, objectives=(value,), folder=folder, **more)
+
+    def kept(*points: Point) -> dict[str, list[str]]:
+        training.clear(points, range(len(points)))
+        found = {path.name: RunPaths(path).kept_for_forks for path in sorted(tmp_path.iterdir())}
+        return {number: [path.stem for path in paths] for number, paths in found.items() if paths}
+
+    training = _training(configured)
+    points = [
+        point(0, 0.5, status=PAUSED), point(1, 0.6, parent=0, status=PAUSED, replaces=7),
+        point(2, 0.9, parent=1, replaces=1), point(3, 0.8), point(4, 0.7, parent=3, status=PAUSED),
+        point(7, 0.1, status=PAUSED),
+    ]  # fmt: skip
+    for each in points:
+        training.keep(points, NewRun({}, parent=each.number, began_at=1))
+        training.keep(points, NewRun({}, parent=each.number, began_at=2))  # there is none
+    update_result(RunPaths(tmp_path / "7"), status=PAUSED)
+    shutil.rmtree(tmp_path / "4" / "checkpoints")
+    assert kept(*points) == {"0": ["forked-1"], "1": ["forked-1"], "3": ["forked-1"]}
+    assert not RunPaths(tmp_path / "7").checkpoints.exists()
+    ended = [dataclasses.replace(each, status=COMPLETED) if each.number == 4 else each for each in points]
+    assert kept(*ended) == {"0": ["forked-1"], "1": ["forked-1"]}
+    for path in (tmp_path / "1" / "checkpoints").glob("last*"):
+        path.unlink()
+    assert epochs_of(tmp_path / "1") == {1}, "it can be forked there again"
 
 
 def _measured(folder: Path) -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
-from expt.runs import parts_folder
+from expt.errors import CheckpointError
+from expt.runs import checkpoint, fork, parts_folder
 from expt.runs.paths import RunPaths
 from expt.training.collectives import Worker
 from expt.worker import forked
+from tests.conftest import Configured
 
 
 def test_the_parts_of_the_other_run_go_with_its_checkpoint(tmp_path: Path) -> None:
@@ -21,3 +24,26 @@ def test_the_parts_of_the_other_run_go_with_its_checkpoint(tmp_path: Path) -> No
     one = Worker(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
     forked.release(paths, one)
     assert {path.name for path in paths.checkpoints.iterdir()} == {"last.pt", "step-38.parts"}
+
+
+def test_a_damaged_part_is_told_with_the_run_that_has_it_and_is_not_kept(
+    configured: Configured, tmp_path: Path
+) -> None:
+    """Whatever the fork has taken of it goes again: once the other run's is whole, the fork can begin."""
+    source, target = RunPaths(tmp_path / "x2"), RunPaths(tmp_path / "f")
+    part = source.checkpoints / "step-12.parts" / "__1_0.distcp"
+    part.parent.mkdir(parents=True)
+    part.write_text("whole")
+    state = {"model": {}, "position": {"epoch": 1, "step": 12, "step_in_epoch": 12}, "config": {}, "workers": []}
+    parts = parts_folder.described(part.parent)
+    checkpoint.save(source.last, {**state, "metrics_bytes": 0, parts_folder.PARTS: parts})
+    part.unlink()
+    part.write_text("other")
+    config = configured("fork=x2")
+    with pytest.raises(CheckpointError) as told:
+        fork.begin(source.last, config, target)
+    assert str(told.value).startswith(f"fork=x2: {source.last}: {part}, a part of it, is truncated or damaged; ")
+    assert not any(target.checkpoints.iterdir())
+    part.unlink()
+    part.write_text("whole")
+    assert fork.begin(source.last, config, target) == target.forked

@@ -138,12 +138,18 @@ def lines(found: Sequence[Row], objective: str, stale: Collection[Path] = ()) ->
     tests = (f"{metric}/test" for metric in best_first(run for row in found for run in row.runs))
     test = next((tag for tag in tests if tag != objective and any(row.values_of(tag) for row in found)), None)
     shown_test = [test] if test else []
-    yield [*keys, objective, *shown_test, "status", "train time"]
+    after = [objective, *shown_test, "status", "train time"]
+    yield [*_headings(keys, after), *after]
     for row in found:
         old = sum(run["folder"] in stale for run in row.runs)
         status = row.status + (f", {WORD if old == len(row.runs) else f'{old} {WORD}'}" if old else "")
         numbers = [_spread(row.values), *(_spread(row.values_of(tag)) for tag in shown_test)]
         yield [*(setting(row.settings.get(key, "")) for key in keys), *numbers, status, elapsed(row.seconds)]
+
+
+def _headings(keys: Sequence[str], others: Collection[str]) -> list[str]:
+    """The names of the settings' columns; one of the name of a result, as `objective`, says that it is a setting."""
+    return [f"{key}_setting" if key in others else key for key in keys]
 
 
 def _keys(found: Sequence[Row]) -> list[str]:
@@ -159,8 +165,8 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     energy = ["energy_j"] if any("energy_j" in run for run in runs) else []
-    columns = ["run", "status", "identity", *keys, "objective", *tags, "train_s", "device_s", *energy, "error"]
-    writer.writerow(map(in_csv, columns))
+    before, after = ["run", "status", "identity"], ["objective", *tags, "train_s", "device_s", *energy, "error"]
+    writer.writerow(map(in_csv, [*before, *_headings(keys, {*before, *after}), *after]))
     for run in runs:
         metrics, known = run.get("metrics") or {}, _Settings(run)
         objective = run.get("objective")
