@@ -65,8 +65,10 @@ def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
 
     Raises ConfigError where it is gone, or can't be gone on from with these settings.
     """
-    if paths.forked.exists() and _is_whole(paths.forked):
-        return paths.forked
+    if paths.forked.exists():
+        if (damage := _damage(paths.forked)) is None:
+            return paths.forked
+        warn(f"{damage}; it is taken anew")
     run = named(str(config.fork)).run
     assert content.fork is not None
     step = content.fork.rpartition("@")[2]
@@ -82,13 +84,12 @@ def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
     return before_its_end(config, found.state, found.file)
 
 
-def _is_whole(path: Path) -> bool:
+def _damage(path: Path) -> CheckpointError | None:
     try:
         checkpoint_file.check(path)
     except CheckpointError as error:
-        warn(f"{error}; it is taken anew")
-        return False
-    return True
+        return error
+    return None
 
 
 def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
@@ -118,15 +119,9 @@ def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
 
 def _refuse_damaged(source: Path, config: RunConfig) -> None:
     """Raise CheckpointError where the other run's checkpoint is not what was written, and not its copy alone."""
-    try:
-        checkpoint_file.check(source)
-    except CheckpointError as error:
-        others = [found for found in all_of(source.parent.parent) if not _same_file(found.file, source)]
-        raise CheckpointError(f"fork={config.fork}: {error}; of others {choice(others)}") from None
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    return one == other or one.samefile(other)
+    if damage := _damage(source):
+        others = [found for found in all_of(source.parent.parent) if _damage(found.file) is None]
+        raise CheckpointError(f"fork={config.fork}: {damage}; of others {choice(others)}")
 
 
 def forked_from(config: RunConfig, source: Path) -> Forked:

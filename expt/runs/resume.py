@@ -67,14 +67,14 @@ def cut_back(source: Path, paths: RunPaths) -> Resumed:
     paths.metrics.write_bytes(text[: state["metrics_bytes"]])
     _set_aside_if_damaged(paths.best)
     if state["best"] and not _has_best(paths.best, state):
-        beside = source.with_name(paths.best.name)
-        there = (source if state["is_best"] else beside, *map(_before, (paths.best, beside)), beside)
+        beside, last = source.with_name(paths.best.name), source.with_name(paths.last.name)
+        there = (source, *map(_before, (paths.best, beside)), beside, *checkpoint_file.candidates(last))
         best = next((path for path in there if _has_best(path, state)), None)
         if best is not None:
             paths.checkpoints.mkdir(parents=True, exist_ok=True)
             checkpoint_file.keep_as(best, paths.best)
         else:
-            warn(f"{beside}: is not the best that {source.name} knows of; the test at the end is of a later one")
+            warn(f"{beside}: is not the best that {source.name} knows of; the best is chosen from later epochs")
     return {"checkpoint": str(source), "step": state["position"]["step"]}
 
 
@@ -151,7 +151,8 @@ def _before(best: Path) -> Path:
 def _has_best(path: Path, state: Mapping[str, Any]) -> bool:
     try:
         checkpoint_file.check(path)
-        return bool(checkpoint_file.read(path)["best"] == state["best"])
+        found = checkpoint_file.read(path)
+        return bool(found["is_best"] and found["best"] == state["best"])
     except Exception:  # missing, or damaged in one of many ways
         return False
 

@@ -60,9 +60,9 @@ class History:
         times = {"epoch_s": self.epoch_s, "eval_s": self.eval_s, "elapsed_s": elapsed_s}
         return {"best": self.best, "last": self.last, **times}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what `state_dict` gave."""
-        self.best, self.last = state["best"], dict(state["last"])
+    def load_state_dict(self, state: Mapping[str, Any], *, has_best: bool = True) -> None:
+        """Remember what `state_dict` gave; no best whose weights are gone, for they can be neither tested nor used."""
+        self.best, self.last = state["best"] if has_best else None, dict(state["last"])
         self.epoch_s, self.eval_s, self._earlier_s = list(state["epoch_s"]), state["eval_s"], state["elapsed_s"]
 
 

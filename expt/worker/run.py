@@ -129,7 +129,7 @@ class Run:
             self.history.last = dict(saved["last"])  # what it is best at, and where it stops early, is its own
         else:
             self.snapshot.load_state_dict(saved)
-            self.history.load_state_dict(saved)
+            self.history.load_state_dict(saved, has_best=self.snapshot.is_there(self.paths.best))
             self.early_stop.load_state_dict(saved.get("early_stop") or EarlyStop(None, {}).state_dict())
         self.callbacks.load_state_dict(saved.get("callbacks", []))
         self.learner.precision.skipped.fill_(saved.get("skipped_steps", self.history.last.get(tags.SKIPPED_STEPS, 0.0)))

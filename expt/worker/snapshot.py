@@ -105,14 +105,17 @@ class Snapshot:
         slots.update(found)
         return slots
 
+    def is_there(self, path: Path) -> bool:
+        """Whether rank 0 has a checkpoint at `path`; a collective."""
+        return collectives.from_rank_0(path.exists(), self.worker.device)
+
     def load_best(self, path: Path) -> None:
         """The weights of the checkpoint at `path`; those of now stay if rank 0 has none there. A collective."""
-        mine = self.worker.rank == 0 and path.exists()
         if self.learner.shards > 1:
-            if collectives.max_across_workers([float(mine)], self.worker.device)[0]:
+            if self.is_there(path):
                 self.load_weights(self.read(path, only=("model", "ema")))
             return
-        if mine:
+        if self.worker.rank == 0 and path.exists():
             self.load_weights(checkpoint.load(path))
         collectives.broadcast_parameters(self.learner.evaluated)
 

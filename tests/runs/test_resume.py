@@ -96,6 +96,13 @@ def test_a_best_that_is_damaged_is_not_tested_at_the_end(paths: RunPaths, capsys
     assert not paths.best.exists()
 
 
+def test_a_best_that_is_gone_is_taken_from_the_older_checkpoints(config: RunConfig, paths: RunPaths) -> None:
+    for step in (4, 5):
+        checkpoint.save(paths.last, state(config, step, best=4), keep=1)  # of the second `best` is what it knows of
+    resume.cut_back(paths.last, paths)
+    assert step_of(paths.best) == 4
+
+
 def test_in_a_new_folder_the_best_comes_along(paths: RunPaths, tmp_path: Path) -> None:
     new = RunPaths(tmp_path / "new")
     new.folder.mkdir()

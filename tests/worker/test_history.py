@@ -74,3 +74,12 @@ def test_the_time_of_an_epoch_counts_both_attempts() -> None:
     assert second.end_epoch() == 1.0, "the epoch after counts from zero"
     assert second.state_dict(within_epoch=False)["elapsed_s"] == 0.0
     assert first.epoch_s == [3.0], "the second has a list of its own"
+
+
+def test_a_best_whose_weights_are_gone_is_no_best() -> None:
+    state = {"best": {"metric": "loss/val", "value": 0.5, "epoch": 1}, "last": {}, "epoch_s": [1.0], "eval_s": 0.0}
+    history = History("loss/val", "min")
+    history.load_state_dict({**state, "elapsed_s": 0.0}, has_best=False)
+    history.last = {"loss/val": 0.9}
+    assert history.note_best(2)
+    assert history.objective["value"] == 0.9
