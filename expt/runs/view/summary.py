@@ -97,7 +97,8 @@ def _facts(result: Record) -> list[str]:
 
 def _without_best(result: Record) -> str | None:
     """Why no epoch was the best, where each was evaluated."""
-    name, values = str((result.get("objective") or {}).get("name")), result.get("metrics") or {}
+    values: Mapping[str, float] = result.get("metrics") or {}
+    name = str((result.get("objective") or {}).get("name"))
     each_epoch = (result.get("config") or {}).get("eval_split") == "test"
     if math.isfinite(values.get(name, 0.0)) or (name.endswith("/test") and not each_epoch):
         return None
