@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -98,7 +99,8 @@ def _facts(result: Record) -> list[str]:
 def _without_best(result: Record) -> str | None:
     """Why no epoch was the best, where each was evaluated."""
     values: Mapping[str, float] = result.get("metrics") or {}
-    name = str((result.get("objective") or {}).get("name"))
+    objective: Mapping[str, Any] = result.get("objective") or {}
+    name = str(objective.get("name"))
     each_epoch = (result.get("config") or {}).get("eval_split") == "test"
     if math.isfinite(values.get(name, 0.0)) or (name.endswith("/test") and not each_epoch):
         return None
