@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from expt.command.composing import composed_alone
 from expt.command.conf_files import keys
 from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.config import secrets, user_code
-from expt.config.datasets import OWN_DATASET_KEYS, Diabetes, Table, Text
+from expt.config.datasets import OWN_DATASET_KEYS, Diabetes, Table, TargetDataset, Text
 from expt.config.identity import NOT_IN_RESULT, Content
 from expt.config.parse import parse_evaluation, plain, settings_of, with_value
 from expt.config.schema import RunConfig
@@ -62,6 +63,8 @@ OF_TRAINING = {
 PREPARED = {"mean", "std", "augment", "transforms", "sampling", "standardise", "standardise_targets"}
 READABLE = (1, 3)
 """Channels that a picture can be read with."""
+_LONGEST = 60
+"""Characters of a dataset's name in that of a folder."""
 HELD_OUT = ("val_fraction", "test_fraction", "folds", "fold", "train_limit")
 
 
@@ -165,9 +168,20 @@ def settings(run: Path, record: Record, asked: Asked) -> Settings:
     split = asked.split or _split(config, record, own=own)
     if own and split in ("train", "all"):
         warn(f"split={split}: the run was trained on these samples, or on some of them")
-    evaluation = Evaluation(run=run.absolute(), which=asked.which, split=split, own_data=own)  # type: ignore[arg-type]
-    names = [split] if own else [(asked.chosen or config.dataset.name).replace("/", "-"), split]
-    return Settings(config, content, evaluation, "-".join([*names, *(["last"] if asked.which == "last" else [])]))
+    other = None if own else _name(config, asked)
+    evaluation = Evaluation(run=run.absolute(), which=asked.which, split=split, own_data=own, dataset=other)  # type: ignore[arg-type]
+    folder = [] if other is None else [re.sub(r"[^\w.,=+-]+", "-", other)[:_LONGEST]]
+    names = [*folder, split, *(["last"] if asked.which == "last" else [])]
+    return Settings(config, content, evaluation, "-".join(names))
+
+
+def _name(config: RunConfig, asked: Asked) -> str:
+    """What another dataset is called: of an own class with the arguments that are typed, which tell two apart."""
+    dataset = config.dataset
+    if not isinstance(dataset, TargetDataset):
+        return asked.chosen or dataset.name
+    words = (f"{key}={value}" for key, value in asked.dataset.items())
+    return str(secrets.hidden(" ".join([asked.chosen or dataset.target.rpartition(".")[2], *words])))
 
 
 def _task(then: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +286,9 @@ def _warn_of_own_classes(record: Record, now: Mapping[str, Any]) -> None:
     names = user_code.targets_recorded(then)
     beside_the_model = user_code.targets_recorded({**then, "model": {}})  # of that alone expt.load warns
     if made and made["code"] and beside_the_model and user_code.fingerprint(names) != made["code"]:
-        warn(f"{', '.join(names)}: the source has changed since the run; the numbers may be others")
+        own = user_code.with_own_source(names)
+        several = "the source of one or more" if len(own) > 1 else "the source"
+        warn(f"{', '.join(own)}: {several} has changed since the run; the numbers may be others")
 
 
 def _split(config: RunConfig, record: Record, *, own: bool) -> Split:

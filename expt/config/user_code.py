@@ -77,6 +77,11 @@ def import_anew(names: Sequence[str]) -> None:
     importlib.invalidate_caches()
 
 
+def with_own_source(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the classes `names` whose source `fingerprint` reads, each once; all where none is found any more."""
+    return tuple(dict.fromkeys(name for name in names if own_modules([name]))) or tuple(dict.fromkeys(names))
+
+
 def own_modules(names: Sequence[str]) -> dict[str, Path]:
     """The person's own modules that the classes `names` come from, by name, and their files."""
     found: dict[str, Path] = {}

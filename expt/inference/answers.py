@@ -193,23 +193,31 @@ class Likelihoods(Form):
 
 
 class Outputs(Form):
-    """What a task of one's own predicts, as it is."""
+    """What a task of one's own predicts, as it is; with the targets, where they are one value for each sample."""
 
     def arrays(self, predicted: Any, targets: Any) -> dict[str, np.ndarray]:
         """Each tensor by itself."""
-        found = [tensor.float().cpu().numpy() if tensor.is_floating_point() else tensor.cpu().numpy()
-                 for tensor in leaves(mapped(Tensor.detach, predicted))]  # fmt: skip
+        found = [_numbers(tensor) for tensor in leaves(mapped(Tensor.detach, predicted))]
         if not found:
             raise ConfigError(
                 f"the task predicts a {type(predicted).__name__}; let its `predict` give tensors [B, ...]"
             )
+        names = [f"output_{place}" for place in range(len(found))] if len(found) > 1 else ["output"]
         if isinstance(predicted, Mapping) and len(predicted) == len(found):
-            return dict(zip(map(str, predicted), found, strict=True))
-        return {"output": found[0]} if len(found) == 1 else {f"output_{place}": one for place, one in enumerate(found)}
+            names = [_apart(name) if name == "target" else name for name in map(str, predicted)]
+        several = dict(zip(names, found, strict=True))
+        if isinstance(targets, Tensor) and targets.dim() and targets.numel() == len(targets):
+            several["target"] = _numbers(targets.flatten())
+        return several
 
     def values(self, arrays: Mapping[str, list[Any]], place: int) -> Record:
         """Numbers and lists."""
-        return {_apart(name): several[place] for name, several in arrays.items()}
+        return {name if name == "target" else _apart(name): several[place] for name, several in arrays.items()}
+
+
+def _numbers(tensor: Tensor) -> np.ndarray:
+    found: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
+    return found
 
 
 def form_of(plan: Plan) -> Form:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
 from expt import machine, signals
 from expt.config import user_code
 from expt.data.files import prepare
-from expt.errors import INTERRUPTED_BEFORE, ConfigError, Diverged, FolderInUse, Interrupted, RunFailed
+from expt.errors import INTERRUPTED_BEFORE, ConfigError, Diverged, ExptError, FolderInUse, Interrupted, RunFailed
 from expt.launch.job import Job, Observer, Options
 from expt.launch.pool import Pool
+from expt.runs import resume
 from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work
 from expt.runs.request import RunRequest
 from expt.runs.result import read_result
-from expt.runs.view.progress import RunDisplay, resume_command, watched
+from expt.runs.view.progress import RunDisplay, resume_command, shown_path, watched
 from expt.runs.view.summary import print_summary
+from expt.runs.worker_error import RAISED
 
 ABOUT_DP = (
     "note: strategy=dp is for comparison, and slower than ddp: one process, with Python's one lock, drives all GPUs, "
@@ -77,13 +80,40 @@ def _run_workers(request: RunRequest, on_start: Callable[[], None] | None, conso
                 raise Interrupted(INTERRUPTED_BEFORE) from None
             raise Interrupted(f"interrupted; to go on: {resume_command(paths)}") from None
     if job.error:
-        begun = paths.last.exists() or paths.forked.exists()
-        if begun and isinstance(job.error, RunFailed) and not isinstance(job.error, Diverged):
-            job.error.args = (f"{job.error}\nto go on from its last checkpoint: {resume_command(paths)}",)
-        elif begun and isinstance(job.error, ConfigError) and read_result(paths).get("error") == str(job.error):
-            # A sample that nobody had read before, and not a refusal, after which the record is what it was.
-            job.error.args = (f"{job.error}; then go on by {resume_command(paths)}",)
+        if paths.last.exists() or paths.forked.exists():
+            job.error.args = (f"{job.error}{way_on(request, job.error)}",)
         raise job.error
+
+
+def way_on(request: RunRequest, error: ExptError) -> str:
+    """What to say after the `error` of a run that has a checkpoint; nothing where it would fail again.
+
+    In its folder no run goes on by other source of its own classes than it began with.
+    """
+    paths, command, changed = request.paths, resume_command(request.paths), ""
+    if isinstance(error, RunFailed) and not isinstance(error, Diverged):
+        if request.content.code and RAISED in str(error):  # not killed, say, or out of memory
+            changed = f"\nor, after a change of your own code: {_by_other_code(request)}"
+        return f"\nto go on from its last checkpoint: {command}{changed}"
+    if isinstance(error, ConfigError) and read_result(paths).get("error") == str(error):
+        # A sample that nobody had read before, and not a refusal, after which the record is what it was.
+        if request.content.code:
+            changed = f", or after a change of your own code by {_by_other_code(request)}"
+            if not resume.is_trained(request.config, paths):
+                changed += f"; with more samples or fewer, train anew: {resume.rerun_command(_shown(request))}"
+        return f"; then go on by {command}{changed}"
+    return ""
+
+
+def _shown(request: RunRequest) -> Path:
+    return Path(shown_path(request.paths.folder))
+
+
+def _by_other_code(request: RunRequest) -> str:
+    folder = _shown(request)
+    if resume.is_trained(request.config, request.paths):
+        return f"{resume.evaluate_command(folder)} (it is trained to its end, but not tested)"
+    return resume.settings_to_resume(folder)
 
 
 def _run_in_process(request: RunRequest, on_start: Callable[[], None] | None, console: Console) -> None:

@@ -53,6 +53,8 @@ class EvaluationOf(TypedDict):
     split: str
     own_data: bool
     """Whether the samples are the run's own."""
+    dataset: NotRequired[str]
+    """What they are called, if they are not."""
     samples: int
     class_names: NotRequired[list[str]]
 

@@ -29,6 +29,8 @@ class Evaluation:
     split: Split
     own_data: bool
     """Whether the samples are those of the run itself."""
+    dataset: str | None = None
+    """What other samples are called."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, show
 from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
-from expt.runs import checkpoint_file, provenance
+from expt.runs import checkpoint_file, provenance, tags
 from expt.runs.paths import RunPaths
 from expt.runs.plan import OF_PLAN, refuse_other_plan
 from expt.runs.record_parts import Resumed
-from expt.runs.result import result_of_any
+from expt.runs.result import COMPLETED, Record, result_of_any
 
 # How long, where and in how many parts a run trains may change when it goes on; what it trains may not.
 MAY_CHANGE = NOT_IN_RESULT | {
@@ -207,16 +207,46 @@ def _refuse_other_content(
     if then["code"] == content.code:
         return
     other = "its own classes have other source now"
-    anew = f"to train it anew: {provenance.program()} rerun {shlex.quote(str(folder))}"
-    of_epochs = config.epochs * record.get("steps_per_epoch", math.inf)
-    if position["step"] >= min(of_epochs, config.max_steps or math.inf):
-        raise ConfigError(f"{folder}: the run is complete, and {other}; {anew}")
-    if folder.resolve() == paths.folder.resolve():  # one record can't say that its numbers are of both
+    anew = f"to train it anew: {rerun_command(folder)}"
+    if _is_trained(config, position, record):
+        if record.get("status") == COMPLETED or tags.metric("loss", "test") in (record.get("metrics") or {}):
+            raise ConfigError(f"{folder}: the run is complete, and {other}; {anew}")
         raise ConfigError(
-            f"{folder}: {other}; to go on in a new folder, type its settings with {shlex.quote(f'resume={folder}')} "
-            f"and without hydra.run.dir; {anew}"
+            f"{folder}: the run is trained to its end, but not tested, and {other}; to test it: "
+            f"{evaluate_command(folder)}; {anew}"
         )
+    if folder.resolve() == paths.folder.resolve():  # one record can't say that its numbers are of both
+        raise ConfigError(f"{folder}: {other}; to go on in a new folder, type {settings_to_resume(folder)}; {anew}")
     warn(f"{source}: the run's own classes have other source now; what goes on from it is of both")
+
+
+def is_trained(config: RunConfig, paths: RunPaths) -> bool:
+    """Whether the run of `paths` has a checkpoint of the end of its training."""
+    try:
+        position = checkpoint_file.read(paths.last)["position"]
+    except Exception:  # as of _has_best
+        return False
+    return _is_trained(config, position, result_of_any(paths))
+
+
+def _is_trained(config: RunConfig, position: Mapping[str, int], record: Record) -> bool:
+    of_epochs = config.epochs * record.get("steps_per_epoch", math.inf)
+    return position["step"] >= min(of_epochs, config.max_steps or math.inf)
+
+
+def evaluate_command(folder: Path) -> str:
+    """What to type to test the weights of a run, whatever its own classes are now."""
+    return f"{provenance.program()} evaluate {shlex.quote(str(folder))}"
+
+
+def rerun_command(folder: Path) -> str:
+    """What to type to train a run anew, in a new folder."""
+    return f"{provenance.program()} rerun {shlex.quote(str(folder))}"
+
+
+def settings_to_resume(folder: Path) -> str:
+    """What to type to go on from a run in a new folder, as after a change of its own classes."""
+    return f"its settings with {shlex.quote(f'resume={folder}')} and without hydra.run.dir"
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,6 +145,8 @@ def _about(evaluation: Evaluation, position: Any, values: Averages, data: Evalua
         "own_data": evaluation.own_data,
         "samples": values.samples,
     }
+    if evaluation.dataset is not None:
+        about["dataset"] = evaluation.dataset
     if data.class_names:
         about["class_names"] = list(data.class_names)
     return about

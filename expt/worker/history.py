@@ -30,6 +30,7 @@ class History:
         self.eval_s = 0.0
         """Of all evaluations."""
         self._epoch_began, self._earlier_s = clock(), 0.0
+        self._told_none = False
 
     def begin_epoch(self) -> None:
         """An epoch begins, or goes on after what an earlier attempt has done of it."""
@@ -48,6 +49,17 @@ class History:
             return False
         self.best = {"metric": self._objective, "value": value, "epoch": epoch}
         return True
+
+    def first_without_best(self, epoch: int) -> str | None:
+        """What is to be said, once, of an objective that is not finite, where no epoch has been the best yet."""
+        value = self.last.get(self._objective)
+        if self._told_none or self.best or value is None:
+            return None
+        self._told_none = True
+        return (
+            f"objective {self._objective} is {value:g} after epoch {epoch}: no epoch can be the best; "
+            "see that the metric is finite and its weight not 0, or choose another by objective=loss/val"
+        )
 
     @property
     def objective(self) -> dict[str, Any]:

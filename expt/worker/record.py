@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from expt.errors import warn
-from expt.runs import provenance, spending, undo
+from expt.runs import provenance, spending, tags, undo
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result, update_result
@@ -51,6 +51,13 @@ class Record:
         if self._metrics:
             self._metrics.write(self._position.step, self._position.epoch, values)
         self._observer.values(values)
+
+    def best(self) -> None:
+        """Log the objective's best value so far; say once that there is none, because it is not finite."""
+        if best := self._history.best:
+            self.log({tags.best(best["metric"]): best["value"]})
+        elif (why := self._history.first_without_best(self._position.epoch)) and self._metrics:
+            warn(why)
 
     @property
     def last(self) -> dict[str, float]:

@@ -216,8 +216,7 @@ class Run:
 
     def _note_best(self) -> bool:
         improved = self.history.note_best(self.position.epoch)
-        if best := self.history.best:
-            self.record.log({tags.best(best["metric"]): best["value"]})
+        self.record.best()
         return improved
 
     def _save_after_epoch(self, *, is_best: bool) -> None:

@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 import expt
 from expt.errors import ConfigError, DataError
-from expt.inference.answers import Numbers
+from expt.inference.answers import Answers, Numbers, Outputs
 from expt.runs.paths import RunPaths
 from expt.runs.result import update_result
 from tests import every_task
@@ -275,6 +276,25 @@ def test_pictures_for_a_dataset_of_ones_own_are_taken_with_a_warning(
     assert "Images: what this class does to a picture is not known here" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("targets", "told"),
+    [
+        (torch.tensor([2, 0]), [2, 0]),
+        (torch.tensor([[0.5], [1.0]]), [0.5, 1.0]),
+        (torch.zeros(2, 3), None),
+        ((torch.zeros(2), torch.zeros(2)), None),
+        (None, None),
+    ],
+)
+def test_what_an_own_task_predicts_lies_beside_targets_of_one_value(targets: Any, told: list[float] | None) -> None:
+    predicted = {"target": torch.tensor([7, 8]), "p": torch.tensor([[0.5, 0.25], [1.0, 0.0]])}
+    form, about = Outputs(), [{"index": 0}, {"index": 1}]
+    found = [*form.records(Answers(about, form.arrays(predicted, targets)))]
+    assert [record["target predicted"] for record in found] == [7, 8]
+    assert [record["p"] for record in found] == [[0.5, 0.25], [1.0, 0.0]]
+    assert [record["target"] for record in found if "target" in record] == (told or [])
+
+
 def test_a_task_and_samples_of_ones_own(make: Make, configured: Configured, tmp_path: Path) -> None:
     made = make("own", every_task.config_of("own", configured), tmp_path)
     found = expt.predict(made.folder, split="test")
@@ -283,6 +303,7 @@ def test_a_task_and_samples_of_ones_own(make: Make, configured: Configured, tmp_
         expected = functional.linear(torch.stack([each["row"] for each in samples]), *made.weights.values())[:, 0]
     assert [record["output"] for record in found] == pytest.approx(expected.tolist(), abs=1e-6)
     assert [record["index"] for record in found] == [*range(every_task.TESTED_ON)]
+    assert not any("target" in record for record in found), "they are pairs"
     config = every_task.config_of("multilabel", configured)
     config = dataclasses.replace(config, task=dataclasses.replace(config.task, metrics={}))  # torchmetrics takes 4 s
     images = make("labelled", config, tmp_path)

@@ -205,7 +205,10 @@ def test_a_run_goes_on_once_a_sample_is_mended_that_was_damaged_in_its_middle(
     with pytest.raises(ConfigError) as told:
         expt.run(*words, "hydra.run.dir=run")
     where = rf"\({tmp_path}/rows_of_own.py, line 16\)"
-    mend = r"; then go on by python -m expt hydra\.run\.dir=run resume=auto$"
+    changed = (
+        r"its settings with resume=run and without hydra\.run\.dir; with more samples .*: python -m expt rerun run"
+    )
+    mend = rf"; then go on by python -m expt hydra\.run\.dir=run resume=auto, or after a change .* by {changed}$"
     assert re.match(
         rf"^sample \d+: Rows.__getitem__ raised ValueError: its file is gone {where}{mend}", str(told.value)
     )

@@ -11,8 +11,12 @@ import torch
 
 import expt
 from expt.config.constraints import Target
-from expt.errors import ConfigError
+from expt.config.identity import Content
+from expt.errors import ConfigError, RunFailed
 from expt.launch import one_run
+from expt.runs import checkpoint
+from expt.runs.result import create_result, update_result
+from expt.runs.worker_error import RAISED
 from tests.requests import request
 
 OWN = """
@@ -64,3 +68,30 @@ def test_a_refused_run_leaves_a_new_folder_empty_and_a_persons_files_alone(
     with pytest.raises(ConfigError):
         expt.run(*words, "world_size=1", f"hydra.run.dir={folder}")
     assert (folder / mine).exists() if mine else not folder.exists()
+
+
+@pytest.mark.parametrize("code", [None, "its"])
+@pytest.mark.parametrize("step", [20, 200])
+def test_after_a_bug_in_own_code_the_way_on_is_not_that_of_a_killed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str | None, step: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = request(tmp_path / "run", epochs=10)
+    asked = dataclasses.replace(asked, content=Content(code=code))
+    checkpoint.save(asked.paths.last, {"position": {"epoch": step // 20, "step": step, "step_in_epoch": 20}})
+    create_result(asked.paths, steps_per_epoch=20)
+    update_result(asked.paths, status="failed", error="sample 3: no")
+    first = "python -m expt hydra.run.dir=run resume=auto"
+    new = "its settings with resume=run and without hydra.run.dir"
+    tested = "python -m expt evaluate run (it is trained to its end, but not tested)"
+    other, anew = (new, "; with more samples or fewer, train anew: python -m expt rerun run")
+    if step == 200:
+        other, anew = tested, ""
+    raised, refused = RunFailed(f"rank 0 of 2{RAISED}Traceback"), ConfigError("sample 3: no")
+    line = f"\nor, after a change of your own code: {other}" if code else ""
+    assert one_run.way_on(asked, raised) == f"\nto go on from its last checkpoint: {first}{line}"
+    told = f", or after a change of your own code by {other}{anew}" if code else ""
+    assert one_run.way_on(asked, refused) == f"; then go on by {first}{told}"
+    killed = RunFailed("rank 0 of 2 was killed by SIGKILL (out of memory?)")
+    assert one_run.way_on(asked, killed) == f"\nto go on from its last checkpoint: {first}"
+    assert one_run.way_on(asked, ConfigError("another refusal")) == ""

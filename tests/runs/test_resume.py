@@ -14,7 +14,7 @@ from expt.config.schema import EarlyStop, RunConfig
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file, resume
 from expt.runs.paths import RunPaths
-from expt.runs.result import create_result
+from expt.runs.result import create_result, update_result
 from tests.conftest import Configured
 
 
@@ -260,21 +260,29 @@ def test_a_schedule_that_is_planned_to_the_runs_end_is_told_of_first(
     assert "\n" not in str(refused.value)
 
 
-def of_source(code: str, paths: RunPaths) -> None:
+def of_source(code: str, paths: RunPaths, status: str = "completed") -> None:
     create_result(paths, may_exist=True, content={"data": None, "code": code}, steps_per_epoch=2)
+    update_result(paths, status=status)
 
 
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        ("completed", "the run is complete, and its own classes .*; to train .* rerun {}"),
+        ("failed", "trained to its end, but not tested, and its own .*; to test it: .* evaluate {}; to train"),
+    ],
+)
 @pytest.mark.parametrize("new_folder", [False, True])
-def test_a_complete_run_is_not_evaluated_by_other_source(
-    config: RunConfig, paths: RunPaths, tmp_path: Path, new_folder: bool
+def test_a_run_that_is_trained_is_not_tested_by_other_source(
+    config: RunConfig, paths: RunPaths, tmp_path: Path, new_folder: bool, status: str, says: str
 ) -> None:
-    of_source("then", paths)
+    of_source("then", paths, status)
     config = dataclasses.replace(config, resume=str(paths.folder) if new_folder else "auto")
     where = RunPaths(tmp_path / "new") if new_folder else paths
     checkpoint.save(paths.last, state(config, 4, best=1, position={"epoch": 2, "step": 4, "step_in_epoch": 2}))
     for epochs, max_steps in ((2, None), (3, 4)):
         asked = dataclasses.replace(config, epochs=epochs, max_steps=max_steps)
-        with pytest.raises(ConfigError, match=f"is complete, and its own classes .*; to train .* rerun {paths.folder}"):
+        with pytest.raises(ConfigError, match=says.format(paths.folder)):
             resume.find(asked, Content(code="now"), where, may_have_run=not new_folder)
 
 

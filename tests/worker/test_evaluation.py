@@ -157,8 +157,20 @@ def test_classes_of_ones_own_and_more_metrics(
     model, rows = expt.load(folder), torch.randn(31, 5, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert found["mae/test"] == pytest.approx(float((model(rows) - rows.sum(1)).abs().mean()), rel=1e-5)
-    assert metrics(folder, "dataset.shift=3.0")["loss/test"] > recorded["loss/test"]
+    shifted = evaluated(folder, "dataset.shift=3.0")
+    assert shifted["metrics"]["loss/test"] > recorded["loss/test"]
+    assert shifted["evaluation_of"]["dataset"] == "Data shift=3.0"
+    assert [path.name for path in folder.glob("evaluations/Data*")] == ["Data-shift=3.0-test-2"]
+    assert [record["target"] for record in expt.predict(folder, split="test")] == pytest.approx(rows.sum(1).tolist())
     assert "warning" not in capfd.readouterr().err
+    others: dict[str, Any] = {"content": {"data": None, "code": "other"}, "config": shown(config)}
+    extra = {"name": "_target_", "target": "torchmetrics.MeanAbsoluteError", "kwargs": {}, "better": "min"}
+    others["config"]["task"]["metrics"]["mae"] = extra
+    asked = evaluation_settings.read(["world_size=1"])
+    record: Any = {**read_result(RunPaths(folder)), **others}
+    evaluation_settings.settings(folder, record, asked)
+    names = "own_evaluated.Net, own_evaluated.Fit, own_evaluated.Data"
+    assert f"{names}: the source of one or more has changed since the run" in capfd.readouterr().err
     with pytest.raises(ConfigError, match=r"task\.metrics\.worst: _target_=torchmetrics\.Nope"):
         metrics(folder, "+task.metrics.worst={_target_: torchmetrics.Nope, better: min}")
 

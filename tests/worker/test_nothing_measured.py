@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+import expt
 from tests.worker.conftest import TrainAlone
 
 
@@ -48,3 +49,21 @@ def test_it_is_told_of_the_split_and_of_the_log_point(
         "warning: " + ", ".join(f"running/{name}" for name in names) + why,
         "warning: " + ", ".join(f"{name}/test" for name in names) + why,
     }
+
+
+class Weightless(expt.Task):
+    """A metric of a weight of 0, beside a loss that has one."""
+
+    def loss(self, outputs: Tensor, batch: Any) -> tuple[Tensor, int]:
+        return outputs.square().sum(), len(outputs)
+
+    def measure(self, outputs: Tensor, batch: Any) -> dict[str, tuple[Tensor, int]]:
+        return {"rare": (outputs.sum(), 0)}
+
+
+def test_an_objective_of_nan_is_told_once(train_alone: TrainAlone, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("~task", f"+task={{_target_: {__name__}.Weightless, metrics: {{rare: max}}}}", "model.hidden=[4]")
+    train_alone(*words, "epochs=2", "dataset.train_limit=160", "tensorboard.graph=false")
+    found = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: objective")]
+    assert len(found) == 1, found
+    assert found[0].startswith("warning: objective rare/val is nan after epoch 1: no epoch can be the best")

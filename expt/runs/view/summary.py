@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -87,6 +89,20 @@ def _facts(result: Record) -> list[str]:
     found += [f"trained      {sum(result.get('epoch_s') or [0]):.1f} s by {where}, {speed}"]
     if best:
         found.append(f"best         {best['metric']} {best['value']:.4f} in epoch {best['epoch']}")
+    elif none := _without_best(result):
+        found.append(f"no best      {none}")
     if stopped := result.get("stopped_early"):
         found.append(f"stopped      after epoch {stopped['epoch']}: {stopped['reason']}")
     return found
+
+
+def _without_best(result: Record) -> str | None:
+    """Why no epoch was the best, where each was evaluated."""
+    values: Mapping[str, float] = result.get("metrics") or {}
+    objective: Mapping[str, Any] = result.get("objective") or {}
+    name = str(objective.get("name"))
+    each_epoch = (result.get("config") or {}).get("eval_split") == "test"
+    if math.isfinite(values.get(name, 0.0)) or (name.endswith("/test") and not each_epoch):
+        return None
+    tested = "; what is tested is the last" if "loss/test" in values and not each_epoch else ""
+    return f"{name} was not finite in any epoch{tested}"
