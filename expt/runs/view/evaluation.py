@@ -33,7 +33,7 @@ def print_evaluations(console: Console, evaluated: Sequence[RunPaths]) -> None:
     for paths, record in records:
         about = record["evaluation_of"]
         numbers = (_number(record, f"{metric}/{about['split']}") for metric in metrics)
-        what = " ".join([*([about["dataset"]] if "dataset" in about else []), about["split"]])
+        what = about["split"] if about["own_data"] else f"{_dataset(record)} {about['split']}"
         name = [paths.folder.parents[1].name] if several else []
         table.add_row(
             *cells(*name, what, *numbers, f"{about['samples']:,}", f"{about['epoch']}, the {about['checkpoint']}")
@@ -72,6 +72,11 @@ def _then(record: Record, about: EvaluationOf) -> dict[str, float]:
     if about["checkpoint"] != ("last" if of_last else "best") or split not in ("val", "test"):
         return {}
     return {tag: metrics[tag] for tag in record["metrics"] if isinstance(metrics.get(tag), float)}
+
+
+def _dataset(record: Record) -> str:
+    known = record["evaluation_of"].get("dataset")  # an older version has not written it
+    return str(record["config"]["dataset"]["name"] if known is None else known)
 
 
 def _number(record: Record, tag: str) -> str:
