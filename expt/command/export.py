@@ -46,7 +46,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--which", choices=("best", "last"), help="checkpoint, as RUN@last [best]")
     parser.add_argument("--batch-size", type=int, metavar="N", help="the only one that the file takes [any]")
     parser.add_argument(
-        "--preprocess", action="store_true", help="normalise in the file: it takes pixels in [0, 1], or a table's rows"
+        "--preprocess",
+        action="store_true",
+        help="normalise in the file: it takes pixels in [0, 1], or a table's rows, and gives a regression's own units",
     )
     parser.add_argument(
         "--tolerance",
@@ -74,6 +76,9 @@ def main(words: Sequence[str]) -> int:
     console, megabytes = Console(), file.stat().st_size / 1e6
     say(console, f"exported     {shown_path(file)}, {megabytes:.1f} MB in {elapsed(time.monotonic() - began)}")
     say(console, f"takes        {', '.join(done.inputs)}, and gives {', '.join(done.outputs)}")
+    for word, meaning in (("in", done.goes_in), ("out", done.comes_out)):
+        if meaning:
+            say(console, f"{word:<13}{meaning}")
     say(console, f"weights      of epoch {done.epoch}, the {asked.which}")
     which = "drawn at random: the run's dataset is not there" if done.source == "at random" else f"of {done.source}"
     sizes = ", ".join(map(str, done.batches))

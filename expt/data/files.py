@@ -110,11 +110,11 @@ def refuse_missing(config: RunConfig, *, val: bool, test: bool) -> None:
         raise ConfigError(f"{key}: there is no test set, for {none}; use eval_split=val objective=accuracy/val")
 
 
-def prepare(dataset: DatasetConfig, task: Any = None) -> None:
+def prepare(dataset: DatasetConfig, task: Any = None, *, learns: bool = True) -> None:
     """Find, else download, then decode and check the dataset's files; a few ms when that is done already.
 
     Raises DataError that names what is missing or damaged, and the mend. For the driver, before workers start. The
-    configured `task` says what a table's targets must be.
+    configured `task` says what a table's targets must be, and whether it `learns` of them.
     """
     if isinstance(dataset, datasets.ImageFolder):
         prepare_folder(dataset)
@@ -125,7 +125,7 @@ def prepare(dataset: DatasetConfig, task: Any = None) -> None:
     if isinstance(dataset, datasets.Text):
         text_files.parts_of(dataset)  # raises for what it has not
     if isinstance(dataset, table.TableConfig):
-        table.load(dataset, task)
+        table.load(dataset, task, learns=learns)
     if isinstance(dataset, datasets.SegmentationFolder):
         list_parts(dataset.root)
     if not isinstance(dataset, datasets.Downloaded):

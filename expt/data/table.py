@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from expt.config import datasets, tasks
-from expt.data.table_cells import MEND, check_labels, classes_of, numbers_of
+from expt.data.table_cells import MEND, check_labels, check_learnable, classes_of, numbers_of
 from expt.data.table_files import Column, columns_of
 from expt.errors import ConfigError, DataError, did_you_mean
 
@@ -43,10 +43,11 @@ def found(dataset: TableConfig) -> Path:
     return path
 
 
-def load(dataset: TableConfig, task: Any) -> Rows:
+def load(dataset: TableConfig, task: Any, *, learns: bool = True) -> Rows:
     """The table's rows, as the configured `task` takes their targets.
 
-    Raises ConfigError for columns that are not there, DataError for a file or a cell that cannot be read.
+    Raises ConfigError for columns that are not there, DataError for a file or a cell that cannot be read, and where the
+    task `learns` of them for classes of which nothing can be learned.
     """
     path = found(dataset)
     state = path.stat()
@@ -55,7 +56,10 @@ def load(dataset: TableConfig, task: Any) -> Rows:
     if isinstance(dataset, datasets.Table):
         targets, features = dataset.targets, dataset.features
     names = (targets,) if isinstance(targets, str) else targets
-    return _load(path, (state.st_size, state.st_mtime_ns), names, features, _kind(task))
+    rows = _load(path, (state.st_size, state.st_mtime_ns), names, features, _kind(task))
+    if learns and rows.class_names:
+        check_learnable(path, names[0], rows.targets, rows.class_names)
+    return rows
 
 
 def _kind(task: Any) -> Kind:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MEND = "give it a number, or remove the row"
+_FLAGS = {"true": 1.0, "false": 0.0}
 _PADDED = re.compile(r"[+-]?0\d")
 """A text that is no number, though it could be read as one: a code, as 007."""
 
@@ -50,14 +51,10 @@ def _numbers(path: Path, name: str, column: Column, mend: str) -> np.ndarray:
     """A column as float64 [N, K]. Raises DataError for a cell that is no finite number of float32."""
     import numpy as np
 
-    try:
-        values = np.asarray(column, dtype=np.float64) if _may_be_numbers(column) else None
-    except (TypeError, ValueError):
-        values = _flags(column)
+    values = as_numbers(column)
     if values is None:
         row = next(row for row, cell in enumerate(column) if not _is_number(cell))
         raise _wrong(path, name, row, column[row], mend)
-    values = values.reshape(len(values), -1)
     wrong = ~(np.abs(values) <= np.finfo(np.float32).max)
     if wrong.any():
         row, part = np.argwhere(wrong)[0]
@@ -66,12 +63,34 @@ def _numbers(path: Path, name: str, column: Column, mend: str) -> np.ndarray:
     return values
 
 
+def as_numbers(column: Column) -> np.ndarray | None:
+    """A column as float64 [N, K], texts of true and false as 1 and 0; None where a cell is neither number nor such."""
+    import numpy as np
+
+    try:
+        values = np.asarray(column, dtype=np.float64) if _may_be_numbers(column) else None
+    except (TypeError, ValueError):
+        values = _flags(column)
+    return None if values is None else values.reshape(len(values), -1)
+
+
+def number_of(cell: Any) -> float:
+    """One cell's, read as `as_numbers` reads it; nan where it has none."""
+    text = str(cell).strip().lower()
+    if text in _FLAGS:
+        return _FLAGS[text]
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return float("nan")
+
+
 def _flags(column: Column) -> np.ndarray | None:
     """Texts of true and false as 1 and 0; None where there are others."""
     import numpy as np
 
     texts = [str(cell).strip().lower() for cell in column]
-    return np.array([float(text == "true") for text in texts]) if {*texts} <= {"true", "false"} else None
+    return np.array([_FLAGS[text] for text in texts]) if {*texts} <= {*_FLAGS} else None
 
 
 def _may_be_numbers(column: Column) -> bool:
@@ -124,12 +143,16 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
             )
         found, classes = np.unique(numbers, return_inverse=True)
         names = np.array([f"{number:.0f}" for number in found])
+    return classes.astype(np.int64), tuple(map(str, names))
+
+
+def check_learnable(path: Path, name: str, classes: np.ndarray, names: Sequence[str]) -> None:
+    """Raise DataError where nothing can be learned of the column's classes: one alone, or too few rows of each."""
     if len(names) == 1:
         raise DataError(f"{path}: column {name}: all rows are of one class, {names[0]}; name another target")
     if len(names) > max(20, len(classes) / 2):
         told = f"has {len(names)} classes in {len(classes)} rows, too few of each to learn one"
         raise DataError(f"{path}: column {name}: {told}; use task=regression for numbers, or name another target")
-    return classes.astype(np.int64), tuple(map(str, names))
 
 
 def _text(cell: Any) -> str:

@@ -30,7 +30,7 @@ def rows_as_in(trained_on: Mapping[str, Any], dataset: table.TableConfig, task: 
 
     Raises ConfigError where a column is missing, ConfigError and DataError as table.load.
     """
-    return of_rows(dataset, *_read(dataset, task), device, trained_on)
+    return of_rows(dataset, *_read(dataset, task, learns=False), device, trained_on)
 
 
 def of_rows(
@@ -55,9 +55,9 @@ def of_rows(
     return _source(rows, parts, device, fitted=fitted)
 
 
-def _read(dataset: table.TableConfig, task: Any) -> tuple[table.Rows, dict[str, np.ndarray]]:
+def _read(dataset: table.TableConfig, task: Any, *, learns: bool = True) -> tuple[table.Rows, dict[str, np.ndarray]]:
     """All rows, and the places of those for training and for the test."""
-    rows = table.load(dataset, task)
+    rows = table.load(dataset, task, learns=learns)
     train, test = indexing.split(len(rows.features), dataset.test_fraction, None)
     return rows, {"train": train.numpy(), "test": test.numpy()}
 

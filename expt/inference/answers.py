@@ -18,6 +18,7 @@ from expt.data.text import NO_TARGET
 from expt.data.tree import leaves, mapped
 from expt.errors import ConfigError
 from expt.inference.plan import Plan
+from expt.inference.scales import scales_of
 
 Record = dict[str, Any]
 """Of one sample: where it is from, and what is predicted of it."""
@@ -233,9 +234,7 @@ def form_of(plan: Plan) -> Form:
         names = targets if len(targets) == number else [f"label_{place}" for place in range(number)]
         return Labels(names, task.threshold)
     if isinstance(task, tasks.Regression):
-        scales = list(data.get("standardised", {}).values())
-        standardised = getattr(plan.config.dataset, "standardise_targets", False)
-        return Numbers(targets, scales[-data["num_classes"] :] if standardised else [])
+        return Numbers(targets, list(scales_of(plan.config.dataset, data).targets.values()))
     if isinstance(task, tasks.Segmentation):
         return Masks()
     return Likelihoods() if isinstance(task, tasks.LanguageModel) else Outputs()

@@ -20,9 +20,11 @@ from expt.config import secrets
 from expt.config.parse import recorded
 from expt.data.tree import leaves, mapped
 from expt.errors import ConfigError, RunFailed
+from expt.inference import described
 from expt.inference.load import TrainedModel, importable_from_here, rebuilt, saved
 from expt.inference.prepared import prepared
 from expt.inference.samples import samples
+from expt.inference.scales import Undone, scales_of, undoes
 from expt.runs.atomic import take_name
 from expt.tasks import build as task_build
 from expt.tasks.phases import PhasedTask
@@ -45,6 +47,9 @@ class Exported(NamedTuple):
     file: Path
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    goes_in: str
+    comes_out: str
+    """What the numbers mean; empty where only the task knows."""
     source: str
     """Of the samples that it was checked with; see Samples."""
     num_samples: int
@@ -69,7 +74,8 @@ def export(
 ) -> Exported:
     """Write the model of a run to `file`, for batches of any size, or of one.
 
-    With `preprocess` the file takes pixels in [0, 1], or rows as they stand in the table, and normalises them itself.
+    With `preprocess` the file takes pixels in [0, 1], or rows as they stand in the table, normalises them itself, and
+    gives a regression's numbers in the targets' own units.
     It is there only where its outputs are those of the model, to `tolerance`; LARGE ones by their size. Raises
     ConfigError for what cannot be done, RunFailed where the export or the check fails.
     """
@@ -82,13 +88,15 @@ def export(
         task = task_build.build(config.task, record["data"], class_names=model.class_names)
     if isinstance(task, PhasedTask):
         raise ConfigError(f"{run}: a model of several phases has no one output that could be exported")
-    module = model.views
+    module, scales, units = model.views, scales_of(config.dataset, record["data"]), None
     if preprocess:
         module, expected_of = prepared(model, config.dataset, record["data"]), _Preprocessed(model)
+        if undoes(config.task, scales):
+            module = units = Undone(module, scales.targets.values())
     arguments = _called_with(module, task, found.batch)
     number = len(next(leaves(arguments)))
     sizes = (batch_size,) if batch_size else tuple(dict.fromkeys((1, min(3, number), number)))
-    about = _about(run, model, state, preprocess=preprocess)
+    about = described.metadata(run, model, config, record["data"], state["position"]["epoch"], preprocess=preprocess)
     dims = {} if batch_size else _dynamic(record["data"])
     with torch.no_grad(), _beside(file) as beside:
         shown = _cut(arguments, batch_size or max(2, number))
@@ -99,6 +107,8 @@ def export(
             part = _cut(arguments, size)
             wanted = [*leaves(expected_of(*part))]
             got = call([*leaves(part)])
+            if units is not None:  # compared as the model gives them: what is allowed is of a deviation
+                got = [units.standardised(each).to(like.dtype) for each, like in zip(got, wanted, strict=True)]
             largest = max((float(each.abs().max()) for each in wanted), default=0.0)
             allowed = max(allowed, tolerance * largest / LARGE)
             difference = max(difference, _difference(wanted, got))
@@ -109,7 +119,8 @@ def export(
             )
         _publish(beside, file, force=force)
     position = state["position"]["epoch"]
-    return Exported(file, *names, found.source, number, sizes, difference, allowed, position)
+    words = described.words(config, record["data"], model.class_names, preprocess=preprocess)
+    return Exported(file, *names, *words, found.source, number, sizes, difference, allowed, position)
 
 
 class _Preprocessed(nn.Module):
@@ -154,21 +165,6 @@ def _dynamic(trained_on: Mapping[str, Any]) -> dict[int, Any]:
     """The dimensions of a tensor that may have other sizes."""
     dims = {0: torch.export.Dim("batch")}
     return dims | ({1: torch.export.Dim("tokens", max=trained_on["context"])} if "vocab_size" in trained_on else {})
-
-
-def _about(run: Path, model: TrainedModel, state: Mapping[str, Any], *, preprocess: bool) -> dict[str, str]:
-    """What the file says of itself, each value in JSON."""
-    dataset = model.config["dataset"]
-    about: dict[str, Any] = {
-        "class_names": model.class_names,
-        "mean": None if preprocess else dataset.get("mean"),
-        "std": None if preprocess else dataset.get("std"),
-        "standardised": None if preprocess else model.preprocess.standardised,
-        "preprocess": preprocess,
-        "run": run.resolve().name,
-        "epoch": state["position"]["epoch"],
-    }
-    return {key: json.dumps(value) for key, value in about.items() if value not in (None, (), {})}
 
 
 def _written(

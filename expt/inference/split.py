@@ -35,7 +35,7 @@ def chunks(config: RunConfig, record: Record, split: str, device: torch.device, 
     dataset = config.dataset
     if isinstance(dataset, datasets.Images):
         dataset = dataclasses.replace(dataset, transforms=None)  # of training
-    files.prepare(dataset, config.task)
+    files.prepare(dataset, config.task, learns=False)
     _warn_of_other_data(config, record)
     loader = _loader(dataclasses.replace(config, dataset=dataset), record, split, device)
     about = _about(config, split)
@@ -87,7 +87,7 @@ def _about(config: RunConfig, split: str) -> About:
             paths = [pair.image for pair in list_pairs(root, part)]  # type: ignore[arg-type]
         return lambda index: {"path": paths[index]}
     if isinstance(dataset, table.TableConfig):
-        path, number = str(table.found(dataset)), len(table.load(dataset, config.task).features)
+        path, number = str(table.found(dataset)), len(table.load(dataset, config.task, learns=False).features)
         train, test = indexing.split(number, dataset.test_fraction, None)
         rows: list[int] = (test if split == "test" else train).tolist()
         return lambda index: {"path": path, "row": rows[index] + 1}

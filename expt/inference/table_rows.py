@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from expt.data.table_cells import as_numbers, number_of
 from expt.data.table_files import Column, columns_of, csv_names
 from expt.errors import ConfigError, DataError, did_you_mean, first_line
 from expt.inference import arrays
@@ -193,19 +194,8 @@ def _numbers(cells: Column) -> np.ndarray:
     """A column as float64 [n, K], nan where there is no number."""
     import numpy as np
 
-    dtype = getattr(cells, "dtype", None)
-    with contextlib.suppress(TypeError, ValueError):
-        if dtype is None or dtype.kind in "biufUSO":  # numpy takes a date for a number too
-            values = np.asarray(cells, dtype=np.float64)
-            return values.reshape(len(values), -1)
-    return np.array([_number(cell) for cell in cells])[:, None]
-
-
-def _number(cell: Any) -> float:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return float("nan")
+    values = as_numbers(cells)
+    return np.array([number_of(cell) for cell in cells])[:, None] if values is None else values
 
 
 def _told(cell: Any) -> str:

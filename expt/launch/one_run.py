@@ -17,7 +17,7 @@ from expt.launch.pool import Pool
 from expt.runs import resume
 from expt.runs.attempt import Attempt
 from expt.runs.folder_lock import at_work
-from expt.runs.request import RunRequest
+from expt.runs.request import Evaluation, RunRequest
 from expt.runs.result import read_result
 from expt.runs.view.progress import RunDisplay, resume_command, shown_path, watched
 from expt.runs.view.summary import print_summary
@@ -123,7 +123,7 @@ def _run_in_process(request: RunRequest, on_start: Callable[[], None] | None, co
 
     config, paths = request.config, request.paths
     signals.raise_dropped()
-    prepare(config.dataset, config.task)
+    prepare(config.dataset, config.task, learns=not isinstance(request.instead, Evaluation))
     user_code.import_anew(user_code.targets(config))  # it may have been edited since the run before this, in a notebook
     gpus = () if machine.is_simulated() else config.gpu_indices
     alone = collectives.worker_from(

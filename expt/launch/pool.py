@@ -146,10 +146,12 @@ class Pool:
             if job.error:
                 raise job.error
             config = request_of(job).config
-            if not isinstance(request_of(job).instead, Evaluation):
+            if learns := not isinstance(request_of(job).instead, Evaluation):
                 refuse_missing_parts(config)
             with signals.heeded_at_once():
-                prepare(config.dataset, config.task)  # once for all its workers, before any could try the same
+                prepare(
+                    config.dataset, config.task, learns=learns
+                )  # once for all its workers, before any could try the same
             self._queue(number, job)
         except KeyboardInterrupt:
             return  # the loop stops what runs, see signals.asked

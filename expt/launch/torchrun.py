@@ -23,7 +23,7 @@ from expt.runs import undo
 from expt.runs.attempt import Attempt, record_end
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
-from expt.runs.request import RunRequest, received
+from expt.runs.request import Evaluation, RunRequest, received
 from expt.runs.result import INTERRUPTED, Record
 from expt.runs.typed import setting
 from expt.runs.view.progress import RunDisplay, watched
@@ -125,7 +125,8 @@ def _where(arrivals: list[Arrival]) -> Record:
 def _train(attempt: Attempt, source: Path | None, meeting: Rendezvous, terminal: Terminal) -> None:
     config, paths = attempt.request.config, attempt.paths
     main_code.find_kept(paths.code)
-    prepare(config.dataset, config.task)  # under a file lock, so that one worker of each machine does it
+    learns = not isinstance(attempt.request.instead, Evaluation)
+    prepare(config.dataset, config.task, learns=learns)  # under a file lock, so that one worker of each machine does it
     status = main(
         config,
         paths,

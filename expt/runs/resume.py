@@ -202,7 +202,7 @@ def _refuse_other_content(
     if then["data"] != content.data:
         raise ConfigError(
             f"dataset: its files are not those that the run of {source} was trained on; "
-            "give dataset.root=FOLDER with the same files, or start a new run"
+            f"{_place_of(config.dataset)}, or start a new run"
         )
     if then["code"] == content.code:
         return
@@ -247,6 +247,12 @@ def rerun_command(folder: Path) -> str:
 def settings_to_resume(folder: Path) -> str:
     """What to type to go on from a run in a new folder, as after a change of its own classes."""
     return f"its settings with {shlex.quote(f'resume={folder}')} and without hydra.run.dir"
+
+
+def _place_of(dataset: object) -> str:
+    """What to do for the files of a dataset to be found."""
+    keys = [key for key in ("root", "path") if hasattr(dataset, key)]
+    return f"give dataset.{keys[0]}=PATH with the same files" if keys else "put these back"
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:

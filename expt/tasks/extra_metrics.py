@@ -136,6 +136,8 @@ def _refuse_several(name: str, value: Any) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = list(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ConfigError(f"task.metrics.{name}: gives {shape}, not one number; choose an average, as in average=macro")
+    if value.is_complex():
+        raise ConfigError(f"task.metrics.{name}: gives a complex number; use one that gives a real one")
 
 
 @contextlib.contextmanager

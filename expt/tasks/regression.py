@@ -62,8 +62,11 @@ class Regression(Task):
         return outputs.float()
 
     def predictions(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Both of the targets' shape."""
-        return aligned(outputs, batch.targets)
+        """Both of the targets' shape; [B] where there is one, as torchmetrics takes them."""
+        predicted, targets = aligned(outputs, batch.targets)
+        if targets[:1].numel() == 1:
+            return predicted.flatten(), targets.flatten()
+        return predicted, targets
 
     def derive(self, means: Mapping[str, Any]) -> Mapping[str, float]:
         """RMSE and R^2, which is nan where all targets are equal."""

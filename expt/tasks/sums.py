@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from expt.data.loading import Batch
 from expt.data.tree import mapped
 from expt.errors import ConfigError, Diverged
 from expt.tasks.task import Sum, Task
+from expt.tasks.terms import terms_of
 
 MAX_RECENT = 1024
 """Batches whose losses are kept until the next log point."""
@@ -93,7 +95,7 @@ class Sums:
         outputs = mapped(Tensor.detach, outputs)
         if self._at_once:
             with torch.no_grad():
-                terms = self._checked(self._task.measure(outputs, batch))
+                terms = terms_of(self._task, outputs, batch)
             kept = self._of_step if self._finite_only else self._kept
             kept.append(_Kept(loss_sum, weight, batch.size, None, None, terms))
         else:
@@ -111,72 +113,63 @@ class Sums:
         if len(self._kept) >= MAX_KEPT:
             self._count()
 
-    def _checked(self, terms: Mapping[str, Sum]) -> Mapping[str, Sum]:
-        expected, task = self._task.sums, type(self._task).__name__
-        if not isinstance(terms, Mapping):
-            raise ConfigError(f"{task}.measure gives a {type(terms).__name__}; return a dict of name: (sum, weight)")
-        if terms.keys() != expected.keys():
-            named = ", ".join(expected) or "none"
-            raise ConfigError(
-                f"{task}.measure gives {', '.join(terms) or 'nothing'}, and task.metrics names {named}; let them be "
-                "the same"
-            )
-        for name, term in terms.items():
-            if not isinstance(term, tuple | list) or len(term) != 2:
-                raise ConfigError(f"{task}.measure: {name} is a {type(term).__name__}; give its sum and its weight")
-            total, weight = term
-            if not isinstance(total, Tensor) or total.numel() != expected[name]:
-                what = f"has the shape {list(total.shape)}" if isinstance(total, Tensor) else f"is {total!r}"
-                raise ConfigError(f"{task}.measure: {name} {what}; give its sum, a tensor []")
-            if isinstance(weight, Tensor) and weight.numel() != 1:
-                raise ConfigError(f"{task}.measure: the weight of {name} has the shape {list(weight.shape)}; sum it")
-        return terms
-
     @torch.no_grad()
     def _count(self) -> None:
-        """Add up what was kept."""
+        """Add up what was kept: whatever the stretches in which that is done, to the same bits."""
         if not self._kept:
             return
         kept, loss = self._kept, self._columns["loss"]
-        self._add_in_order(loss.start, [each.loss_sum for each in kept])
-        self._add_weights(0, [each.samples for each in kept])
-        self._add_weights(loss.stop, [each.weight for each in kept], refused_below_0=True)
-        if kept[0].outputs is not None:
-            targets = torch.cat([each.targets for each in kept])
-            outputs = torch.cat([each.outputs for each in kept])
-            self._add_terms([self._checked(self._task.measure(outputs, Batch(None, targets, len(targets))))])
-        else:
-            self._add_terms([each.terms for each in kept])
-        self._forget()
-
-    def _add_in_order(self, column: int, sums: list[Tensor]) -> None:
-        """One by one, by a few kernels: the order is in a sum's last digits."""
-        if len(sums) == 1:
-            self._values[column] += sums[0]
-            return
-        before = self._values[column : column + 1]
-        before.copy_(torch.cat((before, torch.stack(sums).to(before.dtype))).cumsum(0)[-1:])
-
-    def _add_terms(self, terms: Sequence[Mapping[str, Sum]]) -> None:
+        terms = self._terms(kept)
+        self._add(slice(loss.start, loss.stop), [each.loss_sum for each in kept])
+        self._add(slice(0, 1), [each.samples for each in kept])
+        self._add_loss_weights(loss.stop, [each.weight for each in kept])
         for name in self._task.sums:
             columns = self._columns[name]
-            several = torch.stack([each[name][0].reshape(-1) for each in terms])
-            self._values[columns] += several.sum(0, dtype=torch.float64)
-            self._add_weights(columns.stop, [each[name][1] for each in terms])
+            self._add(columns, [each[name][0] for each in terms])
+            self._add(slice(columns.stop, columns.stop + 1), [each[name][1] for each in terms])
+        self._forget()
 
-    def _add_weights(self, column: int, weights: Sequence[Tensor | float], *, refused_below_0: bool = False) -> None:
-        """With `refused_below_0` one that is makes the sum -inf: it would hide among others."""
-        numbers = [weight for weight in weights if not isinstance(weight, Tensor)]
-        tensors = [weight.reshape(()) for weight in weights if isinstance(weight, Tensor)]
-        if refused_below_0 and any(number < 0 for number in numbers):
-            numbers = [-math.inf]
-        if numbers:
-            self._values[column] += math.fsum(numbers)
-        if tensors:
-            together = torch.stack(tensors)
-            self._values[column] += together.sum(dtype=torch.float64)
-            if refused_below_0:
-                self._values[column] -= torch.where((together < 0).any(), math.inf, 0.0)
+    def _terms(self, kept: Sequence[_Kept]) -> Sequence[Mapping[str, Sum]]:
+        """Of all batches at once where these are counts, which are exact; of each batch where they are rounded."""
+        if kept[0].outputs is None:
+            return [each.terms for each in kept]
+        together = self._measured(kept)
+        if all(_is_count(part) for term in together.values() for part in term):
+            return [together]
+        self._at_once = True  # from now on
+        return [together] if len(kept) == 1 else [self._measured([each]) for each in kept]
+
+    def _measured(self, kept: Sequence[_Kept]) -> Mapping[str, Sum]:
+        targets = torch.cat([each.targets for each in kept])
+        return terms_of(self._task, torch.cat([each.outputs for each in kept]), Batch(None, targets, len(targets)))
+
+    def _add(self, columns: slice, several: Sequence[Tensor | float]) -> None:
+        """Counts together; what is rounded one by one, by a few kernels: the order is in a sum's last digits."""
+        values, numbers = self._values[columns], [each for each in several if not isinstance(each, Tensor)]
+        counts = {*map(type, several)} == {int} or all(map(_is_count, several))  # a small model feels a closer look
+        if counts and len(numbers) == len(several):
+            values += math.fsum(numbers)
+            return
+        rows = self._rows(several, numbers)
+        if counts or len(rows) == 1:
+            values += rows.sum(0, dtype=values.dtype)
+        else:
+            values.copy_(torch.cat((values[None], rows.to(values.dtype))).cumsum(0)[-1])
+
+    def _rows(self, several: Sequence[Tensor | float], numbers: Sequence[float]) -> Tensor:
+        """One for each, in which `numbers` are those that are no tensors."""
+        if not numbers and len({each.dim() for each in several}) == 1:  # type: ignore[union-attr]
+            return torch.stack(several).reshape(len(several), -1)  # type: ignore[arg-type]
+        rest = iter(torch.tensor(numbers, dtype=self._values.dtype, device=self._values.device))
+        return torch.stack([(each if isinstance(each, Tensor) else next(rest)).reshape(-1) for each in several])
+
+    def _add_loss_weights(self, column: int, weights: Sequence[Tensor | float]) -> None:
+        """One that is below 0 makes the sum -inf: it would hide among others."""
+        self._add(slice(column, column + 1), weights)
+        if any(not isinstance(weight, Tensor) and weight < 0 for weight in weights):
+            self._values[column] = -math.inf
+        if tensors := [weight.reshape(()) for weight in weights if isinstance(weight, Tensor)]:
+            self._values[column] -= torch.where((torch.stack(tensors) < 0).any(), math.inf, 0.0)
 
     def _forget(self) -> None:
         self._kept.clear()
@@ -230,13 +223,14 @@ class Sums:
             )
 
     def _derived(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        found = self._task.derive(means)
+        found, task = self._task.derive(means), type(self._task).__name__
         given = {**means, **found} if isinstance(found, Mapping) else {}
         if missing := [name for name in self._task.metrics if name not in given]:
-            task = type(self._task).__name__
             raise ConfigError(
                 f"{task}: task.metrics names {', '.join(missing)}, which neither measure nor derive gives; add it there"
             )
+        if wrong := [name for name in self._task.metrics if not isinstance(given[name], Real)]:
+            raise ConfigError(f"{task}: {wrong[0]} is {given[wrong[0]]!r}; give a real number, as by float()")
         return given
 
     def mark_logged(self) -> None:
@@ -272,6 +266,11 @@ class Sums:
 def loss_is_finite(saved: Sequence[float]) -> bool:
     """Whether the loss is finite in sums that were saved."""
     return all(map(math.isfinite, saved[:3]))
+
+
+def _is_count(number: Tensor | float) -> bool:
+    """Whether sums of such are exact, in any order."""
+    return not number.is_floating_point() if isinstance(number, Tensor) else float(number).is_integer()
 
 
 def _row(saved: Sequence[float], size: int) -> Tensor:

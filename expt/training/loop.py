@@ -21,6 +21,7 @@ from expt.errors import ConfigError, OutOfMemory
 from expt.tasks.phases import PhasedTask, added
 from expt.tasks.sums import Averages, Sums
 from expt.tasks.task import Sum
+from expt.tasks.terms import check_loss
 from expt.training import phases, sharding
 from expt.training.collectives import gather_across_workers, sum_across_workers
 from expt.training.learner import Add, Evaluator, Learner, Position
@@ -128,7 +129,7 @@ def accumulate_gradients(learner: Learner, batch: Batch, add: Add, phase: str | 
                 else:
                     outputs = task.forward(learner.parallel, part)
                     loss = task.training_loss(outputs, part)
-            _check_loss(loss, task)
+            check_loss(loss, task)
             learner.precision.backward(loss[0], 0.0 if part.weightless else whole_weight)
         add(loss, outputs, part, index == 0)
         weights.append(0.0 if part.weightless else loss[1])
@@ -139,27 +140,6 @@ def accumulate_gradients(learner: Learner, batch: Batch, add: Add, phase: str | 
 def update(learner: Learner) -> bool:
     """Use the step's gradients, and drop them; see `Precision.update`."""
     return learner.precision.update(learner.optimizer, learner.module.parameters())
-
-
-def _check_loss(loss: object, task: object) -> None:
-    """Raise ConfigError where a person's own task gives something else."""
-    if isinstance(loss, tuple) and len(loss) == 2:
-        total, weight = loss
-        alone = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
-        if isinstance(total, Tensor) and not total.dim() and alone:
-            if total.is_complex():
-                raise ConfigError(f"{type(task).__name__}.loss gives a complex number; return a real one, as by .abs()")
-            if total.requires_grad:
-                return
-            raise ConfigError(
-                f"{type(task).__name__}.loss gives a number without a gradient; compute it from the model's outputs, "
-                "without detach, item or argmax"
-            )
-        given, by = (list(each.shape) if isinstance(each, Tensor) else repr(each) for each in (total, weight))
-        shown = f"{given} and the weight {by}"
-    else:
-        shown = f"a {type(loss).__name__}"
-    raise ConfigError(f"{type(task).__name__}.loss gives {shown}; return the summed loss, a tensor [], and its weight")
 
 
 @torch.no_grad()
@@ -255,6 +235,7 @@ def evaluate(
             if batch.weightless:  # was for the others' sake
                 continue
             loss = task.loss(outputs, batch)
+            check_loss(loss, task, learns=False)
         sums.add(loss, outputs, batch)
         learner.extra_metrics.update(task, outputs, batch)
         if observe is not None:

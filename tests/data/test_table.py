@@ -20,6 +20,8 @@ from expt.data.indexing import split
 from expt.data.loading import Batch, LoaderOptions, Shard
 from expt.data.memory import InMemorySampleLoader
 from expt.errors import ConfigError, DataError
+from expt.inference.table_rows import Features
+from expt.runs import resume
 from expt.tasks.build import build as build_task
 from expt.tasks.sums import Sums
 
@@ -88,6 +90,11 @@ def test_classes_that_a_float_would_merge(
 def test_true_and_false_are_numbers(tmp_path: Path) -> None:
     rows = table.load(of(written(tmp_path, "a,b,y\nTrue,1,0\nfalse,2,1\n")), NUMBER)
     assert rows.features.tolist() == [[1, 1], [0, 2]]
+    (tmp_path / "new.csv").write_text("a,b\nTRUE,1\nmaybe,2\nfalse,3\n1,4\n")
+    (few, last) = Features(["a", "b"], (), 2).read(str(tmp_path / "new.csv"), 3)
+    assert few.features[[0, 2]].tolist() == [[1, 1], [0, 3]], "also beside what is none"
+    assert few.wrong == {1: "column a holds 'maybe', which is no number"}
+    assert last.features.tolist() == [[1, 4]]
 
 
 def test_integers_of_an_array_are_classes_as_they_are(tmp_path: Path) -> None:
@@ -206,6 +213,10 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
     np.savez(tmp_path / "u.npz", a=np.zeros(3), b=np.zeros(3), y=np.zeros(4))
     with pytest.raises(DataError, match="a has 3 rows, and y 4; make them equal"):
         table.load(of(tmp_path / "u.npz"), NUMBER)
+
+
+def test_where_a_changed_table_is_looked_for_is_told_by_a_key_that_it_has(tmp_path: Path) -> None:
+    assert resume._place_of(of(tmp_path / "t.csv")) == "give dataset.path=PATH with the same files"
 
 
 def test_another_content_is_another_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

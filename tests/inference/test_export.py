@@ -65,20 +65,39 @@ def test_onnx_computes_what_the_model_does_for_any_batch(
         command.main([str(folder), "--format", "onnx", "--which", "last"])
 
 
-def test_torch_export_of_a_table_with_its_scales(train: TrainAlone, tmp_path: Path) -> None:
+def test_torch_export_of_a_table_with_its_scales(
+    train: TrainAlone, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = train(*FEW, "experiment=diabetes", "dataset.standardise_targets=true").folder
-    file = tmp_path / "diabetes.pt2"
-    exporter.export(folder, file, "torch_export", which="last", preprocess=True)
-    about = {exporter.METADATA: ""}
+    file, about = tmp_path / "diabetes.pt2", {exporter.METADATA: ""}
+    words = [str(folder), "--format", "torch_export", "--which", "last", "--output", str(file)]
+    assert command.main([*words, "--preprocess"]) == 0
+    printed = capsys.readouterr().out
+    assert "takes        float32 [batch, 10], and gives float64 [batch, 1]" in printed
+    assert "in           rows as in the table: age, sex, bmi, bp, s1, s2, s3, s4, s5, s6\n" in printed
+    assert "out          numbers in their own units: progression\n" in printed
     module = torch.export.load(str(file), extra_files=about).module()
-    rows = torch.tensor([[59.0, 2, 32.1, 101, 157, 93.2, 38, 4, 4.8598, 87]] * 5)
+    told = json.loads(about[exporter.METADATA])
+    assert (told["preprocess"], "standardised" in told) == ("true", False)
+    assert json.loads(told["feature_names"])[:2] == ["age", "sex"]
+    assert json.loads(told["target_names"]) == ["progression"]
+    rows = torch.tensor(
+        [[59.0, 2, 32.1, 101, 157, 93.2, 38, 4, 4.8598, 87], [48, 1, 21.6, 87, 183, 103.2, 70, 3, 3.9, 69]]
+    )
     model = expt.load(folder, "last")
+    mean, deviation = saved(folder, "last")[0]["data"]["standardised"]["progression"]
     with torch.no_grad():
-        torch.testing.assert_close(module(rows), model(model.preprocess(rows)))
-    assert json.loads(about[exporter.METADATA])["preprocess"] == "true"
-    exporter.export(folder, file, "torch_export", which="last", batch_size=1, force=True)
+        said = model(model.preprocess(rows)).double() * deviation + mean
+    torch.testing.assert_close(module(rows), said, rtol=1e-5, atol=0)
+    assert said.min() > 50, "in no deviations"
+    assert command.main([*words, "--batch-size", "1", "--force"]) == 0
+    printed = capsys.readouterr().out
+    assert "in           rows standardised, see the metadata: age" in printed
+    assert "out          numbers in standard deviations, see the metadata: progression\n" in printed
     torch.export.load(str(file), extra_files=about)
-    assert len(json.loads(json.loads(about[exporter.METADATA])["standardised"])) == 11
+    scales = json.loads(json.loads(about[exporter.METADATA])["standardised"])
+    assert [*scales["features"]][9] == "s6"
+    assert scales["targets"]["progression"] == pytest.approx([152, 77], abs=10)
     record, state = saved(folder, "last")
     drawn = samples._random(recorded(state["config"]), record["data"], 900, OSError(), normalised=False).inputs
     assert drawn.shape == (900, 10)

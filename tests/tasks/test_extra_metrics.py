@@ -130,6 +130,22 @@ def test_a_metric_that_is_not_one_number_or_takes_other_targets_is_told() -> Non
         several.try_out(task, first.inputs, first)
 
 
+def test_one_target_of_a_table_is_measured_as_torchmetrics_takes_it() -> None:
+    """[B, 1], which a rank correlation refuses, or would take for rows of one number each."""
+    task = Regression()
+    columns = [each._replace(inputs=each.inputs[:, None], targets=each.targets[:, None]) for each in samples(task)]
+    found = ExtraMetrics({"kendall": torchmetrics.KendallRankCorrCoef()})
+    expected = values_of(task, samples(task), ExtraMetrics({"kendall": torchmetrics.KendallRankCorrCoef()}))
+    assert values_of(task, columns, found) == expected
+    pair = task.predictions(torch.zeros(4, 2), Batch(None, torch.zeros(4, 2), 4))
+    assert [each.shape for each in pair] == [(4, 2)] * 2, "several stay as they are"
+
+
+def test_a_complex_metric_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"task\.metrics\.phase: gives a complex number; use one that gives a real"):
+        extra_metrics._refuse_several("phase", torch.tensor(1 + 2j))
+
+
 @pytest.mark.filterwarnings("ignore:Metric `SpearmanCorrcoef` will save all")
 @pytest.mark.parametrize("task", [Classification(), Regression()], ids=lambda task: type(task).__name__)
 def test_what_was_tried_out_counts_for_nothing(task: Task) -> None:

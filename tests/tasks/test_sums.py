@@ -12,6 +12,7 @@ import torch
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
 from expt.tasks.classification import Classification
+from expt.tasks.regression import Regression
 from expt.tasks.sums import MAX_KEPT, MAX_KEPT_OUTPUTS, Sums, loss_is_finite
 from expt.tasks.task import Sum, Task
 from tests.operators import Operators
@@ -94,6 +95,25 @@ def test_sums_are_those_of_single_additions_to_the_bit() -> None:
         assert torch.equal(watched.values, expected)
     assert torch.equal(sums.values, expected)
     assert torch.equal(at_once.values, expected)
+
+
+@pytest.mark.parametrize(
+    "task", [Regression("mae"), Classification(class_weights=[0.3, 0.7, 1.1])], ids=["mae", "mixed"]
+)
+def test_sums_of_rounded_numbers_are_the_same_to_the_bit_whenever_they_are_counted(task: Task) -> None:
+    """As a checkpoint does between two log points: squared errors, shares of mixed labels, weights of classes."""
+    generator = torch.Generator().manual_seed(0)
+    sums, watched, at_once = Sums(task, CPU), Sums(task, CPU), Sums(task, CPU, at_once=True)
+    for step in range(2 * MAX_KEPT + 3):
+        size = 5 + step % 3
+        outputs = torch.randn(size, 3, generator=generator) * 10 ** torch.randn((), generator=generator)
+        targets = torch.rand(size, 3, generator=generator)
+        batch = Batch(outputs, targets / targets.sum(1, keepdim=True), size)
+        for each in (sums, watched, at_once):
+            each.add(task.training_loss(outputs, batch), outputs, batch)
+        if step % 7 == 0:
+            assert watched.values[0] > 0, "looked at"
+    assert sums.values.tolist() == watched.values.tolist() == at_once.values.tolist()
 
 
 def test_a_batch_that_may_be_overwritten_is_counted_before() -> None:
@@ -216,12 +236,23 @@ def test_a_tasks_own_sums_with_weights_of_their_own(finite_only: bool) -> None:
     assert sums.values.dtype == torch.float64
 
 
+BINS = torch.zeros(3), 1
+
+
 @pytest.mark.parametrize(
-    ("terms", "text"),
-    [({}, "measure gives nothing, and task.metrics names mean, bins"), ({"mean": 2, "bins": 3}, "mean has the shape")],
+    ("given", "text"),
+    [
+        ({}, "measure gives nothing, and task.metrics names mean, bins"),
+        ({"mean": (torch.zeros(2), 1), "bins": BINS}, "mean has the shape"),
+        ({"mean": (torch.zeros(()), "3"), "bins": BINS}, "the weight of mean is '3'; give a real number"),
+        (
+            {"mean": (torch.zeros(()), torch.tensor(1j)), "bins": BINS},
+            r"mean is complex \(torch.complex64\); give a real",
+        ),
+        ({"mean": (torch.tensor(2 + 1j), 1), "bins": BINS}, "mean is a complex number; give a real one, as by .abs()"),
+    ],
 )
-def test_what_is_not_a_sum_is_refused(terms: dict[str, int], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {name: (torch.zeros(size), 1) for name, size in terms.items()}
+def test_what_is_not_a_sum_is_refused(given: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Counted, "measure", lambda *_: given)
     with pytest.raises(ConfigError, match=text):
         Sums(Counted(), CPU).add((torch.tensor(1.0), 1), torch.zeros(1), Batch(torch.zeros(1), None, 1))
@@ -243,6 +274,14 @@ def test_a_weight_by_which_nothing_can_be_divided_is_refused(weights: tuple[Any,
     for weight in weights:
         sums.add((torch.tensor(1.0), weight), outputs, Batch(outputs, None, 2))
     with pytest.raises(ConfigError, match=f"^Plain.loss: .*{told}"):
+        sums.averages(sums.values)
+
+
+def test_a_derived_metric_that_is_complex_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sums, outputs = Sums(Counted(), CPU), torch.ones(2)
+    sums.add((torch.tensor(1.0), 1), outputs, Batch(outputs, None, 2))
+    monkeypatch.setattr(Counted, "derive", lambda *_: {"share": 1 + 2j})
+    with pytest.raises(ConfigError, match=r"^Counted: share is \(1\+2j\); give a real number, as by float"):
         sums.averages(sums.values)
 
 

@@ -202,6 +202,11 @@ def test_another_table_has_the_runs_columns_scales_and_classes(train: TrainAlone
     assert found["evaluation_of"]["samples"] == n
     assert metrics(folder, there, "dataset.features=[b,a]") == found["metrics"]
     assert found["evaluation_of"]["class_names"] == ["cat", "dog", "emu"]
+    cats = kind == "cat"
+    alone = {"a": a[cats], "b": b[cats], "kind": kind[cats]}
+    for n in (int(cats.sum()), 1):  # nothing is learned of them
+        found = evaluated(folder, table(tmp_path / f"{n}.csv", {name: column[:n] for name, column in alone.items()}))
+        assert found["evaluation_of"]["samples"] == n
     with pytest.raises(ConfigError, match="has the class yak, which the run does not know; it has cat, dog, emu"):
         metrics(folder, table(tmp_path / "yaks.csv", {"a": a, "b": b, "kind": np.where(few, kind, "yak")}))
     with pytest.raises(ConfigError, match=r"has no such column, it has b, kind"):

@@ -1,0 +1,73 @@
+"""The sums that a task gives of a batch, checked: a person's own task may give anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from expt.data.loading import Batch
+from expt.errors import ConfigError
+from expt.tasks.task import Sum, Task
+
+
+def terms_of(task: Task, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
+    """What `task.measure` gives. Raises ConfigError where these are not the real sums and weights that it says."""
+    terms, expected, name_of = task.measure(outputs, batch), task.sums, type(task).__name__
+    if not isinstance(terms, Mapping):
+        raise ConfigError(f"{name_of}.measure gives a {type(terms).__name__}; return a dict of name: (sum, weight)")
+    if terms.keys() != expected.keys():
+        named = ", ".join(expected) or "none"
+        raise ConfigError(
+            f"{name_of}.measure gives {', '.join(terms) or 'nothing'}, and task.metrics names {named}; let them be "
+            "the same"
+        )
+    for name, term in terms.items():
+        if not isinstance(term, tuple | list) or len(term) != 2:
+            raise ConfigError(f"{name_of}.measure: {name} is a {type(term).__name__}; give its sum and its weight")
+        total, weight = term
+        if not isinstance(total, Tensor) or total.numel() != expected[name]:
+            what = f"has the shape {list(total.shape)}" if isinstance(total, Tensor) else f"is {total!r}"
+            raise ConfigError(f"{name_of}.measure: {name} {what}; give its sum, a tensor []")
+        if total.is_complex():
+            raise ConfigError(f"{name_of}.measure: {name} is a complex number; give a real one, as by .abs()")
+        if isinstance(weight, Tensor) and weight.numel() != 1:
+            raise ConfigError(f"{name_of}.measure: the weight of {name} has the shape {list(weight.shape)}; sum it")
+        if wrong := not_real(weight):
+            raise ConfigError(
+                f"{name_of}.measure: the weight of {name} is {wrong}; give a real number, as len(outputs)"
+            )
+    return terms
+
+
+def check_loss(loss: object, task: Task, *, learns: bool = True) -> None:
+    """Raise ConfigError where that is not a real sum with a gradient, if it `learns`, and a real weight."""
+    name = type(task).__name__
+    if isinstance(loss, tuple) and len(loss) == 2:
+        total, weight = loss
+        alone = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
+        if isinstance(total, Tensor) and not total.dim() and alone:
+            if total.is_complex():
+                raise ConfigError(f"{name}.loss gives a complex number; return a real one, as by .abs()")
+            if wrong := not_real(weight):
+                raise ConfigError(f"{name}.loss: its weight is {wrong}; give a real number, as len(outputs)")
+            if total.requires_grad or not learns:
+                return
+            raise ConfigError(
+                f"{name}.loss gives a number without a gradient; compute it from the model's outputs, "
+                "without detach, item or argmax"
+            )
+        given, by = (list(each.shape) if isinstance(each, Tensor) else repr(each) for each in (total, weight))
+        shown = f"{given} and the weight {by}"
+    else:
+        shown = f"a {type(loss).__name__}"
+    raise ConfigError(f"{name}.loss gives {shown}; return the summed loss, a tensor [], and its weight")
+
+
+def not_real(weight: object) -> str:
+    """What a weight is that is no real number, in words; empty where it is one."""
+    if isinstance(weight, Tensor):
+        return f"complex ({weight.dtype})" if weight.is_complex() else ""
+    return "" if isinstance(weight, Real) else repr(weight)
