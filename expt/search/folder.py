@@ -49,11 +49,7 @@ def read(folder: Path, reader: Reader) -> Found:
         point = reader.point(paths, record)
         differences = reader.differences(point.values, record) if point else ()
         if point and not differences:
-            if reader.with_rungs and _lacks_values(point, record):
-                warn(f"{paths.metrics}: lacks values of epochs that the run has trained; it is trained anew")
-                point = replace(point, status=INTERRUPTED, rung_values={})
-                found.damaged.add(paths.folder)
-            points.append(point)
+            points.append(_as_far_as_known(point, paths, record, found) if reader.with_rungs else point)
             continue
         found.spent_elsewhere_s += device_s(record)
         if point:
@@ -102,6 +98,15 @@ def _numbered_once(points: Iterable[Point], numbers: set[int]) -> Iterable[Point
         yield point
 
 
-def _lacks_values(point: Point, record: Record) -> bool:
+def _as_far_as_known(point: Point, paths: RunPaths, record: Record, found: Found) -> Point:
+    """The point as rungs may count it: who has lost what it had measured has paused nowhere, or passed all of them."""
     done = range(point.began_at + 1, point.began_at + len(record.get("epoch_s") or ()) + 1)
-    return point.status == PAUSED and not {*done} <= point.rung_values.keys()
+    lost = f"{paths.metrics}: lacks values of epochs that the run has trained"
+    if point.status == PAUSED and not {*done} <= point.rung_values.keys():
+        warn(f"{lost}; it is trained anew")
+        found.damaged.add(paths.folder)
+        return replace(point, status=INTERRUPTED, rung_values={})
+    if point.is_measured and not {*done[:-1]} <= point.rung_values.keys():  # a last one may have ended half-way
+        warn(f"{lost}; it has completed, and counts as past all rungs")
+        return replace(point, is_past_rungs=True)
+    return point

@@ -43,6 +43,8 @@ class Point:
     began_at: int = 0
     """Of a fork: the epochs that the other run had done."""
     kind_of_error: str = ""
+    is_past_rungs: bool = False
+    """Whether it has completed, and has lost what it measured on the way: it has passed all rungs."""
     is_of_others: bool = False
     """Whether what is not searched is another than in this search: it may inform the sampler, and no more."""
     device_s: float = 0.0

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from expt.config.search import Search
+from expt.errors import warn
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, read_result
 from expt.runs.spending import device_s
@@ -124,7 +125,12 @@ class Searching:
     def promote(self) -> tuple[Point, int | None] | None:
         """The paused run that goes on now, counted as under way, and the epoch after which it pauses again."""
         while found := self.pausing.next(self.own) if self.pausing else None:
-            if (folder := found[0].folder) is None or read_result(RunPaths(folder)):
+            record = read_result(RunPaths(folder)) if (folder := found[0].folder) else {}
+            if folder is None or record:
+                if record.get("resumable") is False:
+                    warn(
+                        f"{folder}: goes on after all, and from its beginning: its checkpoints were removed as hopeless"
+                    )
                 self._points[folder] = replace(found[0], status=RUNNING)
                 return found
             del self._points[folder]  # a person has removed it since
@@ -193,6 +199,6 @@ class Searching:
         if point is None:
             return before
         if before is not None and before.number is not None:
-            point = replace(point, number=before.number)
+            point = replace(point, number=before.number, is_past_rungs=before.is_past_rungs and point.is_measured)
         self._points[paths.folder] = point
         return point
