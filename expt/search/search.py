@@ -37,6 +37,8 @@ class Searching:
         self.found = found = read(folder, reader)
         """What lay in the folder when the search began."""
         self._points, self._taken, self._num_repeated = found.points, {*found.numbers}, 0
+        if self._population:
+            self._population.taken = self._taken
         warm = (of_another(reader, Path(source), found.points) for source in settings.warm_start)
         self._others = list(itertools.chain(*warm))
         self._leader = self.best
@@ -45,6 +47,12 @@ class Searching:
     def count(self) -> int:
         """How many points the search has, those that turned out to be others under other names too."""
         return self._num_repeated + sum(point.number is not None for point in self._points.values())
+
+    @property
+    def total(self) -> int:
+        """How many points there are to be, as far as is known; a population has others for each place given up."""
+        forks = sum(point.replaces is not None for point in self._points.values())
+        return forks + max(self.settings.runs, self.count - forks)
 
     @property
     def own(self) -> list[Point]:
@@ -100,7 +108,7 @@ class Searching:
     def next(self) -> tuple[int, Values] | None:
         """The next point and its number; None where there is none left."""
         if self._population:
-            number = 1 + max(self._taken, default=-1)
+            number = self._population.next_number(self.own)
             self._new[number] = new = self._population.new(self.own, number)
             return number, new.values
         (number,) = self._free_numbers(1)
@@ -113,6 +121,13 @@ class Searching:
     def is_missing(self, number: int) -> bool:
         """Whether no run has the number, though one has a higher one: the run that had it is gone, or damaged."""
         return number not in self._taken and number < max(self._taken, default=-1)
+
+    @property
+    def forks_gone(self) -> list[int]:
+        """The numbers of forks of a population that are gone, where there is something left to do."""
+        if not self._population or (self.is_complete and not self._population.next(self.own)):
+            return []
+        return self._population.gone(self.own)
 
     def _free_numbers(self, count: int) -> list[int]:
         """The lowest that no run of the folder has, and no point had in this command."""
@@ -128,9 +143,7 @@ class Searching:
             record = read_result(RunPaths(folder)) if (folder := found[0].folder) else {}
             if folder is None or record:
                 if record.get("resumable") is False:
-                    warn(
-                        f"{folder}: goes on after all, and from its beginning: its checkpoints were removed as hopeless"
-                    )
+                    warn(f"{folder}: goes on after all, and from its beginning, as its checkpoints were removed")
                 self._points[folder] = replace(found[0], status=RUNNING)
                 return found
             del self._points[folder]  # a person has removed it since
