@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -46,8 +46,7 @@ def read(folder: Path, reader: Reader) -> Found:
             continue
         if (number := record.get("search", {}).get("number")) is not None:
             found.numbers.add(number)
-        point = reader.point(paths, record)
-        differences = reader.differences(point.values, record) if point else ()
+        point, differences = point_of(reader, paths, record)
         if point and not differences:
             points.append(_as_far_as_known(point, paths, record, found) if reader.with_rungs else point)
             continue
@@ -60,6 +59,21 @@ def read(folder: Path, reader: Reader) -> Found:
     return found
 
 
+def point_of(reader: Reader, paths: RunPaths, record: Record) -> tuple[Point | None, Sequence[str]]:
+    """The point that a run is, if any, and in what it is none of this search.
+
+    What was typed to add it to the search may be another than in its other runs.
+    """
+    point = reader.point(paths, record)
+    if point is None:
+        return None, ()
+    differences = reader.differences(point.values, record)
+    if "added" not in record:
+        return point, differences
+    left = [key for key in differences if key not in record["added"]["keys"]]
+    return replace(point, teaches=point.teaches and not differences), left
+
+
 def of_another(reader: Reader, source: Path, own: Iterable[Path | None]) -> list[Point]:
     """The points of a sweep for a warm start, whose numbers count for nothing here, but for the search's `own`."""
     if not source.is_dir():
@@ -69,7 +83,7 @@ def of_another(reader: Reader, source: Path, own: Iterable[Path | None]) -> list
     points = [
         replace(point, number=None, is_of_others=bool(reader.differences(point.values, record)))
         for point, record in runs
-        if point is not None
+        if point is not None and point.teaches
     ]
     if not points:
         raise ConfigError(f"search.warm_start={source}: holds no run with a point of this space")

@@ -11,7 +11,7 @@ from expt.errors import warn
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, read_result
 from expt.runs.spending import device_s
-from expt.search.folder import forget_training, of_another, read
+from expt.search.folder import forget_training, of_another, point_of, read
 from expt.search.history import Point, Reader, best, in_order
 from expt.search.pausing import Pausing
 from expt.search.population import NewRun, PopulationTraining
@@ -61,8 +61,8 @@ class Searching:
 
     @property
     def points(self) -> list[Point]:
-        """All that is known, in the order in which a sampler learns of it."""
-        return [*self._others, *self.own]
+        """All that a sampler can learn from, in its order."""
+        return [*self._others, *(point for point in self.own if point.teaches)]
 
     @property
     def is_complete(self) -> bool:
@@ -207,8 +207,12 @@ class Searching:
 
     def look(self, paths: RunPaths) -> Point | None:
         """Read again what has become of a run."""
-        point = self._reader.point(paths)
-        before = self._points.get(paths.folder)
+        before, record = self._points.get(paths.folder), read_result(paths)
+        if "added" in record:
+            point, differences = point_of(self._reader, paths, record)
+            point = None if differences else point
+        else:
+            point = self._reader.point(paths)
         if point is None:
             return before
         if before is not None and before.number is not None:
