@@ -78,20 +78,14 @@ class Grid:
         first_number: int,
         added: OfAdded | None = None,
     ) -> Iterator[ComposedRun]:
-        """Compose one run after another, as they are asked for; warns at the end where the folder is another grid's.
-
-        `added` is of the first of several points that were added together.
-        """
-        also_named_by = added["keys"] if added else []
-        names = folder_names(
-            [folded(filter_overrides(point)) for point in points], [*_swept_keys(master), *also_named_by]
-        )
+        """Compose one run after another, as asked for; `added` is of the first. Warns of another grid's folder."""
+        keys = [*_swept_keys(master), *(added["keys"] if added else ())]
+        names = folder_names([folded(filter_overrides(point)) for point in points], keys)
         points = [self._parents.with_words(point) for point in points]
         asked = [folded(filter_overrides(point)) for point in points]
         ahead = list[ComposedRun]()
         for number, (point, overrides, name) in enumerate(zip(points, asked, names, strict=True), first_number):
-            place = added and OfAdded(place=added["place"] + number - first_number, keys=added["keys"])
-            more: Record = {"added": place} if place else {}
+            more: Record = {"added": {**added, "place": added["place"] + number - first_number}} if added else {}
             ahead.append(self._run(composer, master, point, overrides, number, name, more))
             if not self._is_of_others or len(ahead) == AHEAD:
                 yield from ahead
