@@ -23,6 +23,7 @@ from expt.runs import added, orders
 from expt.runs.added import Added
 from expt.runs.orders import Order
 from expt.runs.paths import RunPaths
+from expt.runs.record_parts import OfAdded
 from expt.runs.request import RunRequest
 from expt.runs.result import PAUSED, RUNNING
 from expt.runs.view.query import filter_of, fits, settings_of
@@ -30,8 +31,8 @@ from expt.runs.view.query import filter_of, fits, settings_of
 LOOK_S = 0.2
 """How often the folder is looked at for orders."""
 
-Compose = Callable[[Sequence[Sequence[str]], Sequence[str], int], Sequence[ComposedRun]]
-"""Makes runs of points; the keys that name them beside those that the sweep varies; the number of the first."""
+Compose = Callable[[Sequence[Sequence[str]], OfAdded, int], Sequence[ComposedRun]]
+"""Makes runs of points that are added; what the first of them is among those that were; its number."""
 
 
 class LiveSweep:
@@ -106,11 +107,13 @@ class LiveSweep:
         points = product(last)
         keys = [each.key_or_group for each in parsed(words)]
         numbers = [run.number for same in self._runs.values() for run in same]
-        composed = self._compose(points, keys, 1 + max(numbers, default=-1))
+        first = OfAdded(place=added.next_place(self._folder), keys=keys)
+        composed = self._compose(points, first, 1 + max(numbers, default=-1))
         new = [run for run in composed if run.job not in self._runs]
         if refused := [run.job for run in new if run.job.error]:
             raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
-        added.keep(self._folder, [Added(run.overrides, keys) for run in new])
+        places = {run.job: place for place, run in enumerate(composed, first["place"])}
+        added.keep(self._folder, [Added(run.overrides, keys, places[run.job]) for run in new])
         for run in new:
             self._runs[run.job] = [run]
             self._display.total += 1

@@ -80,8 +80,7 @@ class SearchCommand:
             return multirun.try_out(corners, Samples(searching.num_left, self._settings.rungs))
         if multirun.is_dry_run:
             return self._dry_run(searching)
-        total = max(self._settings.runs, searching.count)
-        display = SweepDisplay(Console(), total=total, folder=multirun.folder, what="search")
+        display = SweepDisplay(Console(), total=searching.total, folder=multirun.folder, what="search")
         display.note = lambda job: "  best so far" if searching.is_new_best(job.paths) else ""
         try:
             return multirun.carry_out(lambda *each: self._rounds(searching, *each), display, (Diverged, OutOfMemory))
@@ -238,6 +237,9 @@ class SearchCommand:
             if point.folder is not None and point.number is not None and point not in unfinished:
                 display.known(point.folder if point.status == PAUSED else None)
                 multirun.known(RunPaths(point.folder), point.status)
+        for number in searching.forks_gone:
+            gone = f"point {number + 1} has no run in {multirun.folder} any more"
+            display.told(f"{gone}; as a fork it is not made again, and the run whose place it had goes on")
         budget = self._budget
         if isinstance(runner, LivePool):
             batch = self._settings.batch

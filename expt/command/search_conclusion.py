@@ -65,7 +65,7 @@ class SearchRecord(NamedTuple):
     def _costs(self, run: FoundRecord) -> list[float]:
         return costs_of(self.goals, self.values(run))
 
-    def _rank(self, run: FoundRecord) -> tuple[list[float], int]:
+    def _rank(self, run: FoundRecord) -> tuple[list[float], tuple[int, int]]:
         return self._costs(run), place(run)
 
 

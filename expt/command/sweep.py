@@ -33,6 +33,7 @@ from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine, detect
 from expt.runs import added, orders, paths
 from expt.runs.added import Added
+from expt.runs.record_parts import OfAdded
 from expt.runs.result import COMPLETED, PAUSED, results
 
 if TYPE_CHECKING:
@@ -174,15 +175,16 @@ class Multirun:
 
     def composed_of(self, points: Iterable[Added], first_number: int) -> Iterator[ComposedRun]:
         """The runs of points that were added, each composed when it is asked for."""
-        for number, (words, keys) in enumerate(points, first_number):
+        for number, point in enumerate(points, first_number):
             try:
-                yield from self.open().compose(self.composer, self._config, [words], number, also_named_by=keys)
+                yield from self.open().compose(self.composer, self._config, [point.words], number, point.about)
             except COMPOSING as error:  # what it was made of may be gone, and nothing else of the sweep hangs on it
-                warn(f"{' '.join(words)}: was added to the sweep, and is left out: {as_config_error(error, words)}")
+                told = as_config_error(error, point.words)
+                warn(f"{' '.join(point.words)}: was added to the sweep, and is left out: {told}")
 
     def _live(self, pool: LivePool | LiveQueue, runs: Runs, display: SweepDisplay) -> LiveSweep:
-        def compose(points: Sequence[Sequence[str]], keys: Sequence[str], number: int) -> Sequence[ComposedRun]:
-            return [*self.open().compose(self.composer, self._config, points, number, also_named_by=keys)]
+        def compose(points: Sequence[Sequence[str]], first: OfAdded, number: int) -> Sequence[ComposedRun]:
+            return [*self.open().compose(self.composer, self._config, points, number, first)]
 
         return LiveSweep(paths.RunPaths(self.folder), self.machine, pool, runs, display, self.typed, compose)
 

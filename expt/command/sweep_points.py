@@ -31,7 +31,7 @@ from expt.errors import ConfigError, ExptError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.paths import RunPaths
-from expt.runs.record_parts import Objective, OfSearch
+from expt.runs.record_parts import Objective, OfAdded, OfSearch
 from expt.runs.request import RunRequest
 from expt.runs.result import COMPLETED, DAMAGED, Record, read_result
 from expt.runs.sweep_index import results_of_sweep
@@ -76,21 +76,21 @@ class Grid:
         master: DictConfig,
         points: Sequence[Sequence[str]],
         first_number: int,
-        also_named_by: Sequence[str] = (),
+        added: OfAdded | None = None,
     ) -> Iterator[ComposedRun]:
-        """Compose one run after another, as they are asked for; warns at the end where the folder is another grid's."""
-        names = folder_names(
-            [folded(filter_overrides(point)) for point in points], [*_swept_keys(master), *also_named_by]
-        )
+        """Compose one run after another, as asked for; `added` is of the first. Warns of another grid's folder."""
+        keys = [*_swept_keys(master), *(added["keys"] if added else ())]
+        names = folder_names([folded(filter_overrides(point)) for point in points], keys)
         points = [self._parents.with_words(point) for point in points]
         asked = [folded(filter_overrides(point)) for point in points]
         ahead = list[ComposedRun]()
         for number, (point, overrides, name) in enumerate(zip(points, asked, names, strict=True), first_number):
-            ahead.append(self._run(composer, master, point, overrides, number, name, {}))
+            more: Record = {"added": {**added, "place": added["place"] + number - first_number}} if added else {}
+            ahead.append(self._run(composer, master, point, overrides, number, name, more))
             if not self._is_of_others or len(ahead) == AHEAD:
                 yield from ahead
                 ahead.clear()
-        if not also_named_by:  # what is added is meant to be another
+        if not added:  # what is added is meant to be another
             self._warn_of_others(len(points))
         yield from ahead
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from expt.errors import warn
 from expt.runs.atomic import write_atomically
+from expt.runs.record_parts import OfAdded
 
 NAME = ".added.json"
 
@@ -20,18 +21,34 @@ class Added(NamedTuple):
     """All that ask for it."""
     keys: list[str]
     """Those that were typed to add it, by which its folder is named too."""
+    place: int = 0
+    """Among all that were ever added, in their order."""
+
+    @property
+    def about(self) -> OfAdded:
+        """What the run's record says of it."""
+        return {"place": self.place, "keys": self.keys}
 
 
 def read(sweep: Path) -> list[Added]:
     """Those of the sweep's folder, in their order."""
     file = sweep / NAME
     try:
-        return [Added(list(each["words"]), list(each["keys"])) for each in json.loads(file.read_bytes())]
+        points = json.loads(file.read_bytes())
+        return [
+            Added(list(each["words"]), list(each["keys"]), int(each.get("place", place)))
+            for place, each in enumerate(points)
+        ]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, LookupError, TypeError):
         warn(f"{file}: cannot be read; points that were added to the sweep by expt sweep are not known any more")
         return []
+
+
+def next_place(sweep: Path) -> int:
+    """That of the next point that is added."""
+    return 1 + max((point.place for point in read(sweep)), default=-1)
 
 
 def keep(sweep: Path, points: Sequence[Added]) -> None:

@@ -22,9 +22,11 @@ def by_objective(runs: Iterable[tuple[T, Record]]) -> list[T]:
     return [run for run, _ in measured]
 
 
-def place(record: Record) -> int:
-    """That of a run in the search which has found it; those that no search has found come first, as they stand."""
-    return record["search"]["number"] if "search" in record else -1
+def place(record: Record) -> tuple[int, int]:
+    """When a run's point was chosen: those typed by hand come first, as they stand, those added to a sweep last."""
+    if "search" in record:
+        return 1, record["search"]["number"]
+    return (2, record["added"]["place"]) if "added" in record else (0, 0)
 
 
 def _highest_is_best(record: Record) -> bool:

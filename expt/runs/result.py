@@ -28,6 +28,7 @@ from expt.runs.record_parts import (
     Host,
     Made,
     Objective,
+    OfAdded,
     OfSearch,
     Resumed,
     StoppedEarly,
@@ -52,6 +53,7 @@ class Record(Provenance, total=False):
     error_kind: str
     """The name of its class in expt.errors, or Python's."""
     search: OfSearch
+    added: OfAdded
     """Missing in a run that no search has found."""
     name: str
     overrides: dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -46,14 +46,9 @@ def read(folder: Path, reader: Reader) -> Found:
             continue
         if (number := record.get("search", {}).get("number")) is not None:
             found.numbers.add(number)
-        point = reader.point(paths, record)
-        differences = reader.differences(point.values, record) if point else ()
+        point, differences = point_of(reader, paths, record)
         if point and not differences:
-            if reader.with_rungs and _lacks_values(point, record):
-                warn(f"{paths.metrics}: lacks values of epochs that the run has trained; it is trained anew")
-                point = replace(point, status=INTERRUPTED, rung_values={})
-                found.damaged.add(paths.folder)
-            points.append(point)
+            points.append(_as_far_as_known(point, paths, record, found) if reader.with_rungs else point)
             continue
         found.spent_elsewhere_s += device_s(record)
         if point:
@@ -62,6 +57,21 @@ def read(folder: Path, reader: Reader) -> Found:
             found.outside.append(paths.folder.name)
     found.points = {point.folder: point for point in _numbered_once(in_order(points), found.numbers)}
     return found
+
+
+def point_of(reader: Reader, paths: RunPaths, record: Record) -> tuple[Point | None, Sequence[str]]:
+    """The point that a run is, if any, and in what it is none of this search.
+
+    What was typed to add it to the search may be another than in its other runs.
+    """
+    point = reader.point(paths, record)
+    if point is None:
+        return None, ()
+    differences = reader.differences(point.values, record)
+    if "added" not in record:
+        return point, differences
+    left = [key for key in differences if key not in record["added"]["keys"]]
+    return replace(point, teaches=point.teaches and not differences), left
 
 
 def of_another(reader: Reader, source: Path, own: Iterable[Path | None]) -> list[Point]:
@@ -73,7 +83,7 @@ def of_another(reader: Reader, source: Path, own: Iterable[Path | None]) -> list
     points = [
         replace(point, number=None, is_of_others=bool(reader.differences(point.values, record)))
         for point, record in runs
-        if point is not None
+        if point is not None and point.teaches
     ]
     if not points:
         raise ConfigError(f"search.warm_start={source}: holds no run with a point of this space")
@@ -102,6 +112,15 @@ def _numbered_once(points: Iterable[Point], numbers: set[int]) -> Iterable[Point
         yield point
 
 
-def _lacks_values(point: Point, record: Record) -> bool:
+def _as_far_as_known(point: Point, paths: RunPaths, record: Record, found: Found) -> Point:
+    """The point as rungs may count it: who has lost what it had measured has paused nowhere, or passed all of them."""
     done = range(point.began_at + 1, point.began_at + len(record.get("epoch_s") or ()) + 1)
-    return point.status == PAUSED and not {*done} <= point.rung_values.keys()
+    lost = f"{paths.metrics}: lacks values of epochs that the run has trained"
+    if point.status == PAUSED and not {*done} <= point.rung_values.keys():
+        warn(f"{lost}; it is trained anew")
+        found.damaged.add(paths.folder)
+        return replace(point, status=INTERRUPTED, rung_values={})
+    if point.is_measured and not {*done[:-1]} <= point.rung_values.keys():  # a last one may have ended half-way
+        warn(f"{lost}; it has completed, and counts as past all rungs")
+        return replace(point, is_past_rungs=True)
+    return point

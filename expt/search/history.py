@@ -43,6 +43,12 @@ class Point:
     began_at: int = 0
     """Of a fork: the epochs that the other run had done."""
     kind_of_error: str = ""
+    is_past_rungs: bool = False
+    """Whether it has completed, and has lost what it measured on the way: it has passed all rungs."""
+    added: int | None = None
+    """Its place among those that were added to the search while it ran."""
+    teaches: bool = True
+    """Whether a sampler can learn from it: not from one that was added, and is beside the search in some setting."""
     is_of_others: bool = False
     """Whether what is not searched is another than in this search: it may inform the sampler, and no more."""
     device_s: float = 0.0
@@ -84,13 +90,18 @@ class Reader:
     """In what, beside the space, a run is none of this search; see expt.command.search_settings."""
 
     def point(self, paths: RunPaths, record: Record | None = None) -> Point | None:
-        """The point that a run is; None where it lies outside of the space, or says nothing of itself."""
+        """The point that a run is; None where it says nothing of itself, or lies outside of the space.
+
+        One that was added to the search may lie there.
+        """
         record = result_of_any(paths) if record is None else record
         if not record or record["status"] == DAMAGED:
             return None
-        values = self.space.read(_settings(record))
-        if values is None:
+        setting = _settings(record)
+        found = self.space.read(setting)
+        if found is None and "added" not in record:
             return None
+        values = self.space.read_any(setting) if found is None else found
         kind, began_at = record.get("error_kind", ""), record["forked_from"]["epoch"] if "forked_from" in record else 0
         return Point(
             values=values,
@@ -105,6 +116,8 @@ class Reader:
             replaces=record.get("search", {}).get("replaces"),
             parent=record.get("search", {}).get("parent"),
             began_at=began_at,
+            added=record["added"]["place"] if "added" in record else None,
+            teaches=found is not None,
             kind_of_error=kind,
             device_s=device_s(record),
             folder=paths.folder,
@@ -124,6 +137,13 @@ def in_order(points: Iterable[Point]) -> list[Point]:
     return sorted(points, key=lambda point: -1 if point.number is None else point.number)
 
 
+def _chosen(point: Point) -> tuple[int, int]:
+    """As expt.runs.ranking.place."""
+    if point.number is not None:
+        return 1, point.number
+    return (0, 0) if point.added is None else (2, point.added)
+
+
 def best(points: Sequence[Point], goals: Sequence[Goal]) -> Point | None:
     """The best by the first goal, of equal ones by the next, of those that keep all limits; of alike ones the first.
 
@@ -131,7 +151,7 @@ def best(points: Sequence[Point], goals: Sequence[Goal]) -> Point | None:
     """
     reached = [point for point in points if point.status in (COMPLETED, PAUSED) and _are_numbers(point.objectives)]
     measured = [point for point in reached if point.is_allowed]
-    return min(in_order(measured), key=lambda point: costs_of(goals, point.objectives), default=None)
+    return min(measured, key=lambda point: (costs_of(goals, point.objectives), _chosen(point)), default=None)
 
 
 def _settings(record: Record) -> Callable[[str], Any]:

@@ -76,6 +76,7 @@ class Pausing:
                 status=point.status,
                 costs={epoch: self._goal.cost(value) for epoch, value in point.rung_values.items()},
                 is_allowed=point.is_allowed,
+                is_past_rungs=point.is_past_rungs,
             )
             for point in points
             if point.number is not None

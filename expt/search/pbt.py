@@ -7,9 +7,10 @@ and explore); every other goes on as it is. Nobody waits for another.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -97,13 +98,25 @@ class Population:
     """How likely a value is drawn anew from the space, and not changed a little."""
     seed: int = 0
 
-    def choose(self, members: Sequence[Member]) -> Choice | None:
+    def next_number(self, members: Sequence[Member], others: Collection[int] = ()) -> int:
+        """That of the next new member: of a first one that is gone its own, else one that is higher than all.
+
+        None of the members, nor of the runs in their folder that are none, has it.
+        """
+        have = {member.number for member in members}
+        highest = max(have.union(others), default=-1)
+        if sum(member.replaces is None for member in members) < self.size:
+            first = itertools.islice((number for number in itertools.count() if number not in others), self.size)
+            return next((number for number in first if number not in have and number < highest), highest + 1)
+        return highest + 1
+
+    def choose(self, members: Sequence[Member], others: Collection[int] = ()) -> Choice | None:
         """What is to be done next; None where that waits for members under way, or all have come to their end.
 
         The one that is the furthest behind comes first, and those that give up their places before the others. So with
         one at a time all come to an epoch before any goes on, and the checkpoints of the best are those of this epoch.
         """
-        number = 1 + max((member.number for member in members), default=-1)
+        number = self.next_number(members, others)
         if sum(member.replaces is None for member in members) < self.size and (drawn := self._drawn(members, number)):
             return Begin(drawn)
         current = self.current(members)
@@ -162,8 +175,9 @@ class Population:
         return by_number[0], by_number[1]
 
     def _drawn(self, members: Iterable[Member], number: int) -> Values | None:
-        """A point of the space at random, which no member has; None where there seems to be no further one."""
-        chance, known = self._random(number), {as_key(member.values) for member in members}
+        """A point of the space at random, which no member before has; None where there seems to be no further one."""
+        before = (member for member in members if member.number < number)
+        chance, known = self._random(number), {as_key(member.values) for member in before}
         for _ in range(DRAWS):
             found = self.space.point([each.at(chance.random()) for each in self.space.parameters])
             if as_key(found) not in known:

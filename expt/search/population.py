@@ -52,6 +52,8 @@ class PopulationTraining:
             resample=settings.resample,
             seed=settings.seed,
         )
+        self.taken: Collection[int] = ()
+        """The numbers of all runs in the folder, whatever they are."""
         self._stops: dict[int, int | None] = {}
         self._found = set[tuple[int, int, int]]()  # choices whose parent was there
         self._gone = set[int]()  # the numbers of those that can't be forked any more
@@ -71,6 +73,15 @@ class PopulationTraining:
         if not isinstance(choice, GoOn):
             return None
         return next(point for point in points if point.number == choice.number), choice.until
+
+    def next_number(self, points: Sequence[Point]) -> int:
+        """That of the run which begins next, see Population."""
+        return self._population.next_number(self._members(points), self._others(points))
+
+    def gone(self, points: Sequence[Point]) -> list[int]:
+        """The numbers of forks whose runs are gone, and that are not made again."""
+        have = {point.number for point in points if point.number is not None}.union(self.taken)
+        return [number for number in range(self._population.size, max(have, default=-1)) if number not in have]
 
     def wants_more(self, points: Sequence[Point]) -> bool:
         """Whether a new run is to begin now."""
@@ -139,14 +150,20 @@ class PopulationTraining:
     def _choice(self, points: Sequence[Point]) -> Choice | None:
         folders = {point.number: point.folder for point in points}
         while True:
-            members = [self._member(point, folders) for point in points if point.number is not None]
-            choice = self._population.choose(members)
+            choice = self._population.choose(self._members(points), self._others(points))
             if not isinstance(choice, Replace):
                 return choice
             key = choice.number, choice.parent, choice.epoch
             if key in self._found or self._is_there(choice.parent, folders):
                 self._found.add(key)  # who asks once more, just after, gets the same answer
                 return choice
+
+    def _others(self, points: Sequence[Point]) -> set[int]:
+        return {*self.taken} - {point.number for point in points}
+
+    def _members(self, points: Sequence[Point]) -> list[Member]:
+        folders = {point.number: point.folder for point in points}
+        return [self._member(point, folders) for point in points if point.number is not None]
 
     def _is_there(self, number: int, folders: Mapping[int | None, Path | None]) -> bool:
         """Whether the member can be forked; one that can't is told of once, and chosen no more."""

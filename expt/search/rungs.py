@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from expt.runs.result import COMPLETED, FAILED, PAUSED
 
 Kind: TypeAlias = Literal["asha", "hyperband", "median"]
-WORST = math.inf
+BEST, WORST = -math.inf, math.inf
 MEDIAN_OF = 3
 """Runs that must have completed before `median` holds another back."""
 
@@ -34,6 +34,8 @@ class Trial:
     """After each epoch that was evaluated: the lower the better."""
     is_allowed: bool = True
     """Whether it keeps all limits; one that does not counts as worst."""
+    is_past_rungs: bool = False
+    """Whether it has completed, and it is not known what it was at each rung: it counts as best there."""
 
     @property
     def epochs(self) -> int:
@@ -50,6 +52,8 @@ class Trial:
             return cost if self.is_allowed and not math.isnan(cost) else WORST
         if self.status == FAILED:
             return WORST
+        if self.is_past_rungs:
+            return BEST if self.is_allowed else WORST
         if self.status == COMPLETED and self.costs:
             return self.cost_at(self.epochs)
         return None

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from expt.config.search import Search
+from expt.errors import warn
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, read_result
 from expt.runs.spending import device_s
-from expt.search.folder import forget_training, of_another, read
+from expt.search.folder import forget_training, of_another, point_of, read
 from expt.search.history import Point, Reader, best, in_order
 from expt.search.pausing import Pausing
 from expt.search.population import NewRun, PopulationTraining
@@ -36,6 +37,8 @@ class Searching:
         self.found = found = read(folder, reader)
         """What lay in the folder when the search began."""
         self._points, self._taken, self._num_repeated = found.points, {*found.numbers}, 0
+        if self._population:
+            self._population.taken = self._taken
         warm = (of_another(reader, Path(source), found.points) for source in settings.warm_start)
         self._others = list(itertools.chain(*warm))
         self._leader = self.best
@@ -46,14 +49,20 @@ class Searching:
         return self._num_repeated + sum(point.number is not None for point in self._points.values())
 
     @property
+    def total(self) -> int:
+        """How many points there are to be, as far as is known; a population has others for each place given up."""
+        forks = sum(point.replaces is not None for point in self._points.values())
+        return forks + max(self.settings.runs, self.count - forks)
+
+    @property
     def own(self) -> list[Point]:
         """The points in this search's folder, in their order."""
         return in_order(self._points.values())
 
     @property
     def points(self) -> list[Point]:
-        """All that is known, in the order in which a sampler learns of it."""
-        return [*self._others, *self.own]
+        """All that a sampler can learn from, in its order."""
+        return [*self._others, *(point for point in self.own if point.teaches)]
 
     @property
     def is_complete(self) -> bool:
@@ -99,7 +108,7 @@ class Searching:
     def next(self) -> tuple[int, Values] | None:
         """The next point and its number; None where there is none left."""
         if self._population:
-            number = 1 + max(self._taken, default=-1)
+            number = self._population.next_number(self.own)
             self._new[number] = new = self._population.new(self.own, number)
             return number, new.values
         (number,) = self._free_numbers(1)
@@ -113,6 +122,13 @@ class Searching:
         """Whether no run has the number, though one has a higher one: the run that had it is gone, or damaged."""
         return number not in self._taken and number < max(self._taken, default=-1)
 
+    @property
+    def forks_gone(self) -> list[int]:
+        """The numbers of forks of a population that are gone, where there is something left to do."""
+        if not self._population or (self.is_complete and not self._population.next(self.own)):
+            return []
+        return self._population.gone(self.own)
+
     def _free_numbers(self, count: int) -> list[int]:
         """The lowest that no run of the folder has, and no point had in this command."""
         return list(itertools.islice((number for number in itertools.count() if number not in self._taken), count))
@@ -124,7 +140,10 @@ class Searching:
     def promote(self) -> tuple[Point, int | None] | None:
         """The paused run that goes on now, counted as under way, and the epoch after which it pauses again."""
         while found := self.pausing.next(self.own) if self.pausing else None:
-            if (folder := found[0].folder) is None or read_result(RunPaths(folder)):
+            record = read_result(RunPaths(folder)) if (folder := found[0].folder) else {}
+            if folder is None or record:
+                if record.get("resumable") is False:
+                    warn(f"{folder}: goes on after all, and from its beginning, as its checkpoints were removed")
                 self._points[folder] = replace(found[0], status=RUNNING)
                 return found
             del self._points[folder]  # a person has removed it since
@@ -188,11 +207,15 @@ class Searching:
 
     def look(self, paths: RunPaths) -> Point | None:
         """Read again what has become of a run."""
-        point = self._reader.point(paths)
-        before = self._points.get(paths.folder)
+        before, record = self._points.get(paths.folder), read_result(paths)
+        if "added" in record:
+            point, differences = point_of(self._reader, paths, record)
+            point = None if differences else point
+        else:
+            point = self._reader.point(paths)
         if point is None:
             return before
         if before is not None and before.number is not None:
-            point = replace(point, number=before.number)
+            point = replace(point, number=before.number, is_past_rungs=before.is_past_rungs and point.is_measured)
         self._points[paths.folder] = point
         return point

@@ -83,13 +83,14 @@ def test_the_same_command_goes_on_where_it_was(searched: Path, tmp_path: Path) -
 def test_a_point_that_was_added_to_a_search_is_taken_up_again_before_any_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["epochs=1", "world_size=1", "dataset.train_limit=64", "optimizer.lr=0.5"]
-    added.keep(tmp_path, [added.Added(words, ["optimizer.lr"])])
+    words = ["epochs=1", "world_size=1", "dataset.train_limit=320", "tensorboard.images=false", "optimizer.lr=1.5"]
+    added.keep(tmp_path, [added.Added(words, ["optimizer.lr", "dataset.train_limit"])])
     for runs in (1, 2):
-        expt.sweep(SMALL, optimizer=LR, search={"name": "random", "runs": runs}, folder=tmp_path)
+        expt.sweep(SMALL, optimizer=LR, search={"name": "random", "runs": runs}, folder=tmp_path, hydra=ONE_BY_ONE)
         told = capsys.readouterr()
-        assert ("[1/2] done        lr=0.5" in told.out) is (runs == 1), "once"
-        assert "another grid" not in told.err
+        assert ("[1/2] done        lr=1.5,train_limit=320" in told.out) is (runs == 1), "once"
+        assert "lr=1.5,train_limit=320  accuracy/val" in told.out.partition("best         ")[2], "outside of the space"
+        assert told.err == ""
     numbers = [json.loads(path.read_text()).get("search") for path in sorted(tmp_path.glob("*/result.json"))]
     assert [each for each in numbers if each is None] == [None]
     assert len(numbers) == 3

@@ -14,13 +14,15 @@ SMALL = ("epochs=1", "world_size=1", "dataset.train_limit=64")
 
 
 def test_what_is_added_is_kept_and_what_is_dropped_forgotten(tmp_path: Path) -> None:
-    first, second = Added(["a=1", "b=2"], ["a"]), Added(["a=2"], ["a"])
+    first, second = Added(["a=1", "b=2"], ["a"], 0), Added(["a=2"], ["a"], 1)
+    assert added.next_place(tmp_path) == 0
     added.keep(tmp_path, [first])
     added.keep(tmp_path, [second])
     added.forget(tmp_path, [["a=3"]])
     assert added.read(tmp_path) == [first, second]
     added.forget(tmp_path, [["b=2", "a=1"]])
     assert added.read(tmp_path) == [second]
+    assert added.next_place(tmp_path) == 2, "it keeps its place"
     added.forget(tmp_path, [["a=2"]])
     assert not any(tmp_path.iterdir())
 

@@ -219,6 +219,24 @@ def test_a_paused_run_that_has_lost_what_it_measured_is_trained_anew(
     assert later.outcome == before
 
 
+@pytest.mark.parametrize(("kind", "left"), [("asha", 0), ("asha", 90), ("median", 0)])
+def test_a_completed_run_that_has_lost_what_it_measured_leaves_its_place_at_the_rungs_to_nobody(
+    kind: Any, left: int, configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Machine(tmp_path, configured, runs=9, rungs=kind).run()
+    for point in whole.searching.own:
+        if point.status == COMPLETED and point.folder is not None:
+            metrics = RunPaths(point.folder).metrics
+            metrics.write_bytes(metrics.read_bytes()[:left])
+    later = Machine(tmp_path, configured, runs=9, rungs=kind).run()
+    assert later.starts == []
+    assert later.searching.best is not None
+    assert whole.searching.best is not None
+    assert later.searching.best.folder == whole.searching.best.folder
+    told = capsys.readouterr().err
+    assert f"{metrics}: lacks values of epochs that the run has trained; it has completed, and counts as past" in told
+
+
 def test_without_rungs_all_that_had_paused_go_to_their_ends(configured: Configured, tmp_path: Path) -> None:
     Machine(tmp_path, configured, runs=4, keep_checkpoints=True).run()
     later = Machine(tmp_path, configured, runs=4, rungs=None).run()
@@ -228,7 +246,7 @@ def test_without_rungs_all_that_had_paused_go_to_their_ends(configured: Configur
 
 
 def test_checkpoints_of_those_that_never_go_on_are_removed_but_for_the_best(
-    configured: Configured, tmp_path: Path
+    configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(12):  # of another space, which have taken numbers
         about: Any = {"search": {"number": number}, "overrides": {"optimizer.lr": 7.0}}
@@ -247,6 +265,9 @@ def test_checkpoints_of_those_that_never_go_on_are_removed_but_for_the_best(
     assert {read_result(RunPaths(tmp_path / name)).get("resumable") for name in gone} == {False}
     more = Machine(tmp_path, configured, name="random", seed=1, runs=27).run()  # who goes on now has to begin again
     assert {done for name, done, _ in more.starts if name in gone} == {0}
+    told = capsys.readouterr().err
+    for name in {name for name, *_ in more.starts} & gone:
+        assert f"{tmp_path / name}: goes on after all, and from its beginning" in told
 
 
 def test_who_is_at_work_in_a_run_keeps_its_checkpoints(configured: Configured, tmp_path: Path) -> None:

@@ -37,6 +37,24 @@ def test_a_population_is_filled_first_with_points_that_differ() -> None:
     assert {1e-4 <= float(choice.values["optimizer.lr"]) <= 1.0 for choice in (first, second)} == {True}
 
 
+def test_a_first_member_that_is_gone_is_made_again_under_its_number_and_a_fork_is_not() -> None:
+    drawn: list[Member] = []
+    for number in range(4):
+        choice = POPULATION.choose(drawn)
+        assert isinstance(choice, Begin)
+        drawn.append(Member(number=number, values=choice.values, status=COMPLETED, costs={6: 1.0}))
+    fork = dataclasses.replace(drawn[3], number=4, replaces=1)
+    later = dataclasses.replace(fork, number=5, replaces=2)
+    for gone in (0, 1, 2):
+        left = [*(member for member in drawn if member.number != gone), fork, later]
+        assert POPULATION.next_number(left) == gone
+        assert POPULATION.choose(left) == Begin(drawn[gone].values)
+    assert POPULATION.next_number([*drawn, later]) == 6
+    others = [dataclasses.replace(member, number=member.number + 3) for member in drawn if member.number != 1]
+    assert POPULATION.next_number(others, others=range(3)) == 4, "numbers of other runs are none that are gone"
+    assert POPULATION.next_number(others[:1], others=range(3)) == 4
+
+
 def test_the_worst_gives_its_place_to_a_fork_of_the_best_before_any_goes_on() -> None:
     members = [_member(0, 5, 4), _member(1, 1, 9), _member(2, 3, 2), _member(3, 8, 3)]
     choice = POPULATION.choose(members)

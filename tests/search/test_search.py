@@ -17,7 +17,9 @@ from expt.errors import ConfigError, Diverged, OutOfMemory, RunFailed
 from expt.launch.job import QUEUED, Job
 from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
+from expt.runs.ranking import by_objective
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, create_result, update_result
+from expt.runs.view.leaderboard import read_runs
 from expt.search.budget import budget_of
 from expt.search.goals import Goal, Limit
 from expt.search.history import Point, Reader
@@ -278,6 +280,26 @@ def test_runs_of_other_settings_inform_a_search_only_as_a_warm_start_does(folder
     assert [(point.number, point.is_of_others) for point in warm.points] == [(None, True)] * 4
     assert warm.next() == found
     assert not folder.read().points[4:], "its own runs are no others"
+
+
+def test_points_that_were_added_count_wherever_they_lie_in_their_order_and_teach_nothing_there(folder: Folder) -> None:
+    searching = folder.read()
+    for name, value, added in (("b", 7.0, 0), ("a", 7.5, 1), ("c", 0.5, 2), ("by hand", 8.0, None)):
+        about: Any = {} if added is None else {"added": {"place": added, "keys": ["optimizer.lr", "epochs"]}}
+        paths = RunPaths(folder.folder / name)
+        objective: Any = {"name": "accuracy/val", "value": 0.75}
+        create_result(paths, overrides={"optimizer.lr": value}, status=COMPLETED, objective=objective, **about)
+        assert searching.is_new_best(paths) is (name == "b")
+    for later in (searching, folder.read(), folder.read(differences=lambda *_: ["epochs"])):
+        assert later.best is not None
+        assert later.best.folder == folder.folder / "b", "the same as while it ran"
+        assert later.count == 0
+    assert [point.values for point in folder.read().points] == [{"optimizer.lr": 0.5}], "what a sampler learns from"
+    assert folder.read().found.outside == ["by hand"]
+    assert not folder.read(differences=lambda *_: ["seed"]).own
+    runs = read_runs(folder.folder)
+    assert [run["folder"].name for run in runs] == ["by hand", "b", "a", "c"]
+    assert by_objective((run["folder"].name, run) for run in runs[1:]) == ["b", "a", "c"]
 
 
 def test_a_run_that_is_promoted_and_comes_back_as_it_was_ends_the_search(folder: Folder) -> None:
