@@ -54,8 +54,10 @@ def _folder(settings: Sequence[str], key: str) -> Path | None:
 
 
 def _values(override: Override) -> list[str]:
-    values = override.sweep_string_iterator() if override.is_sweep_override() else [str(override.value() or "")]
-    return [unquoted(str(value)) for value in values if value]
+    """What it names, each as Hydra's grammar reads it: of several values it gives texts of that grammar, escaped."""
+    words = [f"fork={text}" for text in override.sweep_string_iterator()] if override.is_sweep_override() else []
+    values = [each.value() for each in (parsed(words) if words else [override])]
+    return [str(value) for value in values if value]
 
 
 class Parents:
