@@ -20,7 +20,7 @@ from expt.runs.parent import inherited, key_of, named, record_of, without_latest
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Forked
 from expt.runs.sweep_index import results_of_sweep
-from expt.runs.typed import unquoted
+from expt.runs.typed import quoted, unquoted
 
 
 def with_parent(arguments: Sequence[str]) -> list[str]:
@@ -28,7 +28,7 @@ def with_parent(arguments: Sequence[str]) -> list[str]:
 
     A sweep's points get theirs one by one, see `Parents`. Raises ConfigError where what is forked is no run.
     """
-    arguments = [without_latest(word) for word in arguments]
+    arguments = [_without_latest(word) for word in arguments]
     options, settings = apart(arguments)
     given = next((word for word in reversed(settings) if key_of(word) == "fork"), None)
     if given is None or _goes_on(settings):
@@ -41,6 +41,15 @@ def with_parent(arguments: Sequence[str]) -> list[str]:
         main_code.find_kept(run.code)
     where = searched(runs[0], options) if runs else []
     return [*where, *arguments] if sweeps else [*where, *options, *known.with_words(settings)]
+
+
+def _without_latest(word: str) -> str:
+    """The word, with folders in the place of `latest` in each of its values."""
+    if key_of(word) != "fork" or "latest" not in word:
+        return word
+    values = _values(parsed([word])[0])
+    folders = list(map(without_latest, values))
+    return word if folders == values else f"fork={','.join(map(quoted, folders))}"
 
 
 def _goes_on(settings: Sequence[str]) -> bool:
