@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from expt.command.conf_files import conf_dir, groups, keys
 from expt.command.conf_files import options as options_of
-from expt.command.overrides import is_readable
+from expt.command.overrides import is_readable, parsed
 from expt.command.own_class import is_class
 from expt.command.words import WORDS
 from expt.config import main_code
@@ -51,10 +51,21 @@ def readable(arguments: Sequence[str]) -> list[str]:
 
 
 def without_quotes(word: str) -> str:
-    """The word as a person may type it: without quotes that `readable` puts there."""
+    """The word as a person may type it: without quotes that `readable` puts there, and escapes that nobody needs."""
     key, equals, value = word.partition("=")
     simple = f"{key}{equals}{unquoted(value)}"
-    return simple if simple != word and readable([simple]) == [word] else word
+    if simple == word:
+        return word
+    (read,) = readable([simple])
+    return simple if read == word or (value[-1] not in "'\"" and _are_one(read, word)) else word
+
+
+def _are_one(word: str, other: str) -> bool:
+    """Whether both give one key the same value."""
+    if not is_readable(word):
+        return False
+    one, same = parsed([word, other])
+    return not one.is_sweep_override() and one.value() == same.value()
 
 
 def _readable(word: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from expt.runs.paths import make_unused_folder
 from expt.runs.result import Record
+from expt.runs.typed import unquoted
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -99,7 +100,7 @@ def _split(override: str) -> tuple[str, str]:
     key, _, value = override.lstrip("+~").partition("=")
     # Of an own class the last part of its name, and its arguments.
     own = re.fullmatch(r"\{\s*_target_:\s*([\w.]*?)(\w+)\s*(?:,(.*))?\}", value, re.DOTALL)
-    return key, (f"{own[2]}({own[3]})" if own[3] else own[2]) if own else value.strip("'\"")
+    return key, (f"{own[2]}({own[3]})" if own[3] else own[2]) if own else unquoted(value)
 
 
 def _short_keys(keys: Sequence[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from expt.runs.parent import inherited, key_of, named, record_of, without_latest
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Forked
 from expt.runs.sweep_index import results_of_sweep
-from expt.runs.typed import unquoted
+from expt.runs.typed import quoted, unquoted
 
 
 def with_parent(arguments: Sequence[str]) -> list[str]:
@@ -28,7 +28,7 @@ def with_parent(arguments: Sequence[str]) -> list[str]:
 
     A sweep's points get theirs one by one, see `Parents`. Raises ConfigError where what is forked is no run.
     """
-    arguments = [without_latest(word) for word in arguments]
+    arguments = [_without_latest(word) for word in arguments]
     options, settings = apart(arguments)
     given = next((word for word in reversed(settings) if key_of(word) == "fork"), None)
     if given is None or _goes_on(settings):
@@ -43,6 +43,15 @@ def with_parent(arguments: Sequence[str]) -> list[str]:
     return [*where, *arguments] if sweeps else [*where, *options, *known.with_words(settings)]
 
 
+def _without_latest(word: str) -> str:
+    """The word, with folders in the place of `latest` in each of its values."""
+    if key_of(word) != "fork" or "latest" not in word:
+        return word
+    values = _values(parsed([word])[0])
+    folders = list(map(without_latest, values))
+    return word if folders == values else f"fork={','.join(map(quoted, folders))}"
+
+
 def _goes_on(settings: Sequence[str]) -> bool:
     """Whether the fork itself is there, and has all its words."""
     folder = _folder(settings, "hydra.run.dir")
@@ -54,8 +63,10 @@ def _folder(settings: Sequence[str], key: str) -> Path | None:
 
 
 def _values(override: Override) -> list[str]:
-    values = override.sweep_string_iterator() if override.is_sweep_override() else [str(override.value() or "")]
-    return [unquoted(str(value)) for value in values if value]
+    """What it names, each as Hydra's grammar reads it: of several values it gives texts of that grammar, escaped."""
+    words = [f"fork={text}" for text in override.sweep_string_iterator()] if override.is_sweep_override() else []
+    values = [each.value() for each in (parsed(words) if words else [override])]
+    return [str(value) for value in values if value]
 
 
 class Parents:

@@ -212,9 +212,12 @@ class SearchCommand:
 
         def make(number: int, values: Values) -> Job | None:
             display.total += searching.new(number).replaces is not None
-            is_missing = searching.is_missing(number)
-            job = take(self._found(searching, number, values))
-            if job and is_missing:
+            run, replaces = self._found(searching, number, values), searching.new(number).replaces
+            if run.job not in runs and replaces is None and searching.has(run.job.paths):  # of an earlier command
+                display.repeated(run.job)
+                return None
+            job = take(run)
+            if job and searching.is_missing(number):
                 display.told(f"point {number + 1} has no run in {self._multirun.folder} any more; it is made now")
             return job
 

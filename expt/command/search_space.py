@@ -18,6 +18,7 @@ from expt.command.sweep_values import why_empty
 from expt.config.parse import wrong_values
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine
+from expt.runs.typed import unquoted
 from expt.search.space import Parameter, Space
 
 SettingsOf = Callable[[Sequence[str]], Mapping[str, Any]]
@@ -34,6 +35,7 @@ def space_of(
     space = [_typed(each, settings_of(fixed), machine) for each in axes]
     for text in when:
         name, choice, word = _parted(text)
+        choice = next((each for each in _choices(name, space) if unquoted(each) == unquoted(choice)), choice)
         parameter = _parameter(_parsed(parser, text, word))
         if any(each.name == name for each in space):
             _check_choice(text, name, choice, space)
@@ -91,9 +93,13 @@ def _parted(text: str) -> tuple[str, str, str]:
     return name, choice.strip(), word.strip()
 
 
+def _choices(name: str, space: Sequence[Parameter]) -> list[str]:
+    return list(itertools.chain(*(each.choices for each in space if each.name == name)))
+
+
 def _check_choice(text: str, name: str, choice: str, space: Sequence[Parameter]) -> None:
     """Raise ConfigError where no point can have that choice."""
-    choices = list(itertools.chain(*(each.choices for each in space if each.name == name)))
+    choices = _choices(name, space)
     if not choices:
         _refuse_condition(text, name, space)
     if choice not in choices:

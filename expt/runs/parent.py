@@ -17,7 +17,7 @@ from expt.runs.typed import unquoted
 from expt.runs.weights_file import best_of_sweep
 
 CHECKPOINT = r"last|best|\d+|epoch:\d+"
-LATEST = re.compile(r"fork=latest((?:/[^@]*)?)((?:@.*)?)", re.DOTALL)
+LATEST = re.compile(r"latest((?:/[^@]*)?)((?:@.*)?)", re.DOTALL)
 NOT_INHERITED = {"resume", "fork", "weights", "sweep"}
 """Keys that say where a run begins, or that it is one of a grid."""
 
@@ -118,18 +118,18 @@ def key_of(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
 
 
-def without_latest(word: str) -> str:
-    """`fork=latest@STEP` with the folder of the newest run of outputs; `fork=latest/NAME` is one of the newest sweep's.
+def without_latest(given: str) -> str:
+    """Of `latest@STEP` the folder of the newest run of outputs, and the step; `latest/NAME` is one of the newest sweep.
 
     Raises ConfigError where there is none.
     """
-    if not (asked := LATEST.fullmatch(word)):
-        return word
+    if not (asked := LATEST.fullmatch(given)):
+        return given
     name, which = asked[1], asked[2]
     folder = latest_sweep(Path("outputs")) if name else _latest_run(Path("outputs"))
     if folder is None:
-        raise ConfigError(f"{word}: there is no {'sweep' if name else 'run'} in outputs yet; name a folder")
-    return f"fork={folder}{name}{which}"
+        raise ConfigError(f"fork={given}: there is no {'sweep' if name else 'run'} in outputs yet; name a folder")
+    return f"{folder}{name}{which}"
 
 
 def _latest_run(outputs: Path) -> Path | None:

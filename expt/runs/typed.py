@@ -22,7 +22,7 @@ def unquoted(text: str) -> str:
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         quote = text[0]
         return re.sub(rf"(\\+)({quote}|$)", lambda found: found[1][: len(found[1]) // 2] + found[2], text[1:-1])
-    return text
+    return re.sub(r"\\([\\()[\]{}:=, \t])", r"\1", text)  # what Hydra escapes in each of several values
 
 
 def joined(words: Iterable[str]) -> str:

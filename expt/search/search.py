@@ -118,8 +118,13 @@ class Searching:
         values = suggest(self.space, before, number - of_others, self.settings, self.goals, later)
         return None if values is None else (number, values)
 
+    def has(self, paths: RunPaths) -> bool:
+        """Whether a run is one of its points, with a number: whatever else gives that run is a point named twice."""
+        point = self._points.get(paths.folder)
+        return point is not None and point.number is not None
+
     def is_missing(self, number: int) -> bool:
-        """Whether no run has the number, though one has a higher one: the run that had it is gone, or damaged."""
+        """Whether no run has the number, though one has a higher one: its run is gone, or damaged, or had another's."""
         return number not in self._taken and number < max(self._taken, default=-1)
 
     @property

@@ -108,6 +108,7 @@ def test_a_run_that_another_command_has_is_said_to_be_in_use_and_keeps_its_own_s
         ("python -m expt --config-dir my -m a=1,2", ["a=1"], "python -m expt --config-dir my a=1"),
         ("python -m expt -m 'n=a b,c'", ["n='a b'"], """python -m expt "n='a b'" """.strip()),
         ("python -m expt -m fork=s/lr=1@2", ["fork='s/lr=1@2'"], "python -m expt fork=s/lr=1@2"),
+        ("python -m expt -m fork=a@epoch:1,b", ["fork=a@epoch\\:1"], "python -m expt fork=a@epoch:1"),
         ("python -m expt -m fork=s/a=1,b=2@2", ["fork='s/a=1,b=2@2'"], """python -m expt "fork='s/a=1,b=2@2'\""""),
         ("python -m expt sweep=s epochs=2", ["sweep=s", "lr=1", "epochs=2"],
          "python -m expt sweep=s lr=1 epochs=2 hydra.mode=RUN"),

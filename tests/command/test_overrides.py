@@ -21,9 +21,20 @@ from expt.command.overrides import as_dict, folder_names, is_readable, last_of_e
         ([["+model.width=1"], ["~model.width"]], ["width=1", "width="]),
         ([["epochs=1", "seed=0"]], ["epochs=1,seed=0"]),
         ([["seed=0"], ["seed=0"]], ["seed=0", "seed=0"]),
+        ([["path=a=b"], [r"path=a\=c"]], ["path=a=b", "path=a=c"]),
         ([[]], ["run"]),
     ],
-    ids=["differs", "last part", "sorted", "ambiguous", "added and removed", "one point", "the same", "nothing"],
+    ids=[
+        "differs",
+        "last part",
+        "sorted",
+        "ambiguous",
+        "added and removed",
+        "one point",
+        "the same",
+        "escaped",
+        "nothing",
+    ],
 )
 def test_a_folder_says_what_differs(points: list[list[str]], names: list[str]) -> None:
     assert folder_names(points) == names

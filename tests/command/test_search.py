@@ -80,6 +80,20 @@ def test_the_same_command_goes_on_where_it_was(searched: Path, tmp_path: Path) -
     assert again.best.objective == max(value for _, value in after.values())
 
 
+def test_a_point_named_twice_is_so_in_a_second_command_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no run of its own, and none that was lost; a paused one does not go on for it."""
+    found = {"name": "random", "runs": 4, "seed": 2, "rungs": "asha"}
+    two_epochs: Any = {**SMALL, "epochs": 2}
+    axes: Any = {"optimizer": {"lr": [0.1, 0.2]}, "threads": [1, 2]}
+    told = []
+    for _ in range(2):
+        expt.sweep(two_epochs, **axes, hydra=ONE_BY_ONE, search=found, folder=tmp_path)
+        out = capsys.readouterr().out
+        told.append([line.partition("] ")[2] for line in out.splitlines() if line.startswith("[") or "now" in line])
+    assert [line[:11] for line in told[0][:4]] == ["paused     ", "named twice", "paused     ", "named twice"]
+    assert told[1] == [line for line in told[0] if line.startswith("named twice")]
+
+
 def test_a_point_that_was_added_to_a_search_is_taken_up_again_before_any_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +249,11 @@ def test_conditions_exclude_each_other_and_stand_below_one_another() -> None:
     assert space("model=mlp,convnet", when=chain)["model.dropout"].when == ("model.hidden", "[8]")
     with pytest.raises(ConfigError, match="seed: is searched twice in one point"):
         space("model=mlp,convnet", "optimizer=sgd,adam", when=("model=mlp: seed=1,2", "optimizer=sgd: seed=2,3"))
+
+
+def test_a_condition_names_a_choice_as_it_is_typed() -> None:
+    found = space("weights=a b,c", when=("weights=a b: seed=1,2",))
+    assert found["seed"].is_active({"weights": found["weights"].choices[0]})
 
 
 def test_a_block_of_a_choice_that_is_fixed_is_of_all_points() -> None:

@@ -68,7 +68,7 @@ def test_a_sweep_of_forks_is_known_again_whatever_became_of_the_parents(tmp_path
         trained(*alone, *words, name=name).folder
         for name, words in (("small", ("model.hidden=[8]",)), ("adam", ("optimizer=adam", "optimizer.betas=[0.8,0.9]")))
     )
-    sweep = (f"fork='{small}@10','{other}@10'", "optimizer.lr=0.01,0.02", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
+    sweep = (f"fork={small}@epoch:1,{other}@10", "optimizer.lr=0.01,0.02", f"hydra.sweep.dir='{tmp_path / 'sweep'}'")
     forks = expt.sweep(*sweep)
     assert [run.record["config"]["model"]["hidden"] for run in forks] == [[8], [8], [256], [256]]
     assert [run.record["config"]["optimizer"]["lr"] for run in forks] == [0.01, 0.02] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 import pytest
+from hydra._internal.grammar.utils import escape_special_characters
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from expt.runs.typed import joined, quoted, setting, unquoted
@@ -33,6 +34,7 @@ def test_a_value_comes_back(value: str) -> None:
     (word,) = shlex.split(setting("key", value))
     assert OverridesParser.create().parse_override(word).value() == value
     assert unquoted(quoted(value)) == value
+    assert unquoted(escape_special_characters(value)) == value, "as Hydra gives each of several"
 
 
 def test_a_shell_gets_back_what_is_joined() -> None:
