@@ -231,7 +231,7 @@ CASES = {
         "task=regression model=net model.kind=dict batch_size=8 dataset=rows", "the model gives a dict, where one tenso"
     ),
     "an argument of another type": Bad("task=own model=wide model.width=abc dataset=rows", "as Wide(width='abc'): Typ"),
-    "a width below 0": Bad("task=own model=wide model.width=-1 dataset=rows", "/bad_tasks.py, line 102); mend that l"),
+    "a width below 0": Bad("task=own model=wide model.width=-1 dataset=rows", "/bad_tasks.py, line 103); mend that l"),
     # own tasks
     "a task without a loss": Bad("task=no_loss model=net dataset=rows", "lacks loss, which a Task must have; define i"),
     "a loss without a weight": Bad(f"{TASK}'no weight'", "Own.loss gives a Tensor; return the summed loss, a tensor ["),
