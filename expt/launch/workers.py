@@ -76,10 +76,11 @@ class Workers:
 
         Raises the failure, with everything stopped, once one has failed.
         """
-        if any(code not in (None, processes.FINISHED) for code in self._exit_codes()):
+        codes = self._exit_codes()  # once: who fails between two looks would seem to have finished
+        if any(code not in (None, processes.FINISHED) for code in codes):
             processes.wait_for_all(self.processes, GRACE_S)
             raise self._failure()
-        if any(code is None for code in self._exit_codes()):
+        if any(code is None for code in codes):
             return False
         status = read_result(self.paths).get("status")
         if status == INTERRUPTED:

@@ -70,4 +70,4 @@ def not_real(weight: object) -> str:
     """What a weight is that is no real number, in words; empty where it is one."""
     if isinstance(weight, Tensor):
         return f"complex ({weight.dtype})" if weight.is_complex() else ""
-    return "" if isinstance(weight, Real) else repr(weight)
+    return "" if isinstance(weight, int | float | Real) else repr(weight)  # asking Real itself takes longest
