@@ -30,6 +30,7 @@ from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, Diverged, OutOfMemory, warn
 from expt.launch.job import Job
 from expt.launch.live_pool import LivePool
+from expt.runs.parent import key_of
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.record_parts import OfSearch
 from expt.runs.result import COMPLETED, PAUSED, read_result
@@ -158,7 +159,7 @@ class SearchCommand:
         def made_of(values: Values) -> tuple[RunConfig, Content]:
             return multirun.open().made_of(multirun.composer, self._config, [*self._fixed, *space.words(values)])
 
-        return FixedSettings(made_of, self._keys, [word.partition("=")[0].lstrip("+~") for word in self._fixed])
+        return FixedSettings(made_of, self._keys, [*map(key_of, self._fixed)])
 
     def _settings_of(self, words: Sequence[str]) -> dict[str, Any]:
         return plain(self._multirun.composer.compose(self._config, [*self._fixed, *words]), sweep=True)

@@ -101,6 +101,15 @@ def check(path: Path) -> None:
     parts_folder.check(path, state)
 
 
+def damage_of(path: Path) -> CheckpointError | None:
+    """What `check` says of it; None where it is what was written."""
+    try:
+        check(path)
+    except CheckpointError as error:
+        return error
+    return None
+
+
 def check_sums(path: Path) -> None:
     """Raise CheckpointError if weights at `path`, a checkpoint or not, differ from a checksum that there is of them."""
     _check_sum(path)

@@ -66,7 +66,7 @@ def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
     Raises ConfigError where it is gone, or can't be gone on from with these settings.
     """
     if paths.forked.exists():
-        if (damage := _damage(paths.forked)) is None:
+        if (damage := checkpoint_file.damage_of(paths.forked)) is None:
             return paths.forked
         warn(f"{damage}; it is taken anew")
     run = named(str(config.fork)).run
@@ -82,14 +82,6 @@ def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
     found = _with_length(found, record)
     _refuse(config, content, record, found, run)
     return before_its_end(config, found.state, found.file)
-
-
-def _damage(path: Path) -> CheckpointError | None:
-    try:
-        checkpoint_file.check(path)
-    except CheckpointError as error:
-        return error
-    return None
 
 
 def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
@@ -119,8 +111,8 @@ def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
 
 def _refuse_damaged(source: Path, config: RunConfig) -> None:
     """Raise CheckpointError where the other run's checkpoint is not what was written, and not its copy alone."""
-    if damage := _damage(source):
-        others = [found for found in all_of(source.parent.parent) if _damage(found.file) is None]
+    if damage := checkpoint_file.damage_of(source):
+        others = [found for found in all_of(source.parent.parent) if checkpoint_file.damage_of(found.file) is None]
         raise CheckpointError(f"fork={config.fork}: {damage}; of others {choice(others)}")
 
 

@@ -65,8 +65,10 @@ def cut_back(source: Path, paths: RunPaths) -> Resumed:
     metrics = RunPaths(source.parent.parent).metrics
     text = metrics.read_bytes() if metrics.exists() else b""
     paths.metrics.write_bytes(text[: state["metrics_bytes"]])
-    _set_aside_if_damaged(paths.best)
-    if state["best"] and not _has_best(paths.best, state):
+    has_best = state["best"] and _has_best(paths.best, state)
+    if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
+        warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")  # the test at the end would be of it
+    if state["best"] and not has_best:
         beside, last = source.with_name(paths.best.name), source.with_name(paths.last.name)
         there = (source, *map(_before, (paths.best, beside)), beside, *checkpoint_file.candidates(last))
         best = next((path for path in there if _has_best(path, state)), None)
@@ -135,24 +137,14 @@ def before_its_end(config: RunConfig, state: Mapping[str, Any], source: Path) ->
     return path if of_this and total > position["step"] else source
 
 
-def _set_aside_if_damaged(best: Path) -> None:
-    """What the test at the end would be of."""
-    try:
-        if best.exists():
-            checkpoint_file.check(best)
-    except CheckpointError as error:
-        warn(f"{error}; set aside as {checkpoint_file.set_aside(best)}")
-
-
 def _before(best: Path) -> Path:
     return checkpoint_file.older(best, 1)
 
 
 def _has_best(path: Path, state: Mapping[str, Any]) -> bool:
     try:
-        checkpoint_file.check(path)
-        found = checkpoint_file.read(path)
-        return bool(found["is_best"] and found["best"] == state["best"])
+        found = checkpoint_file.read(path)  # before its sum is made, which reads all of it
+        return bool(found["is_best"] and found["best"] == state["best"] and checkpoint_file.damage_of(path) is None)
     except Exception:  # missing, or damaged in one of many ways
         return False
 
