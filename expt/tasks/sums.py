@@ -50,6 +50,9 @@ class _Kept(NamedTuple):
     terms: Mapping[str, Sum]
 
 
+_NO_TERMS: Mapping[str, Sum] = {}
+
+
 class Sums:
     """Running sums of a task's loss and metrics, and of the samples, on `device`; nothing here waits for the device."""
 
@@ -92,14 +95,13 @@ class Sums:
         self._recent.append(of_step if begins_step else self._recent.pop() + of_step)
         if batch.weightless:
             return
-        outputs = mapped(Tensor.detach, outputs)
         if self._at_once:
             with torch.no_grad():
-                terms = terms_of(self._task, outputs, batch)
+                terms = terms_of(self._task, mapped(Tensor.detach, outputs), batch)
             kept = self._of_step if self._finite_only else self._kept
             kept.append(_Kept(loss_sum, weight, batch.size, None, None, terms))
-        else:
-            self._kept.append(_Kept(loss_sum, weight, batch.size, outputs, batch.targets, {}))
+        else:  # the outputs are one tensor
+            self._kept.append(_Kept(loss_sum, weight, len(outputs), outputs.detach(), batch.targets, _NO_TERMS))
             self._kept_outputs += outputs.numel()
         if len(self._kept) == MAX_KEPT or self._kept_outputs >= MAX_KEPT_OUTPUTS:
             self._count()

@@ -101,6 +101,8 @@ def scale_rates(optimizer: Optimizer) -> None:
 
 def rate_of(optimizer: Optimizer) -> float:
     """The learning rate of a group that has all of it."""
-    group = min(optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)
+    group, *others = optimizer.param_groups
+    if others:
+        group = min(optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)
     lr, scale = group["lr"], group.get(LR_SCALE, 1.0)
     return lr if scale == 1.0 else lr / scale  # type: ignore[no-any-return]
