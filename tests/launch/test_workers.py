@@ -55,6 +55,26 @@ def test_an_end_with_another_code_is_a_failure_whatever_the_record_says(tmp_path
         workers(tmp_path, FINISHED, code).poll()
 
 
+class Ending(SimpleNamespace):
+    """A process that fails as soon as it was seen alive."""
+
+    ended = False
+
+    @property
+    def exitcode(self) -> int | None:
+        self.ended, before = True, self.ended
+        return 1 if before else None
+
+
+def test_who_fails_while_it_is_looked_at_has_failed(tmp_path: Path) -> None:
+    create_result(RunPaths(tmp_path))
+    process: Any = Ending(pid=None, sentinel=0, kill=lambda: None, join=lambda: None)
+    found = Workers(RunPaths(tmp_path), 0, 60.0, [process])
+    assert found.poll() is False
+    with pytest.raises(RunFailed, match="rank 0 of 1 exited with code 1"):
+        found.poll()
+
+
 def test_who_knows_why_others_were_lost_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create_result(RunPaths(tmp_path))
     found = workers(tmp_path, None, 1)
