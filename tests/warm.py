@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import io
 import itertools
 import json
 import os
@@ -216,7 +217,7 @@ def _serve_workers(program: str) -> NoReturn:
 def _run(arguments: list[str], cwd: str, program: str) -> NoReturn:
     sys.path[0] = cwd
     sys.argv = ["-c" if program else "-m", *arguments]
-    util.spawnv_passfds = _fork_forkserver  # type: ignore[assignment]
+    util.spawnv_passfds = _fork_python  # type: ignore[assignment]
     code: object = 1
     try:
         if program:
@@ -238,14 +239,20 @@ def _run(arguments: list[str], cwd: str, program: str) -> NoReturn:
 _spawn = util.spawnv_passfds
 
 
-def _fork_forkserver(path: Any, command: Sequence[Any], fds: Sequence[int]) -> int:
-    """What starts a forkserver: a child that has all it would import, and only the descriptors that it would have."""
+def _fork_python(path: Any, command: Sequence[Any], fds: Sequence[int]) -> int:
+    """What starts a forkserver, and Python's tracker of shared memory beside it.
+
+    A child that has all it would import, and only the descriptors that it would have.
+    """
     program = str(command[-1])
-    if "forkserver" not in program:
+    is_tracker = "resource_tracker" in program
+    if not is_tracker and "forkserver" not in program:
         return _spawn(path, command, fds)
     if pid := os.fork():
         return pid
     close_all_but(fds)
+    if is_tracker:
+        sys.stdin, sys.stdout = io.StringIO(), io.StringIO()  # it closes them, and would print what its parent is to
     _serve_workers(program)
 
 
