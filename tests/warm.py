@@ -37,7 +37,7 @@ from expt.launch.warm_server import close_all_but, place
 
 FOLDER = "EXPT_TEST_TEMPLATES"
 """The variable that says where the processes listen that commands are forked from."""
-PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live")
+PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live", "rich._emoji_codes")
 LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload_sharded")
 """What few commands need, forked from a process of their own: these add half and more to what a fork copies."""
 
