@@ -31,7 +31,7 @@ _KEPT = Kept(())
 
 def composed(*overrides: str, conf: Path | None = None) -> dict[str, Any]:
     """The settings of `python -m expt OVERRIDES`, where a person has a folder `conf`. Raises what Hydra raises."""
-    found = None if conf else _pieced(overrides)
+    found = _pieced(overrides, conf)
     if found is None:
         composer, master = _composer(conf)
         with read_once(_KEPT):
@@ -41,7 +41,7 @@ def composed(*overrides: str, conf: Path | None = None) -> dict[str, Any]:
     return copied
 
 
-def _pieced(overrides: Sequence[str]) -> Mapping[str, Any] | None:
+def _pieced(overrides: Sequence[str], conf: Path | None) -> Mapping[str, Any] | None:
     """The same without Hydra: the usual choice with the files of others in its place, and values in theirs.
 
     None where a word is of any other kind, or a value is still to be given.
@@ -57,7 +57,7 @@ def _pieced(overrides: Sequence[str]) -> Mapping[str, Any] | None:
             return None
         if key not in ALONE:
             values.append(word)
-        elif isinstance(value, str) and (piece := _piece(key, value)) is not None:
+        elif isinstance(value, str) and (piece := _piece(key, value, conf)) is not None:
             pieces[key] = piece
         else:
             return None
@@ -70,9 +70,10 @@ ALONE = ("model", "init", "task", "dataset", "optimizer", "scheduler")
 
 
 @functools.cache
-def _piece(group: str, name: str) -> Any:
-    path = conf_dir() / group / f"{name}.yaml"
-    if not path.is_file() or "defaults:" in path.read_text():
+def _piece(group: str, name: str, conf: Path | None) -> Any:
+    folders = [conf_dir(), *([conf] if conf else [])]
+    path = next((path for folder in folders if (path := folder / group / f"{name}.yaml").is_file()), None)
+    if path is None or "defaults:" in path.read_text():
         return None
     with parsed_by_libyaml():
         return OmegaConf.to_container(OmegaConf.load(path))

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import io
 import itertools
 import json
 import os
@@ -36,7 +37,7 @@ from expt.launch.warm_server import close_all_but, place
 
 FOLDER = "EXPT_TEST_TEMPLATES"
 """The variable that says where the processes listen that commands are forked from."""
-PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live")
+PRELOADED = (*forkserver.WORKER_MODULES, *forkserver.SWEEP_MODULES, "hydra.main", "rich.live", "rich._emoji_codes")
 LIBRARIES = ("timm", "torchmetrics", "expt.launch.preload_sharded")
 """What few commands need, forked from a process of their own: these add half and more to what a fork copies."""
 
@@ -137,6 +138,8 @@ def _import(modules: Iterable[str], use: Callable[[], object] = lambda: None) ->
     for module in modules:
         importlib.import_module(module)
     use()
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch takes its operators down in 40 ms, and a command has not imported it
     gc.freeze()  # or each command would look for garbage among all that, and have its memory copied
     gc.enable()
     huge_pages.collapse()
@@ -214,7 +217,7 @@ def _serve_workers(program: str) -> NoReturn:
 def _run(arguments: list[str], cwd: str, program: str) -> NoReturn:
     sys.path[0] = cwd
     sys.argv = ["-c" if program else "-m", *arguments]
-    util.spawnv_passfds = _fork_forkserver  # type: ignore[assignment]
+    util.spawnv_passfds = _fork_python  # type: ignore[assignment]
     code: object = 1
     try:
         if program:
@@ -236,14 +239,20 @@ def _run(arguments: list[str], cwd: str, program: str) -> NoReturn:
 _spawn = util.spawnv_passfds
 
 
-def _fork_forkserver(path: Any, command: Sequence[Any], fds: Sequence[int]) -> int:
-    """What starts a forkserver: a child that has all it would import, and only the descriptors that it would have."""
+def _fork_python(path: Any, command: Sequence[Any], fds: Sequence[int]) -> int:
+    """What starts a forkserver, and Python's tracker of shared memory beside it.
+
+    A child that has all it would import, and only the descriptors that it would have.
+    """
     program = str(command[-1])
-    if "forkserver" not in program:
+    is_tracker = "resource_tracker" in program
+    if not is_tracker and "forkserver" not in program:
         return _spawn(path, command, fds)
     if pid := os.fork():
         return pid
     close_all_but(fds)
+    if is_tracker:
+        sys.stdin, sys.stdout = io.StringIO(), io.StringIO()  # it closes them, and would print what its parent is to
     _serve_workers(program)
 
 

@@ -37,7 +37,7 @@ def call(task: TaskFunction, arguments: Sequence[str]) -> None:
     sys.argv = [argv[0], *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        with _without_echo(), _warnings_in_a_line(), composing_sooner(), _values_completed():
+        with _without_echo(), _warnings_in_a_line(), composing_sooner(), _values_completed(), copied_sooner():
             hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(task)()
     finally:
         sys.argv = argv
@@ -80,6 +80,32 @@ def _warnings_in_a_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("always", r"Callback .* raised")
         warnings.showwarning = show
+        yield
+
+
+@contextlib.contextmanager
+def copied_sooner() -> Iterator[None]:
+    """While entered, a copy of a whole configuration is made by pickle, in a third of the time.
+
+    Hydra makes four of them for each run, which takes 25 ms.
+    """
+    real = DictConfig.__deepcopy__
+
+    def __deepcopy__(self: DictConfig, memo: dict[int, Any]) -> DictConfig:
+        if memo:  # a part of what is being copied
+            return real(self, memo)
+        parent = self._get_parent()
+        self._set_parent(None)  # which is not copied
+        try:
+            copied = cast(DictConfig, pickle.loads(pickle.dumps(self, pickle.HIGHEST_PROTOCOL)))
+        except Exception:  # a person's own object, which only needs to be copied
+            return real(self, memo)
+        finally:
+            self._set_parent(parent)
+        copied._set_parent(parent)
+        return copied
+
+    with replaced(DictConfig, real, __deepcopy__):
         yield
 
 

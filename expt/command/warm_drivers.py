@@ -71,13 +71,14 @@ def _serve(name: str, ends: int, ready: int) -> None:
 def _used_once() -> list[Path]:
     """Do what every driver does first, for much is made at its first use; returns the files that were read for it."""
     from expt.command import composing, hydra_composing, overrides
+    from expt.command.arguments import readable
     from expt.config.parse import parse, plain
     from expt.machine import Machine
     from expt.runs.result import as_written
 
     overrides.register_resolvers()
     read = hydra_composing.keep_what_is_shipped()
-    composed = composing.composed_alone(WORDS, None)
+    composed = composing.composed_alone(readable(WORDS), None)
     parse(plain(composed), Machine(cpus=1))
     as_written()
     return read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 import pickle
@@ -22,7 +23,7 @@ from hydra.experimental.callback import Callback
 from hydra.plugins.plugin import Plugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 import expt
 from expt.command import hydra_adapter, hydra_composing, hydra_words
@@ -151,6 +152,35 @@ def test_a_launcher_of_ones_own_name_is_asked_for_to_be_removed(
     monkeypatch.setattr(ConfigStore.instance(), "repo", None)
     prefer_own_launchers(["hydra/launcher=submitit_local"])
     assert "uninstall it" in capsys.readouterr().err
+
+
+class Whole:
+    """What can be copied, and not pickled."""
+
+    def __init__(self) -> None:
+        self.own = lambda: None
+
+
+def test_a_configuration_is_copied_as_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Whole()
+    content = {"a": {"b": "${c}", "d": [1, {"e": 2.5}], "f": "???"}, "c": None, "g": Path("x")}
+    plain = OmegaConf.create(content, flags={"struct": True, "readonly": True})
+    own = OmegaConf.create({**content, "own": kept}, flags={"allow_objects": True})
+    pickled, real = [], pickle.dumps
+    monkeypatch.setattr(pickle, "dumps", lambda *given: pickled.append(given[0]) or real(*given))
+    for whole in plain, own, plain.a:
+        expected = copy.deepcopy(whole)
+        assert not pickled
+        with hydra_adapter.copied_sooner():
+            copied = copy.deepcopy(whole)
+        assert pickled.pop() is whole
+        assert (copied._content is whole._content, copied == expected) == (False, True)
+        assert [copied._get_parent() is config._get_parent() for config in (expected, whole)] == [True, True]
+        assert [OmegaConf.is_struct(config) for config in (copied, whole)] == [OmegaConf.is_struct(expected)] * 2
+        assert [OmegaConf.is_readonly(config) for config in (copied, whole)] == [OmegaConf.is_readonly(expected)] * 2
+        assert str(copied) == str(expected)
+    assert copied.d[1]._get_parent() is copied.d
+    assert isinstance(own.own, Whole)
 
 
 def test_a_failed_run_is_nan_to_a_sweeper_and_its_error_to_callbacks() -> None:
