@@ -126,6 +126,7 @@ def again(run: FoundRecord) -> str:
     # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are the point's own.
     searched = [word for word in kept if word.startswith("hydra.searchpath=")]
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
-    settings = [*searched, *run.get("arguments", ())]
-    alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in settings) else []
-    return joined(["python", "-m", "expt", *kept, *map(without_quotes, settings), *alone])
+    # It begins in a folder of its own, where there is nothing to resume.
+    own = [word for word in map(without_quotes, run.get("arguments", ())) if word.lstrip("+") != "resume=auto"]
+    alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
+    return joined(["python", "-m", "expt", *kept, *map(without_quotes, searched), *own, *alone])

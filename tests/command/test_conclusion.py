@@ -115,6 +115,8 @@ def test_a_run_that_another_command_has_is_said_to_be_in_use_and_keeps_its_own_s
         ("python -m expt -m hydra.searchpath=[file://x] hydra/launcher=basic +m.w=1 ~m.h", ["+m.w=1", "~m.h"],
          "python -m expt 'hydra.searchpath=[file://x]' +m.w=1 '~m.h'"),
         ("notebook.py lr=1,2 hydra.mode=MULTIRUN", ["lr=1"], "python -m expt lr=1"),
+        ("expt -m lr=1,2 resume=auto", ["resume=auto", "lr=1"], "python -m expt lr=1"),
+        ("expt -m lr=1,2 resume=a/last.pt", ["resume=a/last.pt", "lr=1"], "python -m expt resume=a/last.pt lr=1"),
     ],
 )  # fmt: skip
 def test_the_command_that_runs_one_point_again(command: str, arguments: list[str], expected: str) -> None:
