@@ -121,6 +121,12 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     assert "limits       2 of 7 runs keep speed/epoch_s<2; not run6, run5, run4, ..." in said
     assert "best         run0  accuracy/val 0.5000" in said, "of equal ones the first point"
     assert by_objective((run["folder"].name, run) for run in reversed(runs))[0] == "run0"
+    none = {"objective": ["accuracy/val", "speed/epoch_s"], "search": {"constraints": ["speed/epoch_s<0"]}}
+    (tmp_path / SWEEP_RECORD).write_text(json.dumps(none))
+    console = Console(file=io.StringIO(), width=200)
+    conclude_search(console, tmp_path, runs, lambda _: "again")
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split()[0] for line in lines] == ["limits", "Pareto", "best"], "no table without a row"
 
 
 @pytest.mark.parametrize(("text", "is_kept"), [("<", False), (">", False), ("<=", True), (">=", True)])
