@@ -77,7 +77,7 @@ def _no_run(path: Path, record: Record) -> str:
 
 
 def values_of(text: str) -> list[str]:
-    """What stands between the commas of `text`; parts that together name what is there, as `s/lr=1,model=mlp`, are one."""
+    """What stands between the commas of `text`; parts that together name what is there, as `s/a=1,b=2`, are one."""
     parts, found = text.split(","), list[str]()
     if all(map(_is_there, parts)):
         return parts
