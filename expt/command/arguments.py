@@ -19,7 +19,7 @@ from expt.command.words import WORDS
 from expt.config import main_code
 from expt.config.datasets import OWN_DATASET_KEYS
 from expt.errors import ConfigError, did_you_mean, warn
-from expt.runs.parent import for_strategy, key_of
+from expt.runs.parent import NAMES_A_RUN, for_strategy, key_of, values_of
 from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, DAMAGED, read_result, results_below
 from expt.runs.sweep_index import latest_sweep
@@ -76,6 +76,8 @@ def _readable(word: str) -> str:
     parts = [value] if quote or key in FOLDERS else value.split(",")
     parts = [re.sub(rf"^{quote}~(?=/|{quote}$)", lambda _: quote + os.path.expanduser("~"), part) for part in parts]
     changed = f"{key}={','.join(parts)}"
+    if key in NAMES_A_RUN and len(parts) > 1 and len(names := values_of(",".join(parts))) < len(parts):
+        return f"{key}={','.join(quoted(unquoted(name)) for name in names)}"
     if key in FOLDERS and not quote:
         return f"{key}={quoted(parts[0])}"
     if key in TEXTS and value[:1] in ("[", "{") and not is_readable(word):

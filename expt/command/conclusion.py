@@ -11,12 +11,13 @@ from types import MappingProxyType
 from rich.console import Console
 
 from expt.command.arguments import without_quotes
-from expt.command.search_conclusion import bad_points, conclude_search
+from expt.command.search_conclusion import NAMED, bad_points, conclude_search
 from expt.config.main_code import is_of_main
 from expt.config.user_code import targets_recorded
 from expt.errors import ExptError, FolderInUse, warn
 from expt.runs import spending
 from expt.runs.paths import RunPaths
+from expt.runs.ranking import by_objective
 from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord
 from expt.runs.typed import joined
 from expt.runs.view.cells import say
@@ -68,9 +69,8 @@ def conclude(
     conclude_search(console, folder, runs, again)
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])
-    if paused := sum(run["status"] == PAUSED and run.get("resumable", True) for run in runs):
-        how = resume_command(RunPaths(folder / "RUN"))
-        say(console, f"paused       {paused} of {len(runs)} runs; to train one to its end: {how}")
+    for line in _paused(runs):
+        say(console, line)
     for run in (run for run in runs if run["status"] == DAMAGED):
         say(console, f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts nowhere")
     for line in _costs(runs):
@@ -81,6 +81,19 @@ def conclude(
         say(console, f"summary      {shown_path(folder / 'summary.csv')}, summary.md")
     logdir = shlex.quote(shown_path(folder))
     say(console, f"look at it   tensorboard --logdir {logdir}")
+
+
+def _paused(runs: Sequence[FoundRecord]) -> Iterator[str]:
+    """How many wait at a rung, and what to type for one to go on; best first."""
+    paused = [run for run in runs if run["status"] == PAUSED]
+    if not paused:
+        return
+    kept = by_objective((run["folder"], run) for run in paused if run.get("resumable", True))
+    names = [folder.name for folder in kept[:NAMED]] + ["..."] * (len(kept) > NAMED)
+    of_all = "" if len(kept) == len(paused) else f", {len(kept) or 'none'} of them with a checkpoint"
+    yield f"paused       {len(paused)} of {len(runs)} runs{of_all}{': ' * bool(names)}{', '.join(names)}"
+    if kept:
+        yield f"      to train {'it' if len(kept) == 1 else 'one'} to its end: {resume_command(RunPaths(kept[0]))}"
 
 
 def _costs(runs: Sequence[FoundRecord]) -> Iterator[str]:
@@ -126,6 +139,7 @@ def again(run: FoundRecord) -> str:
     # Options such as --config-dir DIR stay, and where else Hydra finds YAML; all other settings are the point's own.
     searched = [word for word in kept if word.startswith("hydra.searchpath=")]
     kept = [word for word in kept if not re.match(r"[^-].*=|~", word)]
-    settings = [*searched, *run.get("arguments", ())]
-    alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in settings) else []
-    return joined(["python", "-m", "expt", *kept, *map(without_quotes, settings), *alone])
+    # It begins in a folder of its own, where there is nothing to resume.
+    own = [word for word in map(without_quotes, run.get("arguments", ())) if word.lstrip("+") != "resume=auto"]
+    alone = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in own) else []
+    return joined(["python", "-m", "expt", *kept, *map(without_quotes, searched), *own, *alone])

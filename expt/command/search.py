@@ -18,7 +18,7 @@ from expt.command.composed_run import ComposedRun
 from expt.command.overrides import last_of_each
 from expt.command.preflight import Samples
 from expt.command.search_conclusion import NOT_COUNTED
-from expt.command.search_settings import FixedSettings, names_of_others, told
+from expt.command.search_settings import UNTAUGHT, FixedSettings, names_of_others, told, told_by_hand
 from expt.command.search_space import space_of
 from expt.command.sweep import Multirun, Runner, Runs
 from expt.command.sweep_display import SweepDisplay, show_dry_run
@@ -140,7 +140,8 @@ class SearchCommand:
             differences=self._fixed_settings(space).differences,
         )
         searching = Searching(multirun.folder, space, settings, reader, pausing)
-        if line := told(searching.found, str(multirun.folder), can_learn=self._may_learn):
+        others_told = told(searching.found, str(multirun.folder), can_learn=self._may_learn)
+        for line in filter(None, (others_told, told_by_hand(searching.found, str(multirun.folder), settings))):
             warn(line)
         others = names_of_others(searching.found)
         record = OmegaConf.to_yaml(self._config) + (yaml.safe_dump({NOT_COUNTED: others}) if others else "")
@@ -151,7 +152,7 @@ class SearchCommand:
     def _may_learn(self) -> bool:
         """Whether runs of other settings could inform it, and do not yet."""
         sources = {Path(source).resolve() for source in self._settings.warm_start}
-        return self._settings.name not in ("pbt", "random", "qmc") and self._multirun.folder.resolve() not in sources
+        return self._settings.name not in UNTAUGHT and self._multirun.folder.resolve() not in sources
 
     def _fixed_settings(self, space: Space) -> FixedSettings:
         multirun = self._multirun
@@ -241,6 +242,8 @@ class SearchCommand:
             if point.folder is not None and point.number is not None and point not in unfinished:
                 display.known(point.folder if point.status == PAUSED else None)
                 multirun.known(RunPaths(point.folder), point.status)
+            elif point.folder is not None and point.number is None and point.status in (COMPLETED, PAUSED):
+                multirun.known(RunPaths(point.folder), point.status, counts=False)
         for number in searching.forks_gone:
             gone = f"point {number + 1} has no run in {multirun.folder} any more"
             display.told(f"{gone}; as a fork it is not made again, and the run whose place it had goes on")

@@ -132,7 +132,8 @@ def conclude_search(
             f"Pareto       {len(front)} of {len(runs)} runs, which no other beats in all goals",
             "bold",
         )
-        console.print(_table(front, found))
+        if front:
+            console.print(_table(front, found))
     best = found.best(runs)
     if best is None:
         say(console, "best         none: no run has completed, measured all goals and kept all limits")

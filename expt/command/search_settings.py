@@ -9,11 +9,14 @@ from typing import Any
 from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, identity, shown
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
+from expt.config.search import Search
 from expt.errors import ConfigError
 from expt.runs.result import Record
 from expt.search.folder import Found
 from expt.search.space import Values
 
+UNTAUGHT = ("pbt", "random", "qmc")
+"""Samplers that learn from no run."""
 NAMED = 3
 """Keys that a line names."""
 
@@ -80,6 +83,15 @@ def told(found: Found, folder: str, *, can_learn: bool) -> str:
     line = f"hydra.sweep.dir={folder}: has {' and '.join(parts)}, which {'do' if several else 'does'} not count here"
     learn = f"; search.warm_start=[{folder}] lets the search learn from those of other settings"
     return line + (learn if can_learn and found.differing else "")
+
+
+def told_by_hand(found: Found, folder: str, settings: Search) -> str:
+    """What to say of runs there that are of the space and the settings, and that no search has chosen; or nothing."""
+    if not found.by_hand:
+        return ""
+    what = "may be the best" + ("" if settings.name in UNTAUGHT else " and inform the search")
+    line = f"has {_runs(len(found.by_hand))} of this space that no search has chosen"
+    return f"hydra.sweep.dir={folder}: {line}; such runs {what}, and are not among search.runs={settings.runs}"
 
 
 def _runs(count: int) -> str:

@@ -200,9 +200,9 @@ class Multirun:
     def _options(self) -> Options:
         return Options(**{key: value for key, value in self._launcher_options.items() if key != "dry_run"})
 
-    def known(self, run_paths: paths.RunPaths, status: str) -> None:
-        """Count a run of an earlier command that is not to be run again."""
-        self._num_known += 1
+    def known(self, run_paths: paths.RunPaths, status: str, *, counts: bool = True) -> None:
+        """Take in a run of an earlier command that is not to be run again; whether it `counts` as one asked for."""
+        self._num_known += counts
         if status in (COMPLETED, PAUSED):
             self._task.outcome.add(run_paths, status)
 

@@ -167,10 +167,23 @@ class Attempt:
             "devices": list(self.devices),
             "master_port": port,
             "attempts": self.number + 1,
-            **_identified(config, content),
+            **(identified := _identified(config, content)),
+            **self._whose(identified, goes_on=bool(earlier) and not forked),
             **self.request.about,
             **provenance.describe(),
         }
+
+    def _whose(self, identified: Record, *, goes_on: bool) -> Record:
+        """What the record says of the search that has found the run: it is its still when a person goes on with it."""
+        before, kept = read_result(self.paths) if self.request.resumes else Record(), Record()
+        if goes_on or before.get("identity") == identified["identity"]:
+            if "search" in before:
+                kept["search"] = before["search"]
+            if "added" in before:
+                kept["added"] = before["added"]
+            if "rerun_of" in before:
+                kept["rerun_of"] = before["rerun_of"]
+        return kept
 
 
 def record_end(paths: RunPaths, error: BaseException) -> None:

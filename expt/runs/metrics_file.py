@@ -43,15 +43,15 @@ class MetricsWriter:
         self._file.close()
 
 
-def value_at(paths: RunPaths, tag: str, epoch: int) -> float | None:
-    """The last value of a tag in an epoch; None where it has none there."""
+def of_epochs(paths: RunPaths, tag: str, *, since_step: int = 0) -> dict[int, float]:
+    """The last value of a tag in each epoch that has one, of the steps after `since_step`."""
     word = json.dumps(tag).encode()
     try:
         lines = paths.metrics.read_bytes().splitlines()
     except FileNotFoundError:
-        return None
-    found = (_point(line) for line in reversed(lines) if word in line)
-    return next((point.value for point in found if point and (point.tag, point.epoch) == (tag, epoch)), None)
+        return {}
+    points = (_point(line) for line in lines if word in line)
+    return {point.epoch: point.value for point in points if point and point.tag == tag and point.step > since_step}
 
 
 _REMEMBERED = 256  # bytes: some three lines

@@ -20,8 +20,8 @@ CHECKPOINT = r"last|best|\d+|epoch:\d+"
 LATEST = re.compile(r"latest((?:/[^@]*)?)((?:@.*)?)", re.DOTALL)
 NOT_INHERITED = {"resume", "fork", "weights", "sweep"}
 """Keys that say where a run begins, or that it is one of a grid."""
-
-
+NAMES_A_RUN = {"fork", "weights", "resume"}
+"""Keys whose value is a path into a run's folder, which may have commas in its name."""
 OF_TRAINING_DATA = ("dataset.augment.", "dataset.transforms", "dataset.sampling", "dataset.train_limit")
 """What of a dataset leaves the held-out samples as they are."""
 
@@ -74,6 +74,27 @@ def _no_run(path: Path, record: Record) -> str:
         return f"{path} is no folder of a run; give that of one"
     listed = shlex.join([*provenance.program().split(), "report", str(path)])
     return f"{path} holds {len(below)} runs; name one of them, as in fork={below[0]} ({listed} lists them)"
+
+
+def values_of(text: str) -> list[str]:
+    """What stands between the commas of `text`; parts that together name what is there, as `s/a=1,b=2`, are one."""
+    parts, found = text.split(","), list[str]()
+    if all(map(_is_there, parts)):
+        return parts
+    while parts:
+        end = next((end for end in range(len(parts), 1, -1) if _is_there(",".join(parts[:end]))), 1)
+        found.append(",".join(parts[:end]))
+        parts = parts[end:]
+    return found
+
+
+def _is_there(given: str) -> bool:
+    """Whether it names a file or a folder, or a checkpoint of one."""
+    try:
+        path = Path(without_latest(unquoted(given)))
+        return path.exists() or ("@" in path.name and path.with_name(path.name.rpartition("@")[0]).exists())
+    except (ConfigError, OSError, ValueError):  # no sweep yet, too long, no path at all
+        return False
 
 
 def record_of(given: str) -> Record:

@@ -36,4 +36,4 @@ _IN_QUOTES = re.compile(r'["$`!\\]')
 
 def setting(key: str, value: object) -> str:
     """`key=value` for a shell."""
-    return shlex.quote(f"{key}={quoted(value)}")
+    return joined([f"{key}={quoted(value)}"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from expt.errors import ConfigError, warn
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
-from expt.runs.result import DAMAGED, INTERRUPTED, PAUSED, Record, update_result
+from expt.runs.result import COMPLETED, DAMAGED, INTERRUPTED, PAUSED, Record, update_result
 from expt.runs.spending import device_s
 from expt.runs.sweep_index import results_of_sweep
 from expt.search.history import Point, Reader, in_order
@@ -36,6 +36,12 @@ class Found:
     def numbers_of_others(self) -> frozenset[int]:
         """Those that no point of this search has."""
         return frozenset(self.numbers - {point.number for point in self.points.values()})
+
+    @property
+    def by_hand(self) -> list[Point]:
+        """Points that no search has chosen, and nobody has added to one: a grid's, say."""
+        ended = [point for point in self.points.values() if point.status in (COMPLETED, PAUSED)]
+        return [point for point in ended if point.number is None and point.added is None]
 
 
 def read(folder: Path, reader: Reader) -> Found:

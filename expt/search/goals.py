@@ -14,7 +14,7 @@ from expt.config.schema import RunConfig
 from expt.config.tasks import TargetTask, metrics_of
 from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
-from expt.runs.metrics_file import value_at
+from expt.runs.metrics_file import of_epochs
 from expt.runs.paths import RunPaths
 from expt.runs.result import Record
 
@@ -77,16 +77,30 @@ class Limit:
 def value_of(tag: str, record: Record, paths: RunPaths) -> float | None:
     """A tag of the checkpoint that a run keeps as its best: its value in that epoch.
 
-    What is of a whole run, as its memory, or was measured once, at its end, has one value: the last.
+    What is of a whole run, as its memory, or was measured once, at its end, has one value.
     """
     objective, best = record.get("objective"), record.get("best")
     if objective and objective["name"] == tag:
         return objective["value"]
     last = (record.get("metrics") or {}).get(tag)
-    if last is None or not best or tag in (*tags.COMPARABLE, tags.RUNNING_LOSS):
+    if last is None or tag in (tags.SKIPPED_STEPS, tags.RUNNING_LOSS):
         return last
-    found = value_at(paths, tag, best["epoch"])
-    return last if found is None else found
+    if tag in tags.COMPARABLE:
+        return _of_whole_run(tag, last, record, paths)
+    return of_epochs(paths, tag).get(best["epoch"], last) if best else last
+
+
+def _of_whole_run(tag: str, last: float, record: Record, paths: RunPaths) -> float:
+    """Memory at its highest, speed and times by their mean; `last` where no epoch of the run itself says more."""
+    since = record["forked_from"]["step"] if "forked_from" in record else 0
+    values = of_epochs(paths, tag, since_step=since)
+    if tag.startswith("memory/"):
+        return max(values.values(), default=last)
+    seconds = of_epochs(paths, tags.EPOCH_S, since_step=since)
+    # Of a speed the mean by time: all samples by all seconds.
+    weights = {epoch: seconds.get(epoch, 0.0) if tag == tags.SAMPLES_PER_S else 1.0 for epoch in values}
+    total = sum(weights.values())
+    return sum(values[epoch] * weights[epoch] for epoch in values) / total if total else last
 
 
 def goals_of(objective: str | Sequence[str], config: RunConfig) -> list[Goal]:

@@ -69,6 +69,28 @@ def test_what_goes_on_by_another_strategy_has_no_settings_of_the_former(
     assert inherited(began, typed) == [*kept]
 
 
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("fork=s/lr=1,model=mlp", "fork='s/lr=1,model=mlp'"),
+        ("fork=s/lr=1,model=mlp@epoch:2", "fork='s/lr=1,model=mlp@epoch:2'"),
+        ("fork=s/lr=1,s/lr=1,model=mlp@40", "fork='s/lr=1','s/lr=1,model=mlp@40'"),
+        ("fork=s/lr=1,s/lr=1@last", "fork='s/lr=1','s/lr=1@last'"),
+        ("weights=s/lr=1,model=mlp", "weights='s/lr=1,model=mlp'"),
+        ("resume=s/lr=1,model=mlp/last.pt", "resume='s/lr=1,model=mlp/last.pt'"),
+        ("fork=s/lr=2,model=mlp", "fork='s/lr=2','model=mlp'"),
+    ],
+)
+def test_the_name_of_a_run_that_is_there_may_hold_commas(
+    typed: str, read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("s/lr=1", "s/lr=1,model=mlp"):
+        Path(folder).mkdir(parents=True)
+    Path("s/lr=1,model=mlp/last.pt").touch()
+    assert readable([typed]) == [read]
+
+
 def test_a_run_that_was_killed_before_it_began_lets_hydra_write_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     RunPaths(folder).hydra.mkdir(parents=True)

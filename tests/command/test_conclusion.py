@@ -12,7 +12,8 @@ from rich.console import Console
 
 from expt.command.conclusion import again, conclude
 from expt.errors import FolderInUse, RunFailed
-from expt.runs.result import COMPLETED, FAILED
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, FAILED, PAUSED, update_result
 from expt.runs.view import leaderboard
 from tests.runs.test_leaderboard import leave_run
 
@@ -57,6 +58,28 @@ def test_what_all_runs_have_cost_together(tmp_path: Path) -> None:
     lines = concluded(tmp_path)
     assert "GPU time     1,237.0 h of 3 runs, 2.25 kWh of 2 of them" in lines
     assert "core time    18.0 s of 1 run" in lines
+
+
+def test_what_waits_at_a_rung_is_counted_and_what_could_go_on_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def paused() -> list[str]:
+        return [line for line in concluded(tmp_path / "s") if line.startswith(("paused", "      to train"))]
+
+    monkeypatch.chdir(tmp_path)
+    leave_run(tmp_path / "s", "lr=0", 0.25)
+    assert paused() == []
+    for name, value in (("lr=1", 0.5), ("lr=2", 0.75)):
+        leave_run(tmp_path / "s", name, value)
+        update_result(RunPaths(tmp_path / "s" / name), status=PAUSED)
+    assert paused() == [
+        "paused       2 of 3 runs: lr=2, lr=1",
+        """      to train one to its end: python -m expt "hydra.run.dir='s/lr=2'" resume=auto""",
+    ]
+    update_result(RunPaths(tmp_path / "s/lr=1"), resumable=False)
+    assert paused()[0] == "paused       2 of 3 runs, 1 of them with a checkpoint: lr=2"
+    update_result(RunPaths(tmp_path / "s/lr=2"), resumable=False)
+    assert paused() == ["paused       2 of 3 runs, none of them with a checkpoint"]
 
 
 def test_a_sweep_without_a_run_is_not_concluded(tmp_path: Path) -> None:
@@ -115,6 +138,8 @@ def test_a_run_that_another_command_has_is_said_to_be_in_use_and_keeps_its_own_s
         ("python -m expt -m hydra.searchpath=[file://x] hydra/launcher=basic +m.w=1 ~m.h", ["+m.w=1", "~m.h"],
          "python -m expt 'hydra.searchpath=[file://x]' +m.w=1 '~m.h'"),
         ("notebook.py lr=1,2 hydra.mode=MULTIRUN", ["lr=1"], "python -m expt lr=1"),
+        ("expt -m lr=1,2 resume=auto", ["resume=auto", "lr=1"], "python -m expt lr=1"),
+        ("expt -m lr=1,2 resume=a/last.pt", ["resume=a/last.pt", "lr=1"], "python -m expt resume=a/last.pt lr=1"),
     ],
 )  # fmt: skip
 def test_the_command_that_runs_one_point_again(command: str, arguments: list[str], expected: str) -> None:

@@ -80,6 +80,23 @@ def test_the_same_command_goes_on_where_it_was(searched: Path, tmp_path: Path) -
     assert again.best.objective == max(value for _, value in after.values())
 
 
+def test_a_run_of_the_space_that_no_search_has_chosen_may_be_the_best_and_is_not_among_its_runs(
+    searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "search"
+    shutil.copytree(searched, folder)
+    best = max(records(folder).values(), key=lambda record: record["objective"]["value"])["name"]
+    record = json.loads((folder / best / "result.json").read_text())
+    del record["search"]  # as a grid leaves it
+    (folder / best / "result.json").write_text(json.dumps(record))
+    runs = expt.sweep(SMALL, **SPACE, search={"name": "tpe", "runs": 2}, folder=folder)
+    assert (len(runs), runs.best.folder.name) == (3, best), "nothing is trained"
+    assert capsys.readouterr().err == (
+        f"warning: hydra.sweep.dir={folder}: has 1 run of this space that no search has chosen; such runs may be the "
+        "best and inform the search, and are not among search.runs=2\n"
+    )
+
+
 def test_a_point_named_twice_is_so_in_a_second_command_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has no run of its own, and none that was lost; a paused one does not go on for it."""
     found = {"name": "random", "runs": 4, "seed": 2, "rungs": "asha"}

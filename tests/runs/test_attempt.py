@@ -221,6 +221,19 @@ def gone_on_from(folder: Path) -> RunRequest:
     return asked
 
 
+def test_a_run_that_a_person_goes_on_with_is_still_that_of_its_search(tmp_path: Path) -> None:
+    asked = gone_on_from(tmp_path / "run")
+    update_result(asked.paths, search={"number": 3, "replaces": 1, "parent": 0}, added={"place": 2, "keys": ["seed"]})
+    attempt(dataclasses.replace(asked, config=dataclasses.replace(asked.config, epochs=99))).begin()
+    found = read_result(asked.paths)
+    assert (found["search"], found["added"]["place"]) == ({"number": 3, "replaces": 1, "parent": 0}, 2)
+    asked.paths.remove_checkpoints()
+    attempt(dataclasses.replace(asked, config=dataclasses.replace(asked.config, epochs=99))).begin()
+    assert read_result(asked.paths)["search"]["number"] == 3, "from its beginning"
+    attempt(asked).begin()
+    assert "search" not in read_result(asked.paths), "a run of other settings, that has taken its folder"
+
+
 def test_where_its_workers_refuse_to_go_on_all_is_as_before(tmp_path: Path) -> None:
     asked = gone_on_from(tmp_path / "run")
     before = contents(tmp_path)

@@ -19,7 +19,7 @@ from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.ranking import by_objective
 from expt.runs.result import COMPLETED, FoundRecord, Record
 from expt.search.budget import budget_of, in_words
-from expt.search.goals import Goal, goals_of, limits_of
+from expt.search.goals import Goal, goals_of, limits_of, value_of
 from expt.search.history import Point, Reader, best
 from expt.search.space import Parameter, Space
 from tests.conftest import Configured
@@ -93,6 +93,20 @@ def test_limits_and_goals_are_those_of_the_epoch_that_is_kept(tmp_path: Path, co
     assert SearchRecord(goals, limits).breaks_limits(record)
 
 
+def test_memory_and_speed_are_of_all_epochs_that_the_run_itself_has_trained(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    last = {"speed/samples_per_s": 400.0, "speed/epoch_s": 1.0, "memory/gpu_mib": 7.0, "skipped_steps": 3.0}
+    of_each = [(1, 999.0, 9.0, 99.0), (2, 100.0, 4.0, 9.0), (3, 150.0, 2.0, 8.0), (4, 400.0, 1.0, 7.0)]
+    with contextlib.closing(MetricsWriter(paths)) as writer:
+        for epoch, *values in of_each:  # the first is that of the run that it is a fork of
+            writer.write(10 * epoch, epoch, {**dict(zip(last, values, strict=False)), "skipped_steps": epoch - 1.0})
+    record: Record = {"metrics": last, "best": {"metric": "accuracy/val", "value": 0.5, "epoch": 2}}
+    fork: Any = {**record, "forked_from": {"step": 10}}
+    assert [value_of(tag, fork, paths) for tag in last] == [pytest.approx(1100 / 7), pytest.approx(7 / 3), 9.0, 3.0]
+    assert value_of("memory/gpu_mib", record, paths) == 99.0
+    assert [value_of(tag, record, NOWHERE) for tag in last] == [*last.values()]
+
+
 def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> None:
     objective = {"name": "accuracy/val", "value": 0.5}
     runs: list[Any] = [
@@ -107,6 +121,12 @@ def test_the_limits_of_a_report_name_runs_that_exceed_them(tmp_path: Path) -> No
     assert "limits       2 of 7 runs keep speed/epoch_s<2; not run6, run5, run4, ..." in said
     assert "best         run0  accuracy/val 0.5000" in said, "of equal ones the first point"
     assert by_objective((run["folder"].name, run) for run in reversed(runs))[0] == "run0"
+    none = {"objective": ["accuracy/val", "speed/epoch_s"], "search": {"constraints": ["speed/epoch_s<0"]}}
+    (tmp_path / SWEEP_RECORD).write_text(json.dumps(none))
+    console = Console(file=io.StringIO(), width=200)
+    conclude_search(console, tmp_path, runs, lambda _: "again")
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split()[0] for line in lines] == ["limits", "Pareto", "best"], "no table without a row"
 
 
 @pytest.mark.parametrize(("text", "is_kept"), [("<", False), (">", False), ("<=", True), (">=", True)])

@@ -79,7 +79,7 @@ class _Measured:
 
 
 def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference: float | None = None) -> Verdicts:
-    """Judge the lead of the best row: the first of several seeds that no other leads on those that both have.
+    """Judge the lead of the best row: the first of several seeds that no other with several in common leads on those.
 
     A paired t-test, with Holm's correction for the comparisons of all rows with one another: which of them is the best
     was seen in the same numbers. `seeds` is how many it would take to show the lead seen here, or one of `difference`,
@@ -151,8 +151,8 @@ def notes(found: Verdicts) -> Iterator[str]:
     if found.has_unequal_seeds:
         first = ", ".join(f"{key}={setting(value)}" for key, value in found.first_by_mean.settings.items())
         by_mean = "" if found.first_by_mean is found.best else f"; by the mean of all its own it would be {first}"
-        who = "another leads" if any(one.pairs > 1 and one.lead < 0 for one in found.others) else "no other leads"
-        yield f"the rows have unequal seeds: {who} the best on those that both have{by_mean}"
+        who = "another" if any(one.pairs > 1 and one.lead < 0 for one in found.others) else "no other"
+        yield f"the rows have unequal seeds: {who} with two or more in common leads the best on those{by_mean}"
     if found.not_finite:
         yield f"completed runs without a finite number, which count nowhere: {found.not_finite}"
     runs = (run for row in (found.best, *(one.other for one in found.others)) for run in row.runs)
