@@ -251,7 +251,8 @@ class SearchCommand:
         if isinstance(runner, LivePool):
             batch = self._settings.batch
             room, finish = runner.has_room, runner.finish
-            source = Source(searching, make, again, room, added(), batch=batch, budget=budget, finish=finish)
+            more: Any = {"batch": batch, "budget": budget, "finish": finish, "all_jobs": lambda: runner.jobs}
+            source = Source(searching, make, again, room, added(), **more)
         else:
             source = Source(searching, make, again, None, added(), batch=self._settings.batch or BATCH, budget=budget)
         self._source = source

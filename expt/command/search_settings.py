@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from expt.command.hydra_errors import COMPOSING
 from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, identity, shown
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
@@ -39,7 +40,7 @@ class FixedSettings:
             config, content = self._made_of(values)
             if "config" not in record or self._is_same(config, content, record):
                 return []
-        except ConfigError:
+        except (ConfigError, *COMPOSING):
             return []
         return self._keys(config, content, record) or ["an older version of expt"]
 

@@ -141,6 +141,10 @@ class SweepDisplay:
         """A run cannot start yet, since another command holds `devices`."""
         self._line("waiting", job, waiting_for(devices))
 
+    def locked_out(self, job: Job) -> None:
+        """A run cannot start yet, since another command is at work in its folder."""
+        self._line("waiting", job, "waiting for another command that is at work there")
+
     def retrying(self, job: Job, error: ExptError) -> None:
         """A run has failed, and will be started again."""
         self._forget(job)

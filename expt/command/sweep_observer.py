@@ -41,6 +41,10 @@ class SweepObserver(Observer):
         """Say so in the terminal."""
         self._display.waiting(job, devices)
 
+    def job_locked_out(self, job: Job) -> None:
+        """Say so in the terminal."""
+        self._display.locked_out(job)
+
     def job_next(self, job: Job) -> None:
         """Make what is to be in the run's folder, 10 ms before anybody waits for it."""
         _ = self._runs[job][0].hydra_files
@@ -92,8 +96,6 @@ class SweepObserver(Observer):
 
 
 def _record_end(job: Job, about: Record) -> None:
-    if isinstance(job.error, FolderInUse):
-        return
     config = job.request.config if job.request else None
     if job.refused and job.error and not job.paths.logs(0).exists():  # else what it has come to before is kept
         record_refusal(job.paths, about, job.request, job.error)

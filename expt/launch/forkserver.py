@@ -28,8 +28,14 @@ _LIBRARIES = {
     "torchvision": r"\btorchvision\b",
     "expt.launch.preload_sharded": r"(?:^| )strategy=(?:\S+,)?(?:fsdp|hsdp)\b",
 }
-_QUIET_AT_ITS_END = "import atexit, os; atexit.register(lambda me=os.getpid(): me == os.getpid() and os._exit(0)); "
-"""Has this process alone end with no word of a library that looks for what it has left: the driver is gone by then."""
+_KILLED_WITH_THE_DRIVER = (
+    "import fcntl, os, select; fcntl.fcntl({0}, fcntl.F_SETOWN, os.getpid()); fcntl.fcntl({0}, fcntl.F_SETSIG, 9); "
+    "fcntl.fcntl({0}, fcntl.F_SETFL, fcntl.fcntl({0}, fcntl.F_GETFL) | os.O_ASYNC); "
+    "select.select([{0}], [], [], 0)[0] and os._exit(0); "
+)
+"""Has the kernel kill it as a pipe closes that the driver alone holds open, in the middle of its imports too: until it
+has read what was sent to it, it has the lock of the run. Python's own pipe does not close by then, as it is sent along.
+So it dies without a word of what its libraries have left."""
 
 
 def libraries_in(words: Sequence[str]) -> list[str]:
@@ -162,16 +168,13 @@ def _forked_where_warm(_: Spawn, command: Sequence[Any], descriptors: Sequence[i
 
 
 def _deaf_from_birth(spawn: Spawn, command: Sequence[Any], descriptors: Sequence[int]) -> int:
-    """Start a Python that never hears what reaches all: it is blocked until the program's first line ignores it.
-
-    At its end it says nothing, either.
-    """
+    """Start a Python that never hears what reaches all: it is blocked until the program's first line ignores it."""
     *options, program = command
     numbers = [int(number) for number in _reaching_all()]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     before = [int(number) for number in mask]
     deaf = (
-        _QUIET_AT_ITS_END + f"import signal; [signal.signal(number, signal.SIG_IGN) for number in {numbers}]; "
+        f"import signal; [signal.signal(number, signal.SIG_IGN) for number in {numbers}]; "
         f"signal.pthread_sigmask(signal.SIG_SETMASK, {before}); "
     )
     try:
@@ -188,13 +191,30 @@ def _spawned(how: Callable[[Spawn, Sequence[Any], Sequence[int]], int]) -> Itera
     def spawn(path: Any, command: Sequence[Any], descriptors: Sequence[int]) -> int:
         if "forkserver" not in str(command[-1]):  # Python's tracker of shared memory
             return real(path, command, descriptors)
-        return how(real, command, descriptors)
+        *options, program = command
+        ends = _held_open()
+        try:
+            return how(real, [*options, f"{_KILLED_WITH_THE_DRIVER.format(ends)}{program}"], [*descriptors, ends])
+        finally:
+            os.close(ends)
 
     util.spawnv_passfds = spawn  # type: ignore[assignment]
     try:
         yield
     finally:
         util.spawnv_passfds = real
+
+
+_held: int | None = None
+
+
+def _held_open() -> int:
+    """The end to be read of a new pipe, of which this process keeps the other."""
+    global _held
+    if _held is not None:  # of a forkserver that is gone
+        os.close(_held)
+    ends, _held = os.pipe()
+    return ends
 
 
 def _pid() -> int | None:

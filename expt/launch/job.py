@@ -96,6 +96,9 @@ class Observer:
     def job_waiting(self, job: Job, devices: Sequence[str]) -> None:
         """It is the job's turn, but another command holds `devices`; told once of each job."""
 
+    def job_locked_out(self, job: Job) -> None:
+        """It is the job's turn, but another command is at work in its folder; told once of each job."""
+
     def job_next(self, job: Job) -> None:
         """The job is likely to be the next to start; told many times. What that takes may be prepared, in memory."""
 

@@ -1,21 +1,29 @@
-"""A pool that can be told, while it runs, to take further jobs, to pause and drop some, and to use other GPUs."""
+"""A pool that can be told, while it runs, to take further jobs, to pause and drop some, and to use other GPUs.
+
+A run in whose folder another command is at work waits until that has ended, or its last worker: a search would choose
+without it otherwise, and go on to other points than one that was never killed.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, Diverged, ExptError, Interrupted
+from expt.errors import ConfigError, Diverged, ExptError, FolderInUse, Interrupted
 from expt.launch.job import DROPPED, Job, request_of, workers_of
 from expt.launch.packing import demand_of
 from expt.launch.pool import Pool
 from expt.runs.attempt import record_end, record_pause
+from expt.runs.folder_lock import PATIENCE_S, is_held
 from expt.runs.result import INTERRUPTED, PAUSED, RUNNING, read_result
 
 
 class LivePool(Pool):
     """Each method is called from within the loop, by the observer's `tick`."""
+
+    _patience_s = 0.0
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -24,6 +32,7 @@ class LivePool(Pool):
         self.is_paused = False
         """Whether no further run is to start, of those that come later either."""
         self._stopping: dict[int, bool] = {}  # active ones that were asked to pause, and whether they are held then
+        self._in_use: dict[int, float] = {}  # since when those wait in whose folders other commands are at work
 
     @property
     def jobs(self) -> list[Job]:
@@ -95,7 +104,8 @@ class LivePool(Pool):
         self._stopping[number] = held or self._stopping.get(number, False)
 
     def _withdraw(self, number: int) -> bool:
-        return self._gpus.withdraw(number) or self._cores.withdraw(number)
+        was_in_use = self._in_use.pop(number, None) is not None
+        return was_in_use or self._gpus.withdraw(number) or self._cores.withdraw(number)
 
     def has_room(self) -> bool:
         """Whether a further job, as large as the last, could start now: none waits, and devices are free for it."""
@@ -117,7 +127,25 @@ class LivePool(Pool):
             super()._queue(number, job)
 
     def _is_busy(self) -> bool:
-        return super()._is_busy() or (bool(self._held) and self._asked_at is None and not self._closed)
+        return super()._is_busy() or (bool(self._held) and self._may_start)
+
+    @property
+    def _may_start(self) -> bool:
+        return self._asked_at is None and not self._closed
+
+    def _waiting(self) -> bool:
+        return super()._waiting() or (bool(self._in_use) and self._may_start)
+
+    def _start_ready(self) -> None:
+        for number, since in list(self._in_use.items()) if self._may_start else ():
+            job = self._jobs[number]
+            if not is_held(job.paths):
+                del self._in_use[number]
+                self._queue(number, job)
+            elif self._clock() >= since + PATIENCE_S:  # nobody who was killed, and is about to end
+                self._observer.job_locked_out(job)
+                self._in_use[number] = math.inf  # once
+        super()._start_ready()
 
     def _set_aside(self, number: int, error: ExptError) -> bool:
         """Whether the job has ended because it was asked to pause: a worker that has only just begun dies of that."""
@@ -137,5 +165,9 @@ class LivePool(Pool):
         return True
 
     def _end(self, number: int, error: ExptError | None) -> None:
+        if isinstance(error, FolderInUse):
+            self._release(number)
+            self._in_use[number] = self._clock()
+            return
         self._stopping.pop(number, None)  # it has come to its end before it heard of the pause
         super()._end(number, error)

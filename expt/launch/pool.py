@@ -34,6 +34,8 @@ LOCKED_ELSEWHERE_S = 1.0
 class Pool:
     """Runs jobs to their ends on a machine's GPUs, or on its CPU cores where it has none."""
 
+    _patience_s: float | None = None  # with who is at work in the folder of a job
+
     def __init__(
         self,
         machine: Machine,
@@ -205,9 +207,9 @@ class Pool:
         try:
             if not job.retries:
                 refuse_changed(request.config, request.content, to_train=not isinstance(request.instead, Evaluation))
+            lock = self._folders[number] = FolderLock(job.paths, self._patience_s)
             job.started_at, job.status = self._clock(), RUNNING
             self._next_start = job.started_at + self._options.stagger_s
-            lock = self._folders[number] = FolderLock(job.paths)
             if request.may_have_run and has_come_so_far(read_result(job.paths), request.until_epoch):
                 self._end(number, None)  # by another command, meanwhile
                 return

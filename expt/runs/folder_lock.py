@@ -22,10 +22,10 @@ PATIENCE_S = 1.0
 class FolderLock:
     """That of one run's folder, from when it is made to its `release`."""
 
-    def __init__(self, paths: RunPaths) -> None:
+    def __init__(self, paths: RunPaths, patience_s: float | None = None) -> None:
         """Raises FolderInUse where another holds it, ConfigError where there can be no such folder."""
         self._paths = paths
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
         try:
             paths.folder.mkdir(parents=True, exist_ok=True)
             while (descriptor := self._try()) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 _OTHER_THAN_TEXT = {"null", "true", "false", "inf", "nan"}
 
@@ -15,6 +15,17 @@ def quoted(value: object) -> str:
     if re.fullmatch(r"[A-Za-z./][\w./+-]*", text, re.ASCII) and text.lower() not in _OTHER_THAN_TEXT:
         return text
     return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+
+
+def literal(value: object) -> str:
+    """A value of any kind that a record has, as that grammar takes it."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{literal(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(literal, value))}]"
+    if isinstance(value, str):
+        return quoted(value)
+    return "null" if value is None else str(value).lower()
 
 
 def unquoted(text: str) -> str:

@@ -29,8 +29,8 @@ class Found:
     """The names of those that lie outside of the space."""
     damaged: set[Path] = field(default_factory=set)
     """The folders of runs at a rung that have lost what they had measured, and are trained anew."""
-    spent_elsewhere_s: float = 0.0
-    """What devices have been busy for with these and those."""
+    spent_elsewhere_s: dict[Path, float] = field(default_factory=dict)
+    """What devices have been busy for with these and those, by their folders."""
 
     @property
     def numbers_of_others(self) -> frozenset[int]:
@@ -56,7 +56,7 @@ def read(folder: Path, reader: Reader) -> Found:
         if point and not differences:
             points.append(_as_far_as_known(point, paths, record, found) if reader.with_rungs else point)
             continue
-        found.spent_elsewhere_s += device_s(record)
+        found.spent_elsewhere_s[paths.folder] = device_s(record)
         if point:
             found.differing[paths.folder.name] = list(differences)
         else:

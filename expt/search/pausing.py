@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 
 from expt.config.schema import RunConfig
@@ -14,7 +13,7 @@ from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
 from expt.runs.result import PAUSED, Record, read_result, update_result
 from expt.search.goals import Goal
-from expt.search.history import Point
+from expt.search.history import Point, best
 from expt.search.rungs import Trial, rungs_of
 from expt.search.space import Space
 
@@ -62,9 +61,8 @@ class Pausing:
         """Remove the checkpoints of runs that never go on in a search of these numbers, but for the best's of all."""
         if self._keeps:
             return
-        trials = self._trials(points)
-        best = min(trials, key=_rank, default=None)
-        hopeless = {*self._rungs.hopeless(trials, planned)} - {best.number if best else None}
+        leading = best(points, [self._goal])
+        hopeless = {*self._rungs.hopeless(self._trials(points), planned)} - {leading.number if leading else None}
         for point in points:
             if point.number in hopeless and point.folder is not None:
                 remove_checkpoints(RunPaths(point.folder))
@@ -101,12 +99,6 @@ def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Sp
             f"search.min_epochs={settings.min_epochs}: a run has epochs={config.epochs}{of_parent}, and would never "
             "pause; give less, or more epochs"
         )
-
-
-def _rank(trial: Trial) -> tuple[bool, float, int]:
-    """Lowest for the best: of those that keep all limits, by its best epoch, of equal ones the first."""
-    costs = (cost for cost in trial.costs.values() if not math.isnan(cost))
-    return not trial.is_allowed, min(costs, default=math.inf), trial.number
 
 
 def remove_checkpoints(paths: RunPaths) -> None:

@@ -89,7 +89,7 @@ class Searching:
     @property
     def spent_s(self) -> float:
         """What the devices of its runs have been busy for."""
-        return self.found.spent_elsewhere_s + sum(point.device_s for point in self._points.values())
+        return sum(self.found.spent_elsewhere_s.values()) + sum(point.device_s for point in self._points.values())
 
     @property
     def best(self) -> Point | None:
@@ -206,9 +206,11 @@ class Searching:
 
     def count_spent(self, paths: RunPaths) -> None:
         """Let what a run has cost so far count, which is still under way: it waits for another turn."""
-        known = self._points.get(paths.folder)
+        known, spent_s = self._points.get(paths.folder), device_s(read_result(paths))
         if known is not None:
-            self._points[paths.folder] = replace(known, device_s=device_s(read_result(paths)))
+            self._points[paths.folder] = replace(known, device_s=spent_s)
+        else:
+            self.found.spent_elsewhere_s[paths.folder] = spent_s
 
     def look(self, paths: RunPaths) -> Point | None:
         """Read again what has become of a run."""
@@ -219,7 +221,9 @@ class Searching:
         else:
             point = self._reader.point(paths)
         if point is None:
+            self.count_spent(paths)
             return before
+        self.found.spent_elsewhere_s.pop(paths.folder, None)
         if before is not None and before.number is not None:
             point = replace(point, number=before.number, is_past_rungs=before.is_past_rungs and point.is_measured)
         self._points[paths.folder] = point

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from expt.runs.typed import literal
+
 Value: TypeAlias = int | float | str
 """Of a categorical parameter it is the text of a choice."""
 Values: TypeAlias = dict[str, Value]
@@ -38,8 +40,9 @@ class Parameter:
     """The name of another parameter and its choice, without which this one is left out."""
 
     def word(self, value: Value) -> str:
-        """What to type for the value."""
-        return f"{self.typed or self.name}={value}"
+        """What to type for the value, which may be one that a run outside of the space has."""
+        text = value if isinstance(value, str) and value in self.choices else literal(value)
+        return f"{self.typed or self.name}={text}"
 
     def is_active(self, values: Mapping[str, Value]) -> bool:
         """Whether a point with these values has this parameter."""

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import yaml
 from filelock import FileLock
+from hydra.errors import OverrideParseException
 
 import expt
 from expt.command import report
+from expt.command.search_settings import FixedSettings
 from expt.command.search_space import space_of
 from expt.errors import ConfigError
 from expt.machine import Machine
@@ -172,6 +174,13 @@ def test_several_goals_make_a_table_and_limits_leave_runs_out(
     assert "limits       3 of 3 runs keep loss/val<1000 and speed/epoch_s>0" in out
     assert " of 3 runs, which no other beats in all goals" in out
     assert out.partition("Pareto")[2].splitlines()[1].split() == ["run", "speed/samples_per_s", "loss/val"]
+
+
+def test_a_run_whose_settings_can_be_composed_no_more_ends_no_search() -> None:
+    def made_of(_: object) -> Any:
+        raise OverrideParseException("a=b=c", "no viable alternative")
+
+    assert FixedSettings(made_of, ["a"], ()).differences({"a": "b=c"}, {"status": "completed", "config": {}}) == []
 
 
 def test_a_dry_run_says_which_point_it_shows(searched: Path, tmp_path: Path) -> None:

@@ -192,6 +192,31 @@ def test_one_that_was_killed_is_started_again_deaf_to_the_terminal(tmp_path: Pat
     ]
 
 
+def test_what_was_sent_to_it_while_it_imports_is_free_once_its_driver_is_killed(tmp_path: Path) -> None:
+    """Else it has the lock of a run's folder until its imports end, of which a busy machine makes many seconds."""
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)\n")
+    code = """
+        import fcntl
+        if driver := os.fork():
+            os.waitpid(driver, 0)
+            lock, end = os.open("lock", os.O_RDWR | os.O_CREAT), time.monotonic() + 20
+            while time.monotonic() < end:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    print("free")
+                    break
+                except BlockingIOError:
+                    time.sleep(0.02)
+        else:
+            kept = processes.Kept(os.open("lock", os.O_RDWR | os.O_CREAT))
+            fcntl.flock(kept.descriptor, fcntl.LOCK_EX)
+            forkserver.warm(["slow"])
+            theirs.read_signed = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # what follows once all is sent
+            started("os:getpid", kept=[kept])
+    """
+    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == ["free"]
+
+
 def test_one_that_dies_of_its_imports_is_told_in_words(tmp_path: Path) -> None:
     (tmp_path / "deadly.py").write_text("import os; os.kill(os.getpid(), 9)\n")
     code = """

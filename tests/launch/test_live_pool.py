@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from expt.errors import RunFailed
-from expt.launch.job import DROPPED, Job, Options
+from expt.launch.job import DROPPED, QUEUED, Job, Options
 from expt.launch.live_pool import LivePool
 from expt.machine import Machine
+from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, read_result
 from tests.launch.test_pool import Told, World, world
 
@@ -25,6 +26,9 @@ class Orders(Told):
 
     def job_held(self, job: Job) -> None:
         self.events.append(("held", job.name, read_result(job.paths)["status"]))
+
+    def job_locked_out(self, job: Job) -> None:
+        self.events.append(("locked out", job.name))
 
     def tick(self, active: Sequence[Job]) -> None:
         if self._orders:
@@ -62,6 +66,35 @@ def test_a_run_pauses_and_goes_on_in_its_folder(world: World) -> None:
     assert (a.status, b.status, b.retries) == (COMPLETED, COMPLETED, 0)
     second = world.started[-1].attempt
     assert (second.number, second.request.resumes) == (1, True)
+
+
+def test_a_run_in_whose_folder_another_is_at_work_waits_for_that_and_holds_up_what_a_search_would_choose(
+    world: World,
+) -> None:
+    """As workers of a command that was killed are, as long as they take to be gone."""
+    a, b = world.job("a"), world.job("b")
+    other, room = FolderLock(a.paths), list[bool]()
+
+    def look(pool: LivePool) -> None:
+        room.append(pool.has_room())
+        world.clock.now += 0.75
+
+    orders = Orders(wait, look, look, look, look, lambda _: other.release())
+    run(world, orders, a, b)
+    assert (a.status, b.status, world.names, room) == (COMPLETED, COMPLETED, ["b", "a"], [False] * 4)
+    assert [event for event in orders.events if event[1] == "a"] == [
+        ("locked out", "a"),
+        ("starting", "a"),
+        ("ended", "a", COMPLETED),
+    ]
+
+
+def test_a_run_that_waits_for_its_folder_can_be_dropped(world: World) -> None:
+    a, b = world.job("a"), world.job("b")
+    with at_work(a.paths), at_work(b.paths):
+        orders = Orders(wait, lambda pool: pool.drop([a]), lambda pool: pool.finish("that is enough"))
+        run(world, orders, a, b)
+    assert (a.status, b.status, world.names) == (INTERRUPTED, QUEUED, [])
 
 
 def test_a_waiting_run_that_pauses_does_not_start_and_the_pool_waits_for_it(world: World) -> None:

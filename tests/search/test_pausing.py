@@ -270,6 +270,23 @@ def test_checkpoints_of_those_that_never_go_on_are_removed_but_for_the_best(
         assert f"{tmp_path / name}: goes on after all, and from its beginning" in told
 
 
+@pytest.mark.parametrize("of_first", [FAILED, RUNNING])
+def test_the_best_that_keeps_its_checkpoints_is_none_that_has_diverged_or_may_yet(
+    of_first: str, configured: Configured, tmp_path: Path
+) -> None:
+    points = []
+    for number, (status, value) in enumerate([(of_first, 0.1), (PAUSED, 0.2), (PAUSED, 0.3)]):
+        paths = RunPaths(tmp_path / f"{number}")
+        create_result(paths, status=status)
+        paths.last.parent.mkdir()
+        paths.last.touch()
+        known: Any = {"number": number, "objectives": (value,), "rung_values": {1: value}}
+        points.append(Point(values={}, status=status, folder=paths.folder, **known))
+    settings, config = Search(name="random", rungs="asha"), configured("epochs=9", "objective=loss/val")
+    Pausing(settings, config, [GOAL], SPACE).clear(points, range(3))
+    assert [RunPaths(tmp_path / f"{number}").last.exists() for number in range(3)] == [True, True, False]
+
+
 def test_who_is_at_work_in_a_run_keeps_its_checkpoints(configured: Configured, tmp_path: Path) -> None:
     done = Machine(tmp_path, configured, keep_checkpoints=True).run()
     taken = next(point.folder for point in done.searching.own if point.status == PAUSED and point.folder)

@@ -158,6 +158,29 @@ def test_a_budget_of_devices_counts_all_runs_of_the_folder(folder: Folder) -> No
     assert folder.read().spent_s == 101.0, "another command knows what was spent"
 
 
+@pytest.mark.parametrize("status", [RUNNING, QUEUED])
+def test_a_budget_counts_runs_that_others_have_given_to_the_pool_and_waits_for_their_ends(
+    status: str, folder: Folder
+) -> None:
+    """Also one that waits for its next turn, and is no point of the search."""
+    jobs, budget = list[Job](), budget_of("100core-s")
+    source = folder.source(budget=budget, finish=folder.finished.append, all_jobs=lambda: jobs)
+    for number in range(4):
+        assert taken(source, 1) == [f"{number}"]
+        folder.complete(folder.jobs[number])
+    asked = request(folder.folder / "added")
+    create_result(asked.paths, overrides={"optimizer.lr": 7.0})
+    jobs += [*folder.jobs, Job(asked.paths, asked, RUNNING, started_at=time.monotonic())]
+    assert taken(source, 2) == ["wait", "wait"], "nothing more is to begin, but one is under way"
+    jobs[-1].started_at -= 1000
+    if status == QUEUED:
+        update_result(asked.paths, status=PAUSED, device_s=1000.0)
+        jobs[-1].status = QUEUED
+    with pytest.raises(StopIteration):
+        next(source)
+    assert (source.is_spent, folder.finished) == (True, ["search.budget=100core-s is used up"])
+
+
 def test_a_budget_of_devices_counts_runs_that_wait_for_their_next_turn(folder: Folder) -> None:
     folder.searching.pausing = cast("Pausing", FirstGoesOn())
     source = folder.source()

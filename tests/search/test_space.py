@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from expt.command.overrides import as_dict
 from expt.search.space import Parameter, Space
 
 PARAMETERS = (
@@ -35,6 +37,19 @@ def test_a_float_has_no_more_digits_than_anybody_reads() -> None:
     assert PARAMETERS[0].rounded(0.012345678) == 0.012346
     assert PARAMETERS[0].rounded(1.0000001) == 1.0
     assert PARAMETERS[0].word(0.00001234) == "lr=1.234e-05"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a/lr=0.05,seed=1@epoch:2", "it's", "null", "", None, True, 7, 0.5, 1e-05,
+        [8, [], None], {"a": ["b c", 1]},
+    ],
+)  # fmt: skip
+def test_a_value_outside_of_the_space_is_typed_as_what_it_is(value: Any) -> None:
+    """As that of a run that was added, by which it is composed again."""
+    parameter = Parameter("fork", "categorical", choices=("a@1",), meant=("a@1",))
+    assert as_dict([parameter.word(value)]) == {"fork": value}
 
 
 @pytest.mark.parametrize(
