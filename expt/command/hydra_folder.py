@@ -23,7 +23,7 @@ def leave_no_trace(run_paths: RunPaths) -> None:
     """
     with contextlib.suppress(OSError):  # a disk that is read-only now; why it cannot start is still to be told
         resumes = HydraConfig.initialized() and HydraConfig.get().output_subdir is None
-        if resumes or run_paths.result.exists() or run_paths.logs(0).exists() or run_paths.has_trained():
+        if resumes or run_paths.result.exists() or run_paths.attempts() or run_paths.has_trained():
             return
         if is_held(run_paths):
             return

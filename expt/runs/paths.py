@@ -168,8 +168,12 @@ class RunPaths:
         return self.hydra / "overrides.yaml"
 
     def next_attempt(self) -> int:
-        """The number of the next attempt: every one before has left logs."""
-        return sum(1 for _ in self.logs(0).parent.glob("*"))
+        """The number of the next attempt: every one before has left logs, of which older ones may be removed."""
+        return max(self.attempts(), default=-1) + 1
+
+    def attempts(self) -> list[int]:
+        """The numbers of those whose logs are there."""
+        return [int(path.name) for path in self.logs(0).parent.glob("*") if path.name.isdecimal()]
 
     def clear_records(self) -> None:
         """Remove what earlier attempts recorded, but their logs, for one that starts from the beginning."""

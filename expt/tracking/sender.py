@@ -57,7 +57,7 @@ class RunSender:
         return is_new
 
     def _has_come_to_something(self, run: Snapshot) -> bool:
-        of_sweep = run.has_ended and run.sweep is not None and self.paths.logs(0).exists()
+        of_sweep = run.has_ended and run.sweep is not None and bool(self.paths.attempts())
         return self.paths.has_trained() or of_sweep
 
     def _send(self, run: Snapshot) -> bool:

@@ -36,18 +36,25 @@ def build_optimizer(
 
     `unguarded` leaves out torch's guards against its compiler, see training/patches; not those of a person's own class.
     """
-    chosen = parameter_groups(
-        module,
-        config.groups,
-        decay_biases_and_norms=config.decay_biases_and_norms,
-        layer_decay=config.layer_decay,
-    )
+    chosen = groups_of(config, module)
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)
     else:
         optimizer = _over(chosen, config, unguarded=unguarded)
     scale_rates(optimizer)
     return optimizer
+
+
+def groups_of(
+    config: groups.SGD | groups.Adam | groups.Muon | groups.TargetOptimizer, module: nn.Module
+) -> list[nn.Parameter] | list[dict[str, Any]]:
+    """What the optimiser of `module` is given; see parameter_groups."""
+    return parameter_groups(
+        module,
+        config.groups,
+        decay_biases_and_norms=config.decay_biases_and_norms,
+        layer_decay=config.layer_decay,
+    )
 
 
 def _over(

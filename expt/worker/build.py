@@ -51,6 +51,7 @@ from expt.training.precision import Precision
 from expt.worker import parallel as parallel_build
 from expt.worker import prepared, random_state, sharding
 from expt.worker.first_output import check_first_output, check_metrics
+from expt.worker.optimizer_trial import check_optimizer
 from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes
 from expt.worker.steps import Steps
@@ -116,6 +117,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
     outline = sharding.outline(config, module)
     ema = sharding.shard(config, module, worker, precision, values) if values else None
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
+    check_optimizer(config, module, worker)
     if config.offload and worker.device.type == "cuda":  # on the CPU they are there
         offload_states(optimizer)
     task = _build_task(config, info)

@@ -57,3 +57,7 @@ def test_attempts_are_counted_by_their_logs(tmp_path: Path) -> None:
     for number in range(2):
         assert paths.next_attempt() == number
         paths.logs(number).mkdir(parents=True)
+    paths.logs(0).rmdir()
+    (paths.logs(0).parent / "notes").mkdir()
+    assert paths.next_attempt() == 2, "the older logs were removed to save room"
+    assert paths.attempts() == [1]

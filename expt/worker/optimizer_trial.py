@@ -1,0 +1,149 @@
+"""Whether an optimiser of a person's own comes to the same weights where each worker has a part of them.
+
+It is tried out on a few small parameters, whole and sharded as the run's are, with the same gradients. One that reads
+a tensor as a number, as `float(weights.norm())` does, gets its own worker's part of it, and nothing says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from expt.config import groups, secrets, user_class
+from expt.config.schema import RunConfig
+from expt.errors import ConfigError, warn
+from expt.training import collectives, optim, sharding
+from expt.training.collectives import Worker
+from expt.worker import random_state
+from expt.worker.sharding import shards_of
+
+Spread = Callable[[Tensor], Tensor]
+"""From a whole tensor to what a worker has of it."""
+SCALES = (0.01, 1.0, 100.0, 0.01, 1.0, 100.0)
+"""The gradients' size in each step: a limit, as of a norm, is passed by some of them."""
+COLUMNS = 3
+"""Of a small parameter, at most."""
+ALIKE, ROUNDING = 1e-3, 1e-6
+"""How far weights may be apart: of how far they have moved, and of themselves."""
+
+
+def check_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> None:
+    """Raise ConfigError, on every worker, where the own optimiser of a sharded `module` needs whole tensors.
+
+    Warns where it can't be tried. A collective, which leaves all random numbers as they were.
+    """
+    if not config.is_sharded or not isinstance(config.optimizer, groups.TargetOptimizer):
+        return
+    before = random_state.state_dict(worker.device)
+    try:
+        chosen = optim.groups_of(config.optimizer, module)
+        _try_out(_Trial.of(config.optimizer, chosen, shards_of(config, worker)), worker)
+    finally:
+        random_state.load_state_dict(before, worker.device)
+
+
+class _Trial(NamedTuple):
+    wanted: groups.TargetOptimizer
+    settings: list[dict[str, Any]] | None
+    """Of each group of parameters; None where the optimiser is given no groups."""
+    starts: list[list[Tensor]]
+    """Of each group, or of all, the first weights."""
+    spread: Spread
+
+    @classmethod
+    def of(
+        cls, wanted: groups.TargetOptimizer, chosen: list[nn.Parameter] | list[dict[str, Any]], shards: int
+    ) -> _Trial:
+        """On parameters of the shapes of those `chosen`, of fewer rows and columns, that so many workers share."""
+        settings = [one for one in chosen if isinstance(one, dict)]
+        members: list[Sequence[Tensor]] = [group["params"] for group in settings] or [chosen]  # type: ignore[list-item]
+        draw, most = torch.Generator().manual_seed(0), 2 * shards - 1  # rows: not as many for each worker
+        starts = [[_drawn(like, draw) * 0.1 for like in _small(group, most)] for group in members]
+        return cls(wanted, settings or None, starts, _spread_as(members[0][0]))
+
+    def weights(self, spread: Spread, *, seed: int = 0) -> list[Tensor]:
+        """Those that it comes to."""
+        random_state.seed(seed)
+        small = [[nn.Parameter(spread(start.clone())) for start in group] for group in self.starts]
+        given: Any = small[0]
+        if self.settings is not None:
+            given = [{**settings, "params": group} for settings, group in zip(self.settings, small, strict=True)]
+        optimizer = user_class.build(self.wanted.target, Optimizer, given, **self.wanted.kwargs)
+        draw = torch.Generator().manual_seed(1)
+        for scale in SCALES:
+            for parameter, start in zip(chain(*small), chain(*self.starts), strict=True):
+                parameter.grad = spread(_drawn(start, draw) * scale)
+            optimizer.step()
+        return [parameter.detach() for parameter in chain(*small)]
+
+
+def _small(parameters: Sequence[Tensor], rows: int) -> list[Tensor]:
+    """An empty tensor for each shape that they have where no side is longer."""
+    shapes = {
+        (min(one.shape[0], rows), *(min(size, COLUMNS) for size in one.shape[1:])): (one.dtype, one.device)
+        for one in parameters
+    }
+    return [torch.empty(shape, dtype=dtype, device=device) for shape, (dtype, device) in shapes.items()]
+
+
+def _drawn(like: Tensor, draw: torch.Generator) -> Tensor:
+    """Random numbers, which are larger in later rows: of no two parts they are alike in size."""
+    values = torch.randn(like.shape, generator=draw)
+    return (values * torch.linspace(0.5, 2, len(like)).view(-1, *[1] * (like.dim() - 1))).to(like)
+
+
+def _spread_as(parameter: Tensor) -> Spread:
+    from torch.distributed.tensor import distribute_tensor
+
+    sharded: Any = parameter
+    return lambda tensor: distribute_tensor(tensor, sharded.device_mesh, sharded.placements, src_data_rank=None)
+
+
+def _try_out(trial: _Trial, worker: Worker) -> None:
+    where = f"optimizer._target_={trial.wanted.target}"
+    found, problem = _of_all(lambda: [trial.weights(lambda whole: whole, seed=seed) for seed in (0, 1)])
+    if problem or (problem := _why_no_measure(*found)):
+        if worker.rank == 0:
+            warn(
+                f"{where}: could not be tried on small parameters ({problem}): whether it comes to the weights of "
+                "strategy=ddp where each worker has a part of them is not known"
+            )
+        return
+    mend = "use strategy=ddp, or an optimizer that treats each number by itself"
+    parts, problem = _of_all(lambda: trial.weights(trial.spread))
+    if problem:
+        raise ConfigError(f"{where}: fails where each worker has a part of each tensor ({problem}); {mend}")
+    wholes = [sharding.whole(part) for part in parts]
+    if not all(map(_are_alike, wholes, found[0], chain(*trial.starts))):
+        raise ConfigError(
+            f"{where}: comes to other weights where each worker has a part of each tensor, of which float() and item() "
+            f"read a number, such as its norm; {mend}"
+        )
+
+
+def _of_all(work: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What `work` gives, and what went wrong on any worker; a collective."""
+    found, problem = None, None
+    try:
+        found = work()
+    except Exception as error:  # of a person's own code
+        problem = secrets.said(error)[:120]
+    problems = collectives.gather_across_workers(problem)
+    return found, next((each for each in problems if each), None)
+
+
+def _why_no_measure(weights: Sequence[Tensor], other: Sequence[Tensor]) -> str | None:
+    """Why `weights` say nothing, None where they do; `other` came from other random numbers."""
+    if not all(one.isfinite().all() for one in weights):
+        return "its weights are not finite"
+    return None if all(map(torch.equal, weights, other)) else "it draws random numbers"
+
+
+def _are_alike(found: Tensor, expected: Tensor, start: Tensor) -> bool:
+    apart, moved = (found - expected).abs().max(), (expected - start).abs().max()
+    return bool(apart <= ALIKE * moved + ROUNDING * expected.abs().max())

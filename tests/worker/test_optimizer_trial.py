@@ -1,0 +1,125 @@
+"""Which own optimisers are refused where each worker has a part of each tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from expt.config.groups import TargetOptimizer
+from expt.config.schema import RunConfig
+from expt.errors import ConfigError
+from expt.models.mlp import MLP
+from expt.training.collectives import Worker
+from expt.training.precision import Precision
+from expt.worker import random_state, sharding
+from expt.worker.build import build_data, build_learner
+from expt.worker.optimizer_trial import check_optimizer
+from tests.worker.sharded import Configs, together
+
+
+class OfEach(Optimizer):
+    """Descent by what `step_of` makes of each parameter."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(group["lr"] * self.step_of(parameter, parameter.grad))
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class ByNorm(OfEach):
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient * (weights.norm() / (gradient.norm() + 1e-6))
+
+
+class ByNumber(OfEach):
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient * (float(weights.norm()) / (float(gradient.norm()) + 1e-6))
+
+
+class Clipped(OfEach):
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient * min(1.0, 1.0 / (gradient.norm().item() + 1e-6))
+
+
+class Noisy(OfEach):
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient + torch.randn_like(gradient)
+
+
+class Picky(OfEach):
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        assert len(weights) > 5, "too small for me"
+        return gradient
+
+
+HERE = "tests.worker.test_optimizer_trial"
+OTHER, FAILS, UNTRIED = "comes to other weights where each worker", "fails where each worker has a part", "not be tried"
+CASES = {
+    f"{HERE}.OfEach": "",
+    f"{HERE}.ByNorm": "",
+    f"{HERE}.ByNumber": OTHER,
+    f"{HERE}.Clipped": OTHER,
+    f"{HERE}.Noisy": UNTRIED,
+    f"{HERE}.Picky": UNTRIED,
+    "torch.optim.AdamW": "",
+    "torch.optim.RMSprop": "",
+    "torch.optim.Rprop": "",
+    "torch.optim.Adafactor": FAILS,
+}
+MORE = dict.fromkeys((f"torch.optim.{name}" for name in ("Adadelta", "Adagrad", "ASGD", "NAdam", "RAdam")), "")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size", "cases"), [("fsdp", 2, CASES), pytest.param("hsdp", 4, CASES | MORE, marks=pytest.mark.slow)]
+)
+def test_own_optimizers_are_tried(
+    strategy: str, size: int, cases: dict[str, str], configs: Configs, tmp_path: Path
+) -> None:
+    config = configs(strategy, size, "model=mlp", *(["sharding.shards=2"] if strategy == "hsdp" else []))
+    wanted = [(name, decays) for name in cases for decays in ((True, False) if "AdamW" in name else (True,))]
+
+    def each(worker: Worker) -> dict[tuple[str, bool], str]:
+        found, module = dict[tuple[str, bool], str](), build_module(config, worker)
+        before = random_state.state_dict(worker.device)
+        for name, decays in wanted:
+            own = TargetOptimizer(target=name, kwargs={}, decay_biases_and_norms=decays)
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                try:
+                    check_optimizer(dataclasses.replace(config, optimizer=own), module, worker)
+                    found[name, decays] = said.getvalue()
+                except ConfigError as error:
+                    found[name, decays] = str(error)
+            assert random_state.state_dict(worker.device) == before
+        own = TargetOptimizer(target=f"{HERE}.ByNumber", kwargs={})
+        refused = dataclasses.replace(config, optimizer=own)
+        with pytest.raises(ConfigError, match=OTHER):
+            build_learner(refused, build_data(refused, worker), worker)
+        return found
+
+    for rank, found in enumerate(together(tmp_path, size, each)):
+        for (name, _), said in found.items():
+            told = "" if rank and cases[name] == UNTRIED else cases[name]
+            assert told in said, (rank, name)
+            assert bool(told) == bool(said), (rank, name, said)
+
+
+def build_module(config: RunConfig, worker: Worker) -> MLP:
+    """With a parameter that has fewer rows than there are workers."""
+    module = MLP(channels=1, image_size=(2, 2), num_classes=1, hidden=[8])
+    sharding.shard(config, module, worker, Precision(config.amp, worker.device), lambda tensor: tensor)
+    return module
