@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import re
@@ -36,6 +37,8 @@ _KILLED_WITH_THE_DRIVER = (
 """Has the kernel kill it as a pipe closes that the driver alone holds open, in the middle of its imports too: until it
 has read what was sent to it, it has the lock of the run. Python's own pipe does not close by then, as it is sent along.
 So it dies without a word of what its libraries have left."""
+_QUIET_AT_ITS_END = "import atexit, os; atexit.register(lambda me=os.getpid(): me == os.getpid() and os._exit(0)); "
+"""Where the kernel does not do that: the process ends by itself after its imports, without that word."""
 
 
 def libraries_in(words: Sequence[str]) -> list[str]:
@@ -194,7 +197,8 @@ def _spawned(how: Callable[[Spawn, Sequence[Any], Sequence[int]], int]) -> Itera
         *options, program = command
         ends = _held_open()
         try:
-            return how(real, [*options, f"{_KILLED_WITH_THE_DRIVER.format(ends)}{program}"], [*descriptors, ends])
+            first = _KILLED_WITH_THE_DRIVER.format(ends) if hasattr(fcntl, "F_SETSIG") else _QUIET_AT_ITS_END
+            return how(real, [*options, first + program], [*descriptors, ends])
         finally:
             os.close(ends)
 
