@@ -70,7 +70,7 @@ ALONE = ("model", "init", "task", "dataset", "optimizer", "scheduler")
 
 
 @functools.cache
-def _piece(group: str, name: str, conf: Path | None) -> Any:
+def _piece(group: str, name: str, conf: Path | None = None) -> Any:
     folders = [conf_dir(), *([conf] if conf else [])]
     path = next((path for folder in folders if (path := folder / group / f"{name}.yaml").is_file()), None)
     if path is None or "defaults:" in path.read_text():
