@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from expt.errors import ExptError, SweepFailed
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PAUSED
+
+if TYPE_CHECKING:
+    from expt.launch.job import Job
 
 
 @dataclass
@@ -41,6 +46,16 @@ class Outcome:
         if status in ended:
             self.in_order.append(run_paths)
         ended.get(status, self.unfinished).append(run_paths)
+
+    def add_jobs(self, jobs: Collection[Job], spared: tuple[type[ExptError], ...] = ()) -> None:
+        """Take in what became of a sweep's runs.
+
+        An error that is `spared` is no failure where any has come to something, maybe in an earlier command.
+        """
+        has_any = bool(self.completed or self.paused) or any(job.status in (COMPLETED, PAUSED) for job in jobs)
+        for job in jobs:
+            if not (has_any and isinstance(job.error, spared)):
+                self.add(job.paths, job.status, job.error)
 
     def raise_if_failed(self) -> None:
         """Raise SweepFailed where a run of the sweep has failed."""

@@ -149,8 +149,8 @@ class Multirun:
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; to go on: {continue_command(self.folder)}") from None
         finally:
-            done = any(job.status == COMPLETED for job in runs)
-            self._tell(job for job in runs if not (done and isinstance(job.error, spared)))
+            self._task.outcome.sweep_folder = self.folder
+            self._task.outcome.add_jobs(runs, spared)
             seen = self._num_known + sum(map(len, runs.values()))
             self._task.outcome.num_unseen += max(0, display.total - seen)
         self._refuse_if_all_were(list(runs))
@@ -209,12 +209,6 @@ class Multirun:
     def note(self, line: str) -> None:
         """Let the command say it at its end."""
         self._task.outcome.notes.append(line)
-
-    def _tell(self, jobs: Iterable[Job]) -> None:
-        """Let the command know what became of its runs."""
-        self._task.outcome.sweep_folder = self.folder
-        for job in jobs:
-            self._task.outcome.add(job.paths, job.status, job.error)
 
     def _refuse_if_all_were(self, jobs: Sequence[Job]) -> None:
         """Raise ConfigError, and leave no trace, where a new sweep's folder holds nothing but refused runs."""

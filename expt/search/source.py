@@ -11,6 +11,7 @@ from expt.launch.job import QUEUED, Job, request_of
 from expt.runs.paths import RunPaths
 from expt.runs.result import INTERRUPTED, RUNNING, read_result
 from expt.runs.view.summary import epochs_done
+from expt.runs.worker_error import in_one_line
 from expt.search.budget import Budget
 from expt.search.history import Point
 from expt.search.search import Searching
@@ -129,13 +130,17 @@ class Source(Iterator[Job | None]):
         assert point.folder is not None
         record = read_result(RunPaths(point.folder))
         state = str(record.get("status")), epochs_done(record)
+        job = self._jobs.get(point.folder)
         if self._promoted_from.get(point.folder) == state:
+            if job and job.error:  # a full disk, maybe, on which its record could not say so either
+                why = in_one_line(str(job.error), with_log=False)
+                raise RunFailed(f"{point.folder}: could not go on: {why}; once that is mended, type the same command")
             raise RunFailed(
                 f"{point.folder}: was to go on, and has come back {state[0]} after {state[1]}, as it was; "
                 "remove the folder, and the same command makes the point again"
             )
         self._promoted_from[point.folder] = state
-        job = self._jobs.get(point.folder) or self._again(point)
+        job = job or self._again(point)
         if job:
             job.go_on(until_epoch)
         return job

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from expt.command.outcome import Outcome
-from expt.errors import SweepFailed
+from expt.errors import Diverged, SweepFailed
+from expt.launch.job import Job
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED
 
@@ -18,6 +19,21 @@ def test_what_had_paused_and_went_on_counts_once() -> None:
     for status in (PAUSED, PAUSED, COMPLETED):
         outcome.add(paths, status)
     assert (outcome.paused, outcome.completed, outcome.in_order) == ([], [paths], [paths])
+
+
+@pytest.mark.parametrize(
+    ("others", "before", "failed"), [([PAUSED], [], 0), ([COMPLETED], [], 0), ([], [PAUSED], 0), ([], [], 1)]
+)
+def test_a_point_that_diverges_is_no_failure_where_another_has_come_to_something(
+    others: list[str], before: list[str], failed: int
+) -> None:
+    """Also in an earlier command."""
+    outcome = Outcome()
+    for status in before:
+        outcome.add(RunPaths(Path("before")), status)
+    diverged = Job(RunPaths(Path("bad")), None, FAILED, Diverged("the loss was nan"))
+    outcome.add_jobs([diverged, *(Job(RunPaths(Path(status)), None, status) for status in others)], (Diverged,))
+    assert len(outcome.failed) == failed
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from expt.command.search_conclusion import SearchRecord, conclude_search
+from expt.command.search_conclusion import SearchRecord, bad_points, conclude_search
 from expt.errors import ConfigError
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.ranking import by_objective
-from expt.runs.result import COMPLETED, FoundRecord, Record
+from expt.runs.result import COMPLETED, FAILED, PAUSED, FoundRecord, Record
 from expt.search.budget import budget_of, in_words
 from expt.search.goals import Goal, goals_of, limits_of, value_of
 from expt.search.history import Point, Reader, best
@@ -193,6 +193,16 @@ def test_runs_that_are_none_of_its_points_are_no_best_of_a_search(tmp_path: Path
         "best         b  accuracy/val 0.5000",
         "      alone: b",
     ]
+
+
+def test_a_bad_point_is_one_of_the_search_or_was_added_to_it() -> None:
+    failed: Record = {"status": FAILED, "error_kind": "Diverged"}
+    made: list[Record] = [{"search": {"number": 0}}, {"added": {"place": 0, "keys": []}}, {}]
+    runs = [FoundRecord({**failed, **more, "folder": Path(str(more))}) for more in made]  # type: ignore[typeddict-item]
+    good: FoundRecord = {"status": PAUSED, "folder": Path("good")}
+    assert bad_points([*runs, good]) == runs[:2]
+    assert bad_points(runs) == []
+    assert bad_points([*runs[1:], good]) == [], "of a grid"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from expt.launch.job import QUEUED, Job
 from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
 from expt.runs.ranking import by_objective
-from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, create_result, update_result
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, RUNNING, create_result, update_result
 from expt.runs.view.leaderboard import read_runs
 from expt.search.budget import budget_of
 from expt.search.goals import Goal, Limit
@@ -325,7 +325,16 @@ def test_points_that_were_added_count_wherever_they_lie_in_their_order_and_teach
     assert by_objective((run["folder"].name, run) for run in runs[1:]) == ["b", "a", "c"]
 
 
-def test_a_run_that_is_promoted_and_comes_back_as_it_was_ends_the_search(folder: Folder) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (None, "was to go on, and has come back paused after 2 of . epochs, as it was; remove the folder"),
+        (RunFailed("last.pt: no space left"), "could not go on: last.pt: no space left; once that is mended, type"),
+    ],
+)
+def test_a_run_that_is_promoted_and_comes_back_as_it_was_ends_the_search(
+    error: RunFailed | None, said: str, folder: Folder
+) -> None:
     folder.searching.pausing = cast("Pausing", FirstGoesOn())
     source = folder.source()
     assert taken(source, 1) == ["0"]
@@ -334,8 +343,8 @@ def test_a_run_that_is_promoted_and_comes_back_as_it_was_ends_the_search(folder:
         update_result(job.paths, status=PAUSED, epoch_s=[1.0] * epochs)
         job.status = PAUSED
         assert taken(source, 1) == ["0"]
-    job.status = PAUSED
-    with pytest.raises(RunFailed, match=r"0: was to go on, and has come back paused after 2 of . epochs, as it was"):
+    job.status, job.error = (FAILED, error) if error else (PAUSED, None)
+    with pytest.raises(RunFailed, match=f"0: {said}"):
         next(source)
 
 
