@@ -83,7 +83,7 @@ def _readable(word: str) -> str:
     if key in TEXTS and value[:1] in ("[", "{") and not is_readable(word):
         return _as_texts(key, value) or word
     is_list = value[:1] in ("[", "{") or ("," in value and re.search(r"[][(){}]", value))
-    if quote or is_list or is_readable(changed):
+    if quote or is_list or value.startswith("interval(") or is_readable(changed):
         return changed
     return f"{key}={','.join(map(quoted, parts))}"
 

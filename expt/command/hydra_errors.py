@@ -119,6 +119,15 @@ def _continuous(overrides: Sequence[str]) -> str:
     return f"{word}: a grid has no end of an interval's values; add search=tpe, or name some"
 
 
+def _unreadable(word: str) -> str:
+    key, _, value = word.partition("=")
+    if not re.match(r"(tag\(.*)?interval\(", value):
+        return f"{word}: not of the form key=value; quote values with spaces or brackets"
+    if key in groups():
+        return f"{word}: a {key} has a name, and no number; give several, as in {key}=A,B"
+    return f"{word}: an interval has two numbers as its ends, as in {key}=interval(0.1,1)"
+
+
 def _set_together(key: str) -> str | None:
     from expt.config.problems import NOT_SET, PLAIN_GROUPS  # late: for a mistake alone
 
@@ -139,7 +148,10 @@ def _keys_of_the_pool() -> set[str]:
 def _is_own(group: str, overrides: Sequence[str]) -> bool:
     """Whether a person's own option of the group is chosen: its class may take more than its YAML names."""
     chosen = [text.partition("=")[2] for text in overrides if text.startswith(f"{group}=")]
-    return bool(chosen) and group in groups() and chosen[-1] not in [path.stem for path in options(group)]
+    if not chosen or group not in groups():
+        return False
+    shipped = {path.stem for path in options(group)}
+    return not {*chosen[-1].removeprefix("choice(").rstrip(")").split(",")} <= shipped
 
 
 def _last(key: str) -> str:
@@ -175,7 +187,7 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     (YAMLError, "", lambda error, *_: f"not valid YAML: {' '.join(str(error).split())}; mend that line"),
     (
         *(OverrideParseException, ""),
-        lambda error, *_: f"{error.override}: not of the form key=value; quote values with spaces or brackets",
+        lambda error, *_: _unreadable(str(error.override)),
     ),
     (MissingConfigException, "", lambda error, *_: _unknown_option(error)),
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from expt.launch.job import QUEUED, Job
 from expt.launch.live_pool import LivePool
 from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine
-from expt.runs import added, orders
+from expt.runs import added, orders, provenance
 from expt.runs.added import Added
 from expt.runs.orders import Order
 from expt.runs.paths import RunPaths
@@ -30,6 +31,8 @@ from expt.runs.view.query import filter_of, fits, settings_of
 
 LOOK_S = 0.2
 """How often the folder is looked at for orders."""
+REST_S = 1.0
+"""After which a sweep without a run under way says what it waits for."""
 
 Compose = Callable[[Sequence[Sequence[str]], OfAdded, int], Sequence[ComposedRun]]
 """Makes runs of points that are added; what the first of them is among those that were; its number."""
@@ -52,6 +55,8 @@ class LiveSweep:
         self._folder, self._machine, self._pool, self._runs = folder.folder, machine, pool, runs
         self._display, self._typed, self._compose = display, words, compose
         self._next = 0.0
+        self._rests_since: float | None = None
+        self._has_told_of_rest = False
         orders.clear(self._folder)
 
     def look(self) -> None:
@@ -70,6 +75,18 @@ class LiveSweep:
                 for line in lines:
                     self._display.told(line)
                 order.answer(*lines)
+        self._tell_of_rest(now)
+
+    def _tell_of_rest(self, now: float) -> None:
+        """Say once that the sweep waits for a person; not between two runs, when a search chooses the next, say."""
+        if not self._pool.rests:
+            self._rests_since, self._has_told_of_rest = None, False
+            return
+        self._rests_since = now if self._rests_since is None else self._rests_since
+        if now - self._rests_since >= REST_S and not self._has_told_of_rest:
+            self._has_told_of_rest = True
+            how = f"{provenance.program()} sweep resume {shlex.quote(str(self._folder))}"
+            self._display.told(f"no run is under way: the sweep is paused; to go on: {how}")
 
     def _carry_out(self, order: Order) -> list[str]:
         if order.word == "add":

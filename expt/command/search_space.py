@@ -32,7 +32,7 @@ def space_of(
     parser = OverridesParser.create(config_loader=loader)
     axes = [_parameter(override) for override in parser.parse_overrides(list(words)) if override.is_sweep_override()]
     fixed = [each.word(each.choices[0]) for each in axes if each.kind == "categorical"]
-    space = [_typed(each, settings_of(fixed), machine) for each in axes]
+    space = [_typed(each, fixed, settings_of, machine) for each in axes]
     for text in when:
         name, choice, word = _parted(text)
         choice = next((each for each in _choices(name, space) if unquoted(each) == unquoted(choice)), choice)
@@ -45,7 +45,7 @@ def space_of(
         (way, *_) = _ways(parameter, space)
         chosen = {above.typed: above.word(choice) for above, choice in way}
         others = [each for each in fixed if each.partition("=")[0] not in chosen]
-        space.append(_typed(parameter, settings_of([*others, *chosen.values()]), machine))
+        space.append(_typed(parameter, [*others, *chosen.values()], settings_of, machine))
     if not space:
         why = ", and no condition of search.when holds" if when else ""
         raise ConfigError(
@@ -112,9 +112,9 @@ def _is_fixed(text: str, name: str, choice: str, settings: Any, space: Sequence[
 
     A block below another choice is left out: so one list of blocks serves a search of any of the choices.
     """
+    if not _has(settings, name):
+        _refuse_condition(text, name, space)
     for part in name.split("."):
-        if not isinstance(settings, Mapping) or part not in settings:
-            _refuse_condition(text, name, space)
         settings = settings[part]
     known = [path.stem for path in options(name)] if name in groups() else []
     value = settings.get("name") if isinstance(settings, Mapping) and known else settings
@@ -191,8 +191,14 @@ def _checked(override: Override, parameter: Parameter) -> Parameter:
     return parameter
 
 
-def _typed(parameter: Parameter, settings: Mapping[str, Any], machine: Machine) -> Parameter:
-    """The parameter, of integers where its key takes no other number. Raises ConfigError for what its key can't be."""
+def _typed(parameter: Parameter, words: Sequence[str], settings_of: SettingsOf, machine: Machine) -> Parameter:
+    """The parameter, of integers where its key takes no other number; beside it the point has these `words`.
+
+    Raises ConfigError for what its key can't be, and what Hydra does where there is no such key.
+    """
+    settings = settings_of(words)
+    if not _has(settings, parameter.name):
+        settings_of([*words, parameter.word(parameter.at(0))])
 
     def wrong(*values: Any) -> list[str]:
         return wrong_values(settings, {parameter.name: values}, machine)
@@ -208,6 +214,14 @@ def _typed(parameter: Parameter, settings: Mapping[str, Any], machine: Machine) 
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return parameter
+
+
+def _has(settings: Any, name: str) -> bool:
+    for part in name.split("."):
+        if not isinstance(settings, Mapping) or part not in settings:
+            return False
+        settings = settings[part]
+    return True
 
 
 def _listed(value: Any) -> Any:

@@ -49,6 +49,11 @@ class LivePool(Pool):
         """Those that have paused, or are not to start, until `let_go_on`."""
         return [*self._held.values(), *(self._jobs[number] for number, held in self._stopping.items() if held)]
 
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is under way, or waits for its turn, and a person has paused it."""
+        return (self.is_paused or bool(self._held)) and not (self._active or self._waiting())
+
     def add(self, job: Job) -> None:
         """Take a further job."""
         self._add(job)

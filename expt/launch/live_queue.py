@@ -37,6 +37,11 @@ class LiveQueue(Queue):
         """Those that have paused, or are not to be submitted, until `let_go_on`."""
         return [*self._held, *(job for job, held in self._stopping.items() if held)]
 
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is under way, or in the cluster's queue, and a person has paused it."""
+        return (self.is_paused or bool(self._held)) and not self._active
+
     def add(self, job: Job) -> None:
         """Submit a further job."""
         self._submit([job])

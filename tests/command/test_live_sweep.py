@@ -1,18 +1,21 @@
-"""Which runs of a sweep that is under way an order is about."""
+"""Which runs of a sweep that is under way an order is about, and what it says of itself."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from expt.command.live_sweep import meant
+from expt.command import live_sweep
+from expt.command.live_sweep import LOOK_S, REST_S, LiveSweep, meant
 from expt.command.overrides import as_dict, folder_names
 from expt.config.constraints import Target
 from expt.errors import ConfigError
 from expt.launch.job import Job
+from expt.machine import Machine
 from expt.runs.paths import RunPaths
 from tests.requests import request, settings
 
@@ -50,6 +53,31 @@ GRID = jobs_of(
         for lr in ("0.1", "1e-3")
     )
 )
+
+
+def test_a_sweep_that_rests_says_once_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool: Any = SimpleNamespace(rests=False)
+    told, now = SimpleNamespace(told=list[str]()), [0.0]
+    display: Any = SimpleNamespace(told=told.told.append)
+    sweep = LiveSweep(RunPaths(tmp_path / "my sweep"), Machine(), pool, {}, display, [], lambda *_: [])
+    monkeypatch.setattr(live_sweep, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def looks(seconds: float, *, rests: bool) -> int:
+        pool.rests = rests
+        for _ in range(round(seconds / LOOK_S) + 1):
+            now[0] += LOOK_S * 1.01
+            sweep.look()
+        return len(told.told)
+
+    assert looks(3, rests=False) == 0
+    assert looks(REST_S / 2, rests=True) == 0, "between two runs, maybe"
+    assert looks(1, rests=False) == 0
+    assert looks(9, rests=True) == 1
+    (line,) = told.told
+    assert line.startswith("no run is under way: the sweep is paused; to go on: ")
+    assert line.endswith(f" sweep resume '{tmp_path}/my sweep'")
+    looks(1, rests=False)
+    assert looks(9, rests=True) == 2, "paused once more"
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,6 @@ def test_an_axis_that_cannot_be_is_told(words: list[str], problem: str) -> None:
         ("modl=mlp: model.dropout=0.1,0.2", "modl is no axis with choices in this search. Did you mean 'model'?"),
         ("model=mlp: model.dropout=0.1", "model.dropout=0.1 has one value alone"),
         ("model.dropout=0.1,0.2", "write 'KEY=CHOICE: AXIS'"),
-        ("model=mlp: model.widths=[8,8,8],[4,4,4]", "model.widths"),
         ("optimizer=sdg: optimizer.lr=0.1,0.2", "sdg is no optimizer. Did you mean 'sgd'?"),
         ("model=mlp: seed=range(3,5)", "seed: is searched twice in one point; name it once, or below different"),
     ],
@@ -265,6 +264,35 @@ def test_a_condition_that_cannot_be_is_told(when: str, problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
         space("model=mlp,convnet", "seed=range(3)", when=(when,))
     assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["lr=interval(0.1,1)"], "lr=interval(0.1,1): there is no key 'lr'. Did you mean 'optimizer.lr'?"),
+        (
+            ["model=mlp,convnet", 'search.when=["model=mlp: model.hiden=[32],[64]"]'],
+            "model.hiden: there is no key 'model.hiden'. Did you mean 'model.hidden'?",
+        ),
+        (
+            ["model=mlp,convnet", 'search.when=["model=mlp: model.widths=[8,8,8],[4,4,4]"]'],
+            "model.widths: the chosen model has no key 'model.widths'; another model=... has",
+        ),
+        (
+            ["model=interval(mlp,convnet)"],
+            "model=interval(mlp,convnet): a model has a name, and no number; give several, as in model=A,B",
+        ),
+        (
+            ["optimizer.lr=interval(1)"],
+            "optimizer.lr=interval(1): an interval has two numbers as its ends, as in optimizer.lr=interval(0.1,1)",
+        ),
+    ],
+)
+def test_a_mistyped_axis_is_told_as_that_of_a_grid(words: list[str], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        expt.sweep("search=random", *words, folder=tmp_path / "none")
+    assert str(raised.value) == problem
+    assert not (tmp_path / "none").exists()
 
 
 def test_conditions_exclude_each_other_and_stand_below_one_another() -> None:

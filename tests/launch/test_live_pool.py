@@ -97,6 +97,26 @@ def test_a_run_that_waits_for_its_folder_can_be_dropped(world: World) -> None:
     assert (a.status, b.status, world.names) == (INTERRUPTED, QUEUED, [])
 
 
+def test_a_pool_rests_where_nothing_runs_and_a_person_has_paused_it(world: World) -> None:
+    a, b, seen = world.job("a"), world.job("b"), list[bool]()
+
+    def look(pool: LivePool) -> None:
+        seen.append(pool.rests)
+
+    def pause(pool: LivePool) -> None:
+        pool.is_paused = True
+        pool.pause([b])
+
+    def resume(pool: LivePool) -> None:
+        pool.is_paused = False
+        pool.let_go_on([b])
+
+    world.plans = {"a": [{"looks": 4}]}
+    run(world, Orders(look, pause, look, *[wait] * 5, look, resume, look), a, b, cpus=1)
+    assert seen == [False, False, True, False], "a has come to its end before it could pause"
+    assert (a.status, b.status) == (COMPLETED, COMPLETED)
+
+
 def test_a_waiting_run_that_pauses_does_not_start_and_the_pool_waits_for_it(world: World) -> None:
     a, b = world.job("a"), world.job("b")
     world.plans = {"a": [{"looks": 3}]}

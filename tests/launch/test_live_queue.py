@@ -105,12 +105,12 @@ def test_a_job_is_cancelled_to_pause_and_submitted_again_to_go_on(tmp_path: Path
     orders = Orders(
         lambda queue: queue.pause([job]),
         *[wait] * 3,
-        lambda queue: seen.extend([queue.held, read_result(job.paths).get("status")]),
+        lambda queue: seen.extend([queue.held, read_result(job.paths).get("status"), queue.rests]),
         lambda queue: queue.let_go_on([job]),
     )
     executor = Executor(plan, (2, True))
     run(executor, orders, job)
-    assert seen == [[job], PAUSED if plan is LONG else None]
+    assert seen == [[job], PAUSED if plan is LONG else None, True]
     assert (job.status, [each.cancelled for each in executor.submitted]) == (COMPLETED, [1, 0])
     assert orders.events == [("held", "0"), (COMPLETED, "0")]
 
