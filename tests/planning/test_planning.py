@@ -215,6 +215,23 @@ def test_the_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("take        strategy=") for line in lines)
 
 
+def test_a_class_is_planned_as_it_is_typed_for_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["model={_target_: tests.planning.test_planning.Lines, width: 3}", "gpus=2"]) == 0
+    assert capsys.readouterr().out.startswith("model       _target_: 235 parameters\n")
+
+
+class Lines(nn.Module):
+    """An own model of rows of pixels, with layers that are called by torch's own kernels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers, self.head = nn.Linear(64, width), nn.Linear(width, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.layers(images.flatten(1)))
+        return found
+
+
 class Sparse(nn.Module):
     def __init__(self, **_: object) -> None:
         super().__init__()
