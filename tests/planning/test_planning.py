@@ -216,20 +216,25 @@ def test_the_word(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_class_is_planned_as_it_is_typed_for_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["model={_target_: tests.planning.test_planning.Lines, width: 3}", "gpus=2"]) == 0
-    assert capsys.readouterr().out.startswith("model       _target_: 235 parameters\n")
+    assert command.main(["model={_target_: tests.planning.test_planning.Scaled, width: 3}", "gpus=2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("model       _target_: 236 parameters\n")
+    assert "\nddp" in shown
+    assert "\nfsdp" not in shown
+    assert "assumed     no fsdp: the parameter scale has no dimension to share out; give it shape [1]" in shown
 
 
-class Lines(nn.Module):
-    """An own model of rows of pixels, with layers that are called by torch's own kernels."""
+class Scaled(nn.Module):
+    """With a parameter that has no dimensions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.layers, self.head = nn.Linear(64, width), nn.Linear(width, 10)
+        self.scale = nn.Parameter(torch.tensor(1.0))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.head(self.layers(images.flatten(1)))
-        return found
+        return found * self.scale
 
 
 class Sparse(nn.Module):
