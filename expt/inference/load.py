@@ -91,8 +91,12 @@ def saved(run: str | Path, which: str | None = None) -> tuple[Record, dict[str, 
     """The record of the run, and what its best or last checkpoint has of the model. Warns and raises as `load`."""
     folder, which = run_and_which(run, which)
     record, file = found(folder, which)
-    checkpoint_file.check(file)
-    state = checkpoint.load(file, without=("optimizer",))
+
+    def read() -> dict[str, Any]:
+        checkpoint_file.check(file)
+        return checkpoint.load(file, without=("optimizer",))
+
+    state = checkpoint_file.read_steady(file, read)
     main_code.find_kept(RunPaths(folder).code)
     _warn_of_other_code(state["config"], record)
     return record, state
