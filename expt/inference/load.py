@@ -19,7 +19,7 @@ from expt.data.build import shapes_told
 from expt.errors import warn
 from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
-from expt.models.partial_load import plain_weights
+from expt.models.partial_load import load_all, plain_weights
 from expt.models.test_time import TestTime, with_views
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
@@ -109,7 +109,7 @@ def rebuilt(
     with importable_from_here():
         config = recorded(state["config"])
         model = _built(config, record)
-    model.load_state_dict(plain_weights(state, model.state_dict().keys()))
+    load_all(model, plain_weights(state, model.state_dict().keys()))
     layout = torch.channels_last if config.channels_last and not plain else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
     if config.onednn and device.type == "cpu" and not plain:
