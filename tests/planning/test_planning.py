@@ -52,6 +52,14 @@ def test_live_bytes_are_those_of_storages_that_are_held() -> None:
         assert held.dtype == torch.bfloat16
 
 
+def test_an_lstm_is_counted_as_the_products_that_it_is() -> None:
+    lstm, steps = nn.LSTM(8, 12, num_layers=2, batch_first=True), torch.ones(2, 5, 8, requires_grad=True)
+    with LiveBytes() as live:
+        lstm(steps)[0].sum().backward()
+    weights = sum(one.numel() for one in lstm.parameters() if one.dim() == 2)
+    assert live.flop == 3 * 2 * 2 * 5 * weights
+
+
 def test_a_model_of_adamw_has_two_states_for_each_parameter() -> None:
     made = config(*LM, *SMALL, "ema=0.9")
     found = Measuring(made, sample(made)).model()
