@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from expt.command.arguments import with_conf_here
 from expt.command.conf_files import conf_dir
 from expt.command.hydra_composing import composing_sooner
+from expt.command.own_class import spelled_out
 from expt.errors import ConfigError
 from expt.runs.typed import quoted
 
@@ -25,4 +26,4 @@ def composed_alone(words: Sequence[str], config_dir: Path | None) -> DictConfig:
     own = [config_dir] if config_dir else [Path(word) for word in with_conf_here([])[1:]]
     searched = [f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]" for folder in own]
     with composing_sooner(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return compose("config", [*searched, *words])
+        return compose("config", [*searched, *spelled_out(words)])

@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from expt import machine
-from expt.command import overrides
+from expt.command import overrides, own_class
 from expt.command.arguments import readable, with_own_keys
 from expt.command.composing import composed_alone
 from expt.command.conf_files import keys
@@ -115,7 +115,7 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
         run=folder,
         which=which,
         split=values.get("split"),
-        chosen=None if "dataset" not in values else str(values["dataset"]),
+        chosen=None if "dataset" not in values else own_class.name_of(values["dataset"]),
         dataset={key.removeprefix("dataset."): value for key, value in values.items() if key.startswith("dataset.")},
         metrics={key.removeprefix("task."): value for key, value in values.items() if key.startswith("task.metrics")},
         how={key: value for key, value in values.items() if key in HOW},

@@ -40,3 +40,11 @@ def folded(words: Sequence[str]) -> list[str]:
     added = {found[1] for word in words if (found := _ADDED.fullmatch(word)) and "_target_" in found[2]}
     left = [word for word in words if not any(re.fullmatch(rf"~{key}(=(null)?)?", word) for key in added)]
     return [word.removeprefix("+") if _ADDED.fullmatch(word) and "_target_" in word else word for word in left]
+
+
+def name_of(value: object) -> str:
+    """What a group's choice is called: a class in its place as one of a YAML file, with its arguments."""
+    if not isinstance(value, dict):
+        return str(value)
+    words = (f"{key}={argument}" for key, argument in value.items() if key != "_target_")
+    return " ".join([str(value.get("_target_", "")).rpartition(".")[2], *words])

@@ -19,7 +19,7 @@ from expt.data.build import shapes_told
 from expt.errors import warn
 from expt.inference.preprocess import Preprocess
 from expt.models import build as model_build
-from expt.models.partial_load import plain_weights
+from expt.models.partial_load import load_all, plain_weights
 from expt.models.test_time import TestTime, with_views
 from expt.runs import checkpoint, checkpoint_file
 from expt.runs.paths import RunPaths
@@ -91,8 +91,12 @@ def saved(run: str | Path, which: str | None = None) -> tuple[Record, dict[str, 
     """The record of the run, and what its best or last checkpoint has of the model. Warns and raises as `load`."""
     folder, which = run_and_which(run, which)
     record, file = found(folder, which)
-    checkpoint_file.check(file)
-    state = checkpoint.load(file, without=("optimizer",))
+
+    def read() -> dict[str, Any]:
+        checkpoint_file.check(file)
+        return checkpoint.load(file, without=("optimizer",))
+
+    state = checkpoint_file.read_steady(file, read)
     main_code.find_kept(RunPaths(folder).code)
     _warn_of_other_code(state["config"], record)
     return record, state
@@ -105,7 +109,7 @@ def rebuilt(
     with importable_from_here():
         config = recorded(state["config"])
         model = _built(config, record)
-    model.load_state_dict(plain_weights(state, model.state_dict().keys()))
+    load_all(model, plain_weights(state, model.state_dict().keys()))
     layout = torch.channels_last if config.channels_last and not plain else torch.contiguous_format
     model.to(device, memory_format=layout)  # type: ignore[call-overload]
     if config.onednn and device.type == "cpu" and not plain:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
+from expt.errors import ConfigError
+
 _AROUND = ("module.", "_orig_mod.")
 """What DistributedDataParallel and torch.compile put before each name."""
 SHOWN = 4
@@ -49,6 +51,19 @@ class Fit:
         """What did not fit, in a few words; empty where all did."""
         kinds = (("missing", self.missing), ("unexpected", self.unexpected), ("of another shape", self.other_shape))
         return "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds if names)
+
+
+def load_all(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load `state`, which was saved of a model of the same making. Raises ConfigError where it is of another."""
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:  # torch's has a line for each tensor
+        if not (misfits := what_fits(module, state).misfits()):
+            raise
+        raise ConfigError(
+            f"model: is not the one that the checkpoint was saved of ({misfits}); put its class back as it was, or "
+            "begin a new run with weights=RUN, which takes what fits"
+        ) from error
 
 
 def load_what_fits(module: nn.Module, state: Mapping[str, Tensor]) -> Fit:

@@ -58,6 +58,8 @@ class Model:
     """Of the optimiser's states: what offload=cpu leaves on the card."""
     state_bytes_at_once: int
     """Of the others: what it has there at a time."""
+    scalar_parameter: str | None
+    """Name of one that can't be shared out."""
     gathered_dtype: torch.dtype | None
     """That of mixed precision in which sharded parameters travel by themselves; None is that of the parameters."""
 
@@ -119,6 +121,7 @@ class Measuring:
                 unit_bytes=tuple(map(bytes_of, sharding.own_parameters(module, units))),
                 scalar_bytes=bytes_of(states) - bytes_of(_with_size(states)),
                 state_bytes_at_once=_bytes_at_once(optimizer) if self._config.offload else 0,
+                scalar_parameter=sharding.scalar_parameter(module),
                 gathered_dtype=self._gathered_dtype(module),
             )
 

@@ -56,7 +56,7 @@ def planned(config: RunConfig, card: Card | None, *, tokens: int | None, per_nod
         return [
             plan(strategy, model, measured, setting, cluster, card, checkpointing=checkpointing)
             for checkpointing, measured in passes.items()
-            for strategy in _strategies(config, per_node)
+            for strategy in _strategies(config, model, per_node)
         ]
 
     plans = plans_of(setting)
@@ -90,9 +90,9 @@ def _checkpointing(config: RunConfig, model: Model) -> list[Wanted]:
     return [*found, "auto"] if model.block_bytes else found
 
 
-def _strategies(config: RunConfig, per_node: int) -> list[Strategy]:
+def _strategies(config: RunConfig, model: Model, per_node: int) -> list[Strategy]:
     """Those that differ: one worker shards nothing, and replicas are machines of equal size, two or more."""
-    if config.world_size == 1:
+    if config.world_size == 1 or model.scalar_parameter:
         return ["ddp"]
     typed = config.sharding.shards
     several = config.world_size > per_node and not _against_hsdp(config.world_size, per_node)
@@ -141,7 +141,11 @@ def _notes(config: RunConfig, model: Model, card: Card | None, per_node: int, ne
         notes.append(f"offload=cpu: states wait in the host's memory, to which each card has {speed} each way")
     elif config.offload:
         notes.append("offload=cpu does nothing on a CPU, where the states are in its memory as it is")
-    if config.world_size > per_node and (why := _against_hsdp(config.world_size, per_node)):
+    if config.world_size > 1 and model.scalar_parameter:
+        notes.append(
+            f"no fsdp: the parameter {model.scalar_parameter} has no dimension to share out; give it shape [1]"
+        )
+    elif config.world_size > per_node and (why := _against_hsdp(config.world_size, per_node)):
         notes.append(f"no hsdp: {why}")
     if card is None:
         return notes

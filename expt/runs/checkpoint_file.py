@@ -14,11 +14,14 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from expt.errors import CheckpointError, first_line
 from expt.runs import parts_folder
 
+T = TypeVar("T")
+TRIES = 5
+"""Of reading a file that is replaced each time."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No space, no quota, or a file larger than allowed."""
 
@@ -110,6 +113,29 @@ def damage_of(path: Path) -> CheckpointError | None:
     return None
 
 
+def read_steady(path: Path, read: Callable[[], T]) -> T:
+    """What `read` gives of the checkpoint at `path`; once more where a run has written another there meanwhile.
+
+    That removes the parts of the one before. Raises what `read` does of a file that stays, or is never the same twice.
+    """
+    for _ in range(TRIES):
+        before = _stamp(path)
+        try:
+            return read()
+        except (CheckpointError, OSError):
+            if _stamp(path) == before:
+                raise
+    return read()
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Of this very file, whatever else gets its name; zeros where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns
+    return 0, 0
+
+
 def check_sums(path: Path) -> None:
     """Raise CheckpointError if weights at `path`, a checkpoint or not, differ from a checksum that there is of them."""
     _check_sum(path)
@@ -199,9 +225,15 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def remove_unnamed(checkpoints: Path) -> None:
-    """Remove the folders of parts that no checkpoint names any more; none where one is damaged, and names who knows."""
+    """Remove the folders of parts that no checkpoint names any more; none where one is damaged, and names who knows.
+
+    One that is set aside keeps its own, for what was missing may come back; it may be damaged itself.
+    """
     with contextlib.suppress(Exception):  # what pickle and zipfile raise is of many kinds
         found = [read(path).get(parts_folder.PARTS) for path in checkpoints.glob("*.pt")]
+        for path in checkpoints.glob("*.pt.corrupt*"):
+            with contextlib.suppress(Exception):
+                found.append(read(path).get(parts_folder.PARTS))
         parts_folder.remove_all_but(checkpoints, {one["folder"] for one in found if one})
 
 

@@ -122,6 +122,11 @@ def copy_shares(source: nn.Module, target: nn.Module) -> None:
         local(other).copy_(local(mine))
 
 
+def scalar_parameter(module: nn.Module) -> str | None:
+    """The name of a parameter without dimensions, of which no worker can have a part."""
+    return next((name for name, parameter in module.named_parameters() if not parameter.dim()), None)
+
+
 def choose_units(module: nn.Module, wrap: str | int | Sequence[str]) -> list[nn.Module]:
     """What of `module` is gathered at a time, the innermost first.
 

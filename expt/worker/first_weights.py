@@ -85,9 +85,12 @@ def _about(content: Any, fit: Fit) -> Loaded:
 
 
 def _read(file: Path, given: str) -> Any:
-    try:
+    def read() -> Any:
         checkpoint_file.check_sums(file)
         return checkpoint.load(file, without=("optimizer",))
+
+    try:
+        return checkpoint_file.read_steady(file, read)
     except CheckpointError as error:
         raise ConfigError(f"weights={given}: {error}") from error
     except Exception as error:  # RuntimeError, UnpicklingError, EOFError, ...: damaged, or with code in it

@@ -51,6 +51,11 @@ def shard(
     wanted = config.sharding
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ConfigError(f"strategy={config.strategy}: the model has no parameter to train; use strategy=ddp")
+    if scalar := sharding.scalar_parameter(module):
+        raise ConfigError(
+            f"strategy={config.strategy}: the model's parameter {scalar} has no dimension to share out; give it the "
+            "shape [1], or use strategy=ddp"
+        )
     param_dtype = _param_dtype(config, module, precision)
     # Before a parameter has memory, which no worker is to have for two whole models.
     ema = ema_of(module, config.ema, before=sharding.outline) if config.ema else None

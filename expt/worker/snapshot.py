@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
+from expt.models.partial_load import load_all
 from expt.runs import checkpoint, parts, parts_folder
 from expt.tasks.sums import Sums
 from expt.training import collectives
@@ -121,9 +122,9 @@ class Snapshot:
 
     def load_weights(self, state: State) -> None:
         """The model of `state`, and its moving average where there is one."""
-        self.learner.module.load_state_dict(state["model"])
+        load_all(self.learner.module, state["model"])
         if self.learner.ema is not None:
-            self.learner.ema.load_state_dict(state["ema"])
+            load_all(self.learner.ema, state["ema"])
 
 
 class _Slots(dict[Place, torch.Tensor]):

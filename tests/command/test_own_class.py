@@ -8,7 +8,7 @@ import pytest
 
 import expt
 from expt.command.overrides import folder_names
-from expt.command.own_class import folded, is_class, spelled_out
+from expt.command.own_class import folded, is_class, name_of, spelled_out
 
 NET = "model={_target_: mine.Net, width: 16}"
 MINE = """
@@ -29,6 +29,11 @@ class Net(nn.Sequential):
 )  # fmt: skip
 def test_a_dict_with_a_target_chooses_a_class(word: str, is_one: bool) -> None:
     assert is_class(word) == is_one
+
+
+def test_a_class_is_called_as_one_of_a_file() -> None:
+    assert name_of({"_target_": "mine.Data", "n": 40}) == "Data n=40"
+    assert name_of("digits") == "digits"
 
 
 @pytest.mark.parametrize(

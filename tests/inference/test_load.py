@@ -15,6 +15,7 @@ import expt
 from expt.config.datasets import TargetDataset
 from expt.errors import CheckpointError, ConfigError
 from expt.inference.preprocess import Preprocess
+from expt.runs import checkpoint, checkpoint_file
 from expt.runs.result import update_result
 from expt.worker.run import Run
 from tests.conftest import python
@@ -242,3 +243,26 @@ def test_a_run_that_measured_nothing_is_shown_all_the_same(tmp_path: Path) -> No
     assert (failed.metrics, failed.objective) == ({}, None)
     with pytest.raises(ConfigError, match="is no folder of a run"):
         expt.load(tmp_path / "result.json")
+
+
+def test_a_run_that_saves_meanwhile_is_loaded_as_it_is_then(train: TrainAlone, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = train(*FEW)
+    best, checked = trained.folder / "checkpoints" / "best.pt", checkpoint_file.check
+
+    def check(path: Path) -> None:
+        monkeypatch.setattr(checkpoint_file, "check", checked)
+        best.with_name("new").write_bytes(best.read_bytes())
+        best.with_name("new").replace(best)
+        raise CheckpointError("a part of the one before is missing")
+
+    monkeypatch.setattr(checkpoint_file, "check", check)
+    assert expt.load(trained.folder).config["epochs"] == 1
+    state = checkpoint.load(best)
+    state["model"] = {name: values[:3] for name, values in state["model"].items()}
+    checkpoint.save(best, state)
+    with pytest.raises(ConfigError) as refused:
+        expt.load(trained.folder)
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith("model: is not the one that the checkpoint was saved of (")
+    assert "bias [3], the model's [" in line
+    assert line.endswith("or begin a new run with weights=RUN, which takes what fits")

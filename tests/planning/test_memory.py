@@ -21,6 +21,7 @@ from tests.composing import composed
 MODEL = Model(
     parameters=100, parameter_bytes=400, gradient_bytes=400, state_bytes=800, buffer_bytes=8, average_bytes=0,
     update_bytes=0, block_bytes=(100, 100, 100), unit_bytes=(100, 100, 100), scalar_bytes=0, state_bytes_at_once=200,
+    scalar_parameter=None,
     gathered_dtype=None,
 )  # fmt: skip
 PASSES = [

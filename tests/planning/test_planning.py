@@ -52,6 +52,14 @@ def test_live_bytes_are_those_of_storages_that_are_held() -> None:
         assert held.dtype == torch.bfloat16
 
 
+def test_an_lstm_is_counted_as_the_products_that_it_is() -> None:
+    lstm, steps = nn.LSTM(8, 12, num_layers=2, batch_first=True), torch.ones(2, 5, 8, requires_grad=True)
+    with LiveBytes() as live:
+        lstm(steps)[0].sum().backward()
+    weights = sum(one.numel() for one in lstm.parameters() if one.dim() == 2)
+    assert live.flop == 3 * 2 * 2 * 5 * weights
+
+
 def test_a_model_of_adamw_has_two_states_for_each_parameter() -> None:
     made = config(*LM, *SMALL, "ema=0.9")
     found = Measuring(made, sample(made)).model()
@@ -213,6 +221,28 @@ def test_the_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split("  ")[0] for line in lines[5:9]] == ["ddp", "ddp, checkpointed", "fsdp", "fsdp, checkpointed"]
     assert "assumed     a vocabulary of 50,257 tokens, as GPT-2 has: there is no gone.json" in lines
     assert any(line.startswith("take        strategy=") for line in lines)
+
+
+def test_a_class_is_planned_as_it_is_typed_for_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["model={_target_: tests.planning.test_planning.Scaled, width: 3}", "gpus=2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("model       _target_: 236 parameters\n")
+    assert "\nddp" in shown
+    assert "\nfsdp" not in shown
+    assert "assumed     no fsdp: the parameter scale has no dimension to share out; give it shape [1]" in shown
+
+
+class Scaled(nn.Module):
+    """With a parameter that has no dimensions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers, self.head = nn.Linear(64, width), nn.Linear(width, 10)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.layers(images.flatten(1)))
+        return found * self.scale
 
 
 class Sparse(nn.Module):

@@ -36,6 +36,48 @@ def test_parts_are_taken_along_whole_or_not_at_all(tmp_path: Path) -> None:
     assert parts_folder.described(target / "step-3.parts") == own
 
 
+def test_a_checkpoint_that_is_set_aside_keeps_its_parts(tmp_path: Path) -> None:
+    own = described(tmp_path)
+    for name in ("last", "best"):
+        torch.save({parts_folder.PARTS: own}, tmp_path / f"{name}.pt")
+        checkpoint_file.set_aside(tmp_path / f"{name}.pt")
+    (tmp_path / "best.pt.corrupt").write_bytes(b"no checkpoint")
+    (tmp_path / "step-2.parts").mkdir()
+    checkpoint_file.remove_unnamed(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.parts")] == ["step-3.parts"]
+    (tmp_path / "last.pt.corrupt").unlink()
+    checkpoint_file.remove_unnamed(tmp_path)
+    assert not [*tmp_path.glob("*.parts")]
+
+
+def test_what_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    path, written = tmp_path / "best.pt", 0
+
+    def replaced(until: int) -> str:
+        nonlocal written
+        written += 1
+        if written <= until:
+            (tmp_path / "other").write_text(str(written))
+            (tmp_path / "other").replace(path)
+            raise CheckpointError("a part is missing")
+        return path.read_text()
+
+    path.write_text("0")
+    assert checkpoint_file.read_steady(path, lambda: replaced(2)) == "2"
+    with pytest.raises(CheckpointError, match="a part is missing"):
+        checkpoint_file.read_steady(path, lambda: replaced(100))
+    assert 4 < written < 100, "it gives up"
+
+    def damaged() -> None:
+        nonlocal written
+        written = -1 if written > 0 else written - 1
+        raise CheckpointError("is damaged")
+
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoint_file.read_steady(path, damaged)
+    assert written == -1, "once"
+
+
 def test_nothing_is_removed_that_a_damaged_checkpoint_may_name(tmp_path: Path) -> None:
     torch.save({parts_folder.PARTS: described(tmp_path)}, tmp_path / "last.pt")
     for name in ("step-1.parts", ".step-2.parts"):

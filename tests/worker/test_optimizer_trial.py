@@ -109,6 +109,11 @@ def test_own_optimizers_are_tried(
         refused = dataclasses.replace(config, optimizer=own)
         with pytest.raises(ConfigError, match=OTHER):
             build_learner(refused, build_data(refused, worker), worker)
+        module.scale = torch.nn.Parameter(torch.tensor(1.0))
+        with pytest.raises(
+            ConfigError, match=r"parameter scale has no dimension to share out; give it the shape \[1\]"
+        ):
+            sharding.shard(config, module, worker, Precision(config.amp, worker.device), lambda tensor: tensor)
         return found
 
     for rank, found in enumerate(together(tmp_path, size, each)):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
+from expt.errors import ConfigError
 from expt.tasks.classification import Classification
 from expt.tasks.sums import Sums
 from expt.training.learner import Learner, Position
@@ -124,3 +125,11 @@ def test_a_run_in_bfloat16_goes_on_in_float16() -> None:
     resumed.load_state_dict(state)
     assert resumed.learner.precision.scaler.get_scale() == Precision("fp16", CPU).scaler.get_scale()
     assert resumed.position.step == 2
+
+
+def test_weights_of_another_shape_are_told_in_a_line() -> None:
+    one = snapshot()
+    state = one.state_dict()
+    state["model"]["2.bias"] = torch.zeros(7)
+    with pytest.raises(ConfigError, match=r"^model: .*\(1 of another shape: 2\.bias \[7\], the model's \[4\]\); put"):
+        one.load_weights(state)
