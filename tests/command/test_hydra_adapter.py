@@ -166,7 +166,7 @@ def test_a_configuration_is_copied_as_by_itself(monkeypatch: pytest.MonkeyPatch)
     content = {"a": {"b": "${c}", "d": [1, {"e": 2.5}], "f": "???"}, "c": None, "g": Path("x")}
     plain = OmegaConf.create(content, flags={"struct": True, "readonly": True})
     own = OmegaConf.create({**content, "own": kept}, flags={"allow_objects": True})
-    pickled, real = list[object](), pickle.dumps
+    pickled, real = list[Any](), pickle.dumps
 
     def dumps(config: object, protocol: int) -> bytes:
         pickled.append(config)
