@@ -166,8 +166,13 @@ def test_a_configuration_is_copied_as_by_itself(monkeypatch: pytest.MonkeyPatch)
     content = {"a": {"b": "${c}", "d": [1, {"e": 2.5}], "f": "???"}, "c": None, "g": Path("x")}
     plain = OmegaConf.create(content, flags={"struct": True, "readonly": True})
     own = OmegaConf.create({**content, "own": kept}, flags={"allow_objects": True})
-    pickled, real = [], pickle.dumps
-    monkeypatch.setattr(pickle, "dumps", lambda *given: pickled.append(given[0]) or real(*given))
+    pickled, real = list[Any](), pickle.dumps
+
+    def dumps(config: object, protocol: int) -> bytes:
+        pickled.append(config)
+        return real(config, protocol)
+
+    monkeypatch.setattr(pickle, "dumps", dumps)
     for whole in plain, own, plain.a:
         expected = copy.deepcopy(whole)
         assert not pickled
