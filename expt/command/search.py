@@ -271,7 +271,7 @@ class SearchCommand:
         if not source.is_spent:
             yield f"budget       {left} of {budget.text} are left"
             return
-        stopped, missing = len(searching.unfinished), total - searching.count
+        stopped, missing = searching.num_stopped, total - searching.count
         kept = f"{stopped} stopped and saved, " if stopped else ""
         yield f"budget       {budget.text} is used up: {searching.count} of {total} points, {kept}{missing} not begun"
         yield "      to go on: the same command there with a larger search.budget"

@@ -80,6 +80,12 @@ class Searching:
         return [point for point in own if point.status not in ended and not point.is_bad]
 
     @property
+    def num_stopped(self) -> int:
+        """How many runs were begun and would go on in another command, those that were added too."""
+        added = [point for point in self.own if point.added is not None and point.status == INTERRUPTED]
+        return len(self.unfinished) + len(added)
+
+    @property
     def num_left(self) -> int:
         """How many runs are to begin, or to be brought to their end; not those that wait at a rung."""
         known = self.space.without([point.values for point in self.points])

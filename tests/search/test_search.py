@@ -181,6 +181,14 @@ def test_a_budget_counts_runs_that_others_have_given_to_the_pool_and_waits_for_t
     assert (source.is_spent, folder.finished) == (True, ["search.budget=100core-s is used up"])
 
 
+def test_what_was_stopped_may_have_been_added(folder: Folder) -> None:
+    added: Any = {"added": {"place": 0, "keys": ["optimizer.lr"]}, "overrides": {"optimizer.lr": 7.0}}
+    for name, status in (("a", INTERRUPTED), ("b", COMPLETED)):
+        create_result(RunPaths(folder.folder / name), **{**added, "status": status})
+    folder.make(0, {"optimizer.lr": 0.5})
+    assert folder.read().num_stopped == 2
+
+
 def test_a_budget_of_devices_counts_runs_that_wait_for_their_next_turn(folder: Folder) -> None:
     folder.searching.pausing = cast("Pausing", FirstGoesOn())
     source = folder.source()
