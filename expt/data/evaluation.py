@@ -126,6 +126,7 @@ def _numbers(
     dataset: DatasetConfig, names: Sequence[str], known: Sequence[str], trained_on: Mapping[str, Any], *, tells: bool
 ) -> Tensor | None:
     """The run's number of each class, by its name; None where all are equal. Raises ConfigError for an unknown one."""
+    names = _as_before(names, known)
     if tuple(names) == tuple(known) or not (names or known):
         return None
     has, has_known = len(names), len(known) or trained_on.get("num_classes")
@@ -146,6 +147,12 @@ def _numbers(
     if tells and (missing := [name for name in known if name not in names]):
         warn(f"dataset={dataset.name}: has none of the run's classes {', '.join(missing[:8])}")
     return torch.tensor([list(known).index(name) for name in names])
+
+
+def _as_before(names: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    """The names; False and True as 0 and 1 where a run knows these, as an older version called those of an .npz."""
+    older = {"False": "0", "True": "1"}
+    return [older[name] for name in names] if {*names} <= {*older} and {"0", "1"} <= {*known} else names
 
 
 def _are_taken_by_number(dataset: DatasetConfig, names: Sequence[str], known: Sequence[str]) -> bool:

@@ -114,7 +114,7 @@ def _wrong(path: Path, name: str, row: int, cell: Any, mend: str) -> DataError:
 
 
 def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The class of each row, int64 [N], and their names: texts in order of the alphabet, or integers.
+    """The class of each row, int64 [N], and their names: texts in order of the alphabet, integers, or False and True.
 
     Raises DataError for what is no class.
     """
@@ -130,6 +130,9 @@ def classes_of(path: Path, name: str, column: Column) -> tuple[np.ndarray, tuple
         if "" in texts:
             raise _wrong(path, name, texts.index(""), "", "give it a class, or remove the row")
         names, classes = np.unique(texts, return_inverse=True)
+    elif cells.dtype.kind == "b":  # as the texts of a .csv
+        found, classes = np.unique(cells, return_inverse=True)
+        names = found.astype(str)
     elif (whole := _integers(cells, texts)) is not None:  # not by float64, in which large ones are alike
         found, classes = np.unique(whole, return_inverse=True)
         names = found.astype(str)

@@ -1,12 +1,10 @@
-"""Loss and metrics as sums over samples: added on the device, reduced over all workers once, divided once."""
+"""Loss and metrics as sums over samples: added on the device, reduced over all workers once; `averages` divides."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +12,8 @@ from torch import Tensor
 
 from expt.data.loading import Batch
 from expt.data.tree import mapped
-from expt.errors import ConfigError, Diverged
+from expt.errors import Diverged
+from expt.tasks.averages import LOSS, Averages, averages_of, columns_of
 from expt.tasks.task import Sum, Task
 from expt.tasks.terms import terms_of
 
@@ -24,26 +23,8 @@ MAX_KEPT, MAX_KEPT_OUTPUTS = 64, 2**20
 """Batches, and their numbers, that are kept to be counted together: a step of a small model feels each kernel."""
 
 
-@dataclass(frozen=True)
-class Averages:
-    """What a log point shows."""
-
-    values: Mapping[str, float]
-    """The loss, then the task's metrics, by name."""
-    samples: int
-    """Of all workers."""
-    has_weight: bool = True
-    """False where nothing of the samples counts, as of a mask that is all to be ignored; the loss is nan then."""
-
-    @property
-    def loss(self) -> float:
-        """The mean loss."""
-        return self.values["loss"]
-
-
 class _Kept(NamedTuple):
-    loss_sum: Tensor
-    weight: Tensor | float
+    loss: Sum
     samples: Tensor | float
     outputs: Any
     targets: Any
@@ -56,22 +37,29 @@ _NO_TERMS: Mapping[str, Sum] = {}
 class Sums:
     """Running sums of a task's loss and metrics, and of the samples, on `device`; nothing here waits for the device."""
 
-    def __init__(self, task: Task, device: torch.device, *, finite_only: bool = False, at_once: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        device: torch.device,
+        *,
+        finite_only: bool = False,
+        at_once: bool = False,
+        learns: bool = True,
+    ) -> None:
         """With `at_once` a batch's outputs are used up before the next, which may overwrite them (CUDA graphs do).
 
-        With `finite_only` a step that was left out counts for nothing: `end_step` is to be called then.
+        With `finite_only` a step that was left out counts for nothing: `end_step` is to be called then. What `learns`
+        adds training losses.
         """
-        self._task, self._finite_only = task, finite_only
-        self._columns: dict[str, slice] = {}
-        """Of the row: the samples, then the values of each sum, and its weight behind them. The loss comes first."""
-        end = 1
-        for name, size in {"loss": 1, **task.sums}.items():
-            self._columns[name] = slice(end, end + size)
-            end += size + 1
+        self._task, self._finite_only, self._learns = task, finite_only, learns
+        self._columns = columns_of(task)
+        size = 1 + max(columns.stop for columns in self._columns.values())
         # float64: a float32 sum over a large set would lose the last samples. MPS has none.
-        self._values = torch.zeros(end, dtype=torch.float64, device=device)
-        self.logged = self._values.clone()
-        """The sums at the last log point."""
+        self._values = torch.zeros(size, dtype=torch.float64, device=device)
+        self._not_finite = self._values.clone()
+        """What was nan or infinite before the last log point: a difference to it would be nan."""
+        self._logged = self._values.clone()
+        """The values at the last log point."""
         self._at_once = at_once or finite_only or not task.measures_jointly
         self._kept: list[_Kept] = []
         self._of_step: list[_Kept] = []
@@ -83,15 +71,21 @@ class Sums:
     def values(self) -> Tensor:
         """The row of all sums so far [N]."""
         self._count()
-        return self._values
+        return self._values + self._not_finite
+
+    @property
+    def since_logged(self) -> Tensor:
+        """The row of the sums since the last log point [N]."""
+        self._count()
+        return self._values - self._logged
 
     def add(self, loss: Sum, outputs: Any, batch: Batch, begins_step: bool = True) -> None:
         """Count a batch, or a further part of it: its loss, as the task gives it, and the model's outputs.
 
         Nothing where it has no weight.
         """
-        loss_sum, weight = loss[0].detach(), loss[1]
-        of_step = torch.zeros_like(loss_sum) if batch.weightless else loss_sum
+        loss = loss[0].detach(), loss[1]
+        of_step = torch.zeros_like(loss[0]) if batch.weightless else loss[0]
         self._recent.append(of_step if begins_step else self._recent.pop() + of_step)
         if batch.weightless:
             return
@@ -99,9 +93,9 @@ class Sums:
             with torch.no_grad():
                 terms = terms_of(self._task, mapped(Tensor.detach, outputs), batch)
             kept = self._of_step if self._finite_only else self._kept
-            kept.append(_Kept(loss_sum, weight, batch.size, None, None, terms))
+            kept.append(_Kept(loss, batch.size, None, None, terms))
         else:  # the outputs are one tensor
-            self._kept.append(_Kept(loss_sum, weight, len(outputs), outputs.detach(), batch.targets, _NO_TERMS))
+            self._kept.append(_Kept(loss, len(outputs), outputs.detach(), batch.targets, _NO_TERMS))
             self._kept_outputs += outputs.numel()
         if len(self._kept) == MAX_KEPT or self._kept_outputs >= MAX_KEPT_OUTPUTS:
             self._count()
@@ -120,15 +114,12 @@ class Sums:
         """Add up what was kept: whatever the stretches in which that is done, to the same bits."""
         if not self._kept:
             return
-        kept, loss = self._kept, self._columns["loss"]
-        terms = self._terms(kept)
-        self._add(slice(loss.start, loss.stop), [each.loss_sum for each in kept])
-        self._add(slice(0, 1), [each.samples for each in kept])
-        self._add_loss_weights(loss.stop, [each.weight for each in kept])
-        for name in self._task.sums:
-            columns = self._columns[name]
-            self._add(columns, [each[name][0] for each in terms])
-            self._add(slice(columns.stop, columns.stop + 1), [each[name][1] for each in terms])
+        terms = self._terms(self._kept)
+        self._add(slice(0, 1), [each.samples for each in self._kept])
+        for name, columns in self._columns.items():
+            several = [each.loss for each in self._kept] if name == LOSS else [each[name] for each in terms]
+            self._add(columns, [total for total, _ in several])
+            self._add(slice(columns.stop, columns.stop + 1), [weight for _, weight in several], are_weights=True)
         self._forget()
 
     def _terms(self, kept: Sequence[_Kept]) -> Sequence[Mapping[str, Sum]]:
@@ -145,7 +136,7 @@ class Sums:
         targets = torch.cat([each.targets for each in kept])
         return terms_of(self._task, torch.cat([each.outputs for each in kept]), Batch(None, targets, len(targets)))
 
-    def _add(self, columns: slice, several: Sequence[Tensor | float]) -> None:
+    def _add(self, columns: slice, several: Sequence[Tensor | float], *, are_weights: bool = False) -> None:
         """Counts together; what is rounded one by one, by a few kernels: the order is in a sum's last digits."""
         values, numbers = self._values[columns], [each for each in several if not isinstance(each, Tensor)]
         counts = {*map(type, several)} == {int} or all(map(_is_count, several))  # a small model feels a closer look
@@ -153,6 +144,9 @@ class Sums:
             values += math.fsum(numbers)
             return
         rows = self._rows(several, numbers)
+        if are_weights:  # one below 0 would hide among others
+            rows = rows.to(values.dtype)
+            rows = rows.masked_fill(rows < 0, -math.inf)
         if counts or len(rows) == 1:
             values += rows.sum(0, dtype=values.dtype)
         else:
@@ -160,18 +154,12 @@ class Sums:
 
     def _rows(self, several: Sequence[Tensor | float], numbers: Sequence[float]) -> Tensor:
         """One for each, in which `numbers` are those that are no tensors."""
-        if not numbers and len({each.dim() for each in several}) == 1:  # type: ignore[union-attr]
-            return torch.stack(several).reshape(len(several), -1)  # type: ignore[arg-type]
-        rest = iter(torch.tensor(numbers, dtype=self._values.dtype, device=self._values.device))
-        return torch.stack([(each if isinstance(each, Tensor) else next(rest)).reshape(-1) for each in several])
-
-    def _add_loss_weights(self, column: int, weights: Sequence[Tensor | float]) -> None:
-        """One that is below 0 makes the sum -inf: it would hide among others."""
-        self._add(slice(column, column + 1), weights)
-        if any(not isinstance(weight, Tensor) and weight < 0 for weight in weights):
-            self._values[column] = -math.inf
-        if tensors := [weight.reshape(()) for weight in weights if isinstance(weight, Tensor)]:
-            self._values[column] -= torch.where((torch.stack(tensors) < 0).any(), math.inf, 0.0)
+        if numbers:
+            rest = iter(torch.tensor(numbers, dtype=self._values.dtype, device=self._values.device))
+        rows = [each if isinstance(each, Tensor) else next(rest) for each in several]
+        if len({row.dim() for row in rows}) > 1:
+            rows = [row.reshape(-1) for row in rows]
+        return torch.stack(rows).reshape(len(rows), -1)
 
     def _forget(self) -> None:
         self._kept.clear()
@@ -190,54 +178,15 @@ class Sums:
 
     def averages_if_any(self, values: Tensor) -> Averages | None:
         """The same; None if nothing was counted."""
-        row = values.tolist()
-        if not row[0]:
-            return None
-        means: dict[str, Any] = {}
-        for name, columns in self._columns.items():
-            weight = row[columns.stop]
-            found = [value / weight if weight else math.nan for value in row[columns]]
-            means[name] = found[0] if len(found) == 1 else found
-        weight = row[self._columns["loss"].stop]
-        self._refuse_weight(weight, samples=row[0], loss=row[self._columns["loss"].start])
-        known = {**means, **self._derived(means)}
-        return Averages({name: known[name] for name in ("loss", *self._task.metrics)}, int(row[0]), bool(weight))
-
-    def _refuse_weight(self, weight: float, *, samples: float, loss: float) -> None:
-        """Raise ConfigError where gradients were divided by another, or by what nothing can be divided by."""
-        task = type(self._task).__name__
-        if weight < 0:
-            raise ConfigError(f"{task}.loss: gives a weight below 0; let none be")
-        if math.isfinite(loss) and not math.isfinite(weight):  # else it is the loss that is told of
-            raise ConfigError(f"{task}.loss: its weights add up to {weight:g}; let each be a finite number")
-        if self._task.weight_is_samples and weight != samples:
-            raise ConfigError(
-                f"{task}.loss: its weights add up to {weight:g} for {samples:g} samples, and weight_is_samples says "
-                "that they are the samples; leave that out"
-            )
-
-    def refuse_weightless(self, averages: Averages, epoch: int) -> None:
-        """Raise ConfigError where nothing in all of an epoch had a weight: there were no gradients."""
-        if not averages.has_weight:
-            raise ConfigError(
-                f"{type(self._task).__name__}.loss: its weights add up to 0 in epoch {epoch}, so that nothing was "
-                "learned; give samples a weight, or targets that are not all to be ignored"
-            )
-
-    def _derived(self, means: Mapping[str, Any]) -> Mapping[str, float]:
-        found, task = self._task.derive(means), type(self._task).__name__
-        given = {**means, **found} if isinstance(found, Mapping) else {}
-        if missing := [name for name in self._task.metrics if name not in given]:
-            raise ConfigError(
-                f"{task}: task.metrics names {', '.join(missing)}, which neither measure nor derive gives; add it there"
-            )
-        if wrong := [name for name in self._task.metrics if not isinstance(given[name], Real)]:
-            raise ConfigError(f"{task}: {wrong[0]} is {given[wrong[0]]!r}; give a real number, as by float()")
-        return given
+        return averages_of(values.tolist(), self._task, learns=self._learns)
 
     def mark_logged(self) -> None:
-        """Begin the next stretch between log points."""
-        self.logged.copy_(self.values)
+        """Begin the next stretch between log points: one that is not finite leaves no trace in it."""
+        self._count()
+        finite = self._values.nan_to_num(0.0, 0.0, 0.0)
+        self._not_finite += self._values - finite
+        self._values.copy_(finite)
+        self._logged.copy_(finite)
         self._recent.clear()
 
     def first_not_finite(self) -> tuple[int, float] | None:
@@ -248,21 +197,24 @@ class Sums:
 
     def reset(self) -> None:
         """Start again from zero."""
-        self._values.zero_()
-        self.logged.zero_()
+        for row in (self._values, self._not_finite, self._logged):
+            row.zero_()
         self._forget()
         self._recent.clear()
 
     def state_dict(self) -> dict[str, list[float]]:
-        """What was counted so far, and of it what was logged. Waits for the device."""
-        return {"sums": self.values.tolist(), "logged": self.logged.tolist()}
+        """What was counted so far, of it what is finite to log points, and what was logged. Waits for the device."""
+        sums = self.values  # counts what was kept
+        return {"sums": sums.tolist(), "finite": self._values.tolist(), "logged": self._logged.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Continue from what `state_dict` found."""
+        """Continue from what `state_dict` found; an older version's has no `finite`."""
         self._forget()
         size = len(self._values)
-        self._values.copy_(_row(state["sums"], size))
-        self.logged.copy_(_row(state["logged"], size))
+        sums = _row(state["sums"], size)
+        self._values.copy_(_row(state.get("finite", state["sums"]), size))
+        self._not_finite.copy_(torch.where(sums.isfinite(), 0.0, sums))
+        self._logged.copy_(_row(state["logged"], size))
 
 
 def loss_is_finite(saved: Sequence[float]) -> bool:
@@ -289,12 +241,15 @@ def _row(saved: Sequence[float], size: int) -> Tensor:
 @torch.no_grad()
 def _if_counted(part: _Kept, left_out: Tensor | None) -> _Kept:
     """The same, or zeros where the step was left out, or the loss is not finite."""
-    counts = part.loss_sum.isfinite()
+    counts = part.loss[0].isfinite()
     if left_out is not None:
         counts = counts & ~left_out
 
     def kept(value: Tensor | float) -> Tensor:
         return torch.where(counts, torch.as_tensor(value, dtype=torch.float64, device=counts.device), 0.0)
 
-    terms = {name: (kept(total), kept(by)) for name, (total, by) in part.terms.items()}
-    return _Kept(kept(part.loss_sum), kept(part.weight), kept(part.samples), None, None, terms)
+    def both(term: Sum) -> Sum:
+        return kept(term[0]), kept(term[1])
+
+    terms = {name: both(term) for name, term in part.terms.items()}
+    return _Kept(both(part.loss), kept(part.samples), None, None, terms)

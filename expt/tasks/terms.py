@@ -11,6 +11,7 @@ from torch import Tensor
 
 from expt.data.loading import Batch
 from expt.errors import ConfigError
+from expt.tasks.phases import PhasedTask
 from expt.tasks.task import Sum, Task
 
 _REAL = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -38,10 +39,8 @@ def terms_of(task: Task, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
             raise ConfigError(f"{name_of}.measure: {name} is a complex number; give a real one, as by .abs()")
         if isinstance(weight, Tensor) and weight.numel() != 1:
             raise ConfigError(f"{name_of}.measure: the weight of {name} has the shape {list(weight.shape)}; sum it")
-        if wrong := not_real(weight):
-            raise ConfigError(
-                f"{name_of}.measure: the weight of {name} is {wrong}; give a real number, as len(outputs)"
-            )
+        if wrong := no_weight(weight):
+            raise ConfigError(f"{name_of}.measure: the weight of {name} is {wrong}, as len(outputs)")
     return terms
 
 
@@ -50,37 +49,60 @@ def check_loss(loss: object, task: Task, *, learns: bool = True) -> None:
     if isinstance(loss, tuple) and len(loss) == 2:
         total, weight = loss
         # Nearly every task's: a small model feels each question, and these take a third of what `_check_closely` does.
-        plain = type(weight) is int and type(total) is Tensor and total.dtype in _REAL and not total.dim()
-        if plain and (total.requires_grad or not learns):
+        plain = type(weight) is int and weight >= 0 and type(total) is Tensor
+        if plain and total.dtype in _REAL and not total.dim() and (total.requires_grad or not learns):
             return
     _check_closely(loss, task, learns=learns)
 
 
 def _check_closely(loss: object, task: Task, *, learns: bool) -> None:
-    name = type(task).__name__
     if isinstance(loss, tuple) and len(loss) == 2:
         total, weight = loss
         alone = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
         if isinstance(total, Tensor) and not total.dim() and alone:
-            if total.is_complex():
-                raise ConfigError(f"{name}.loss gives a complex number; return a real one, as by .abs()")
-            if wrong := not_real(weight):
-                raise ConfigError(f"{name}.loss: its weight is {wrong}; give a real number, as len(outputs)")
-            if total.requires_grad or not learns:
-                return
-            raise ConfigError(
-                f"{name}.loss gives a number without a gradient; compute it from the model's outputs, "
-                "without detach, item or argmax"
-            )
+            if wrong := _no_loss(total, weight, learns=learns):
+                raise ConfigError(loss_method(task, learns=learns) + wrong)
+            return
         given, by = (list(each.shape) if isinstance(each, Tensor) else repr(each) for each in (total, weight))
         shown = f"{given} and the weight {by}"
     else:
         shown = f"a {type(loss).__name__}"
-    raise ConfigError(f"{name}.loss gives {shown}; return the summed loss, a tensor [], and its weight")
+    method = loss_method(task, learns=learns)
+    raise ConfigError(f"{method} gives {shown}; return the summed loss, a tensor [], and its weight")
 
 
-def not_real(weight: object) -> str:
-    """What a weight is that is no real number, in words; empty where it is one."""
+def _no_loss(total: Tensor, weight: Tensor | float, *, learns: bool) -> str:
+    """What is wrong with a number and its weight, in words; empty where nothing is."""
+    if total.is_complex():
+        return " gives a complex number; return a real one, as by .abs()"
+    if wrong := no_weight(weight):
+        return f": its weight is {wrong}, as len(outputs)"
+    if learns and not total.requires_grad:
+        return " gives a number without a gradient; compute it from the model's outputs, without detach, item or argmax"
+    return ""
+
+
+def no_weight(weight: object) -> str:
+    """What a weight is that is none, and what to give, in words; empty where it is one, or that is not known yet."""
     if isinstance(weight, Tensor):
-        return f"complex ({weight.dtype})" if weight.is_complex() else ""
-    return "" if isinstance(weight, int | float | Real) else repr(weight)  # asking Real itself takes longest
+        return f"complex ({weight.dtype}); give a real number" if weight.is_complex() else ""
+    if not isinstance(weight, int | float | Real):  # asking Real itself takes longest
+        return f"{weight!r}; give a real number"
+    return f"{weight}; give a number that is not below 0" if weight < 0 else ""
+
+
+def loss_method(task: Task, *, learns: bool = True) -> str:
+    """The method that gives the loss, as an error names it."""
+    kind = type(task)
+    if isinstance(task, PhasedTask):
+        method = "phase" if learns or kind.loss is PhasedTask.loss else "loss"
+    else:
+        method = "training_loss" if learns and kind.training_loss is not Task.training_loss else "loss"
+    return f"{kind.__name__}.{method}"
+
+
+def measure_method(task: Task) -> str:
+    """The method that gives the metrics, as an error names it."""
+    kind = type(task)
+    method = "phase" if isinstance(task, PhasedTask) and kind.measure is PhasedTask.measure else "measure"
+    return f"{kind.__name__}.{method}"

@@ -18,8 +18,9 @@ from expt.data.indexing import local_slice
 from expt.data.loading import Batch
 from expt.data.tree import leaves, mapped
 from expt.errors import ConfigError, OutOfMemory
+from expt.tasks.averages import Averages
 from expt.tasks.phases import PhasedTask, added
-from expt.tasks.sums import Averages, Sums
+from expt.tasks.sums import Sums
 from expt.tasks.task import Sum
 from expt.tasks.terms import check_loss
 from expt.training import phases, sharding
@@ -61,7 +62,7 @@ def train_epoch(
         if learner.scheduler_interval == "step":
             learner.scheduler.step()
         if position.step % log_every == 0:
-            values = sums.averages_if_any(sum_across_workers(sums.values - sums.logged))
+            values = sums.averages_if_any(sum_across_workers(sums.since_logged))
             now = time.perf_counter()
             if values is not None:  # else every step was left out
                 on_log(values, trained / (now - since))
@@ -227,7 +228,8 @@ def evaluate(
 
     Metrics that are no sums take two collectives more. `observe` gets each batch and the model's outputs.
     """
-    module, task, sums = learner.evaluated_views, learner.task, Sums(learner.task, device, at_once=learner.overwrites)
+    module, task = learner.evaluated_views, learner.task
+    sums = Sums(task, device, at_once=learner.overwrites, learns=False)
     module.eval()
     for batch in learner.in_step(batches):
         with learner.precision.autocast():

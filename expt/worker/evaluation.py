@@ -21,7 +21,7 @@ from expt.runs.request import Evaluation
 from expt.runs.result import COMPLETED, update_result
 from expt.tasks import build as task_build
 from expt.tasks import extra_metrics
-from expt.tasks.sums import Averages
+from expt.tasks.averages import Averages
 from expt.tasks.task import Task
 from expt.tensorboard.events import Writer
 from expt.tensorboard.mistakes import Review

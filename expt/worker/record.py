@@ -13,7 +13,7 @@ from expt.runs import provenance, spending, tags, undo
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, read_result, update_result
-from expt.tasks.sums import Averages
+from expt.tasks.averages import Averages
 from expt.training.learner import Position
 from expt.training.observer import Observer
 from expt.worker.history import History

@@ -19,7 +19,8 @@ from expt.errors import DataError
 from expt.runs import tags
 from expt.runs.paths import RunPaths
 from expt.runs.result import read_result
-from expt.tasks.sums import Averages, Sums, loss_is_finite
+from expt.tasks.averages import Averages, refuse_weightless
+from expt.tasks.sums import Sums, loss_is_finite
 from expt.training import collectives, optim
 from expt.training.collectives import Worker
 from expt.training.loop import evaluate, rehearse, train_epoch
@@ -182,7 +183,7 @@ class Run:
 
     def _log_epoch(self, values: Averages, seconds: float, waited_s: float) -> None:
         """The averages over the epoch, so as to compare with those of the evaluation."""
-        self.sums.refuse_weightless(values, self.position.epoch)
+        refuse_weightless(values, self.learner.task, self.position.epoch)
         self._refuse_loss(values)
         points = {
             **tagged(values, functools.partial(tags.metric, split="train")),

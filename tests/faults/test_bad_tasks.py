@@ -244,7 +244,7 @@ CASES = {
     "a weight that is complex": Bad(f"{TASK}'complex weight'", "Own.loss: its weight is complex (torch.complex64); g"),
     "no loss": Bad(f"{TASK}nothing", "Own.loss gives a NoneType; return the summed loss, a tensor [], and its weight"),
     "a loss with many weights": Bad(f"{TASK}weights", "Own.loss gives [] and the weight [8]; return the summed loss"),
-    "a loss with a negative weight": Bad(f"{TASK}negative", "Own.loss: gives a weight below 0; let none be"),
+    "a loss with a negative weight": Bad(f"{TASK}negative", "Own.loss: its weight is -1.0; give a number that is"),
     "a loss that never has a weight": Bad(f"{TASK}'no weights'", "weights add up to 0 in epoch 1, so that nothing was"),
     "a loss with an unsaid weight": Bad(f"{TASK}'other weight'", "Own.loss: its weights add up to 14 for 56 samples,"),
     "no sums": Bad(f"{TASK}'no measure'", "Own.measure gives a NoneType; return a dict of name: (sum, weight)"),

@@ -11,10 +11,13 @@ import torch
 
 from expt.data.loading import Batch
 from expt.errors import ConfigError, Diverged
+from expt.tasks.averages import refuse_weightless
 from expt.tasks.classification import Classification
+from expt.tasks.phases import PhasedTask
 from expt.tasks.regression import Regression
 from expt.tasks.sums import MAX_KEPT, MAX_KEPT_OUTPUTS, Sums, loss_is_finite
 from expt.tasks.task import Sum, Task
+from expt.tasks.terms import check_loss
 from tests.operators import Operators
 
 CPU = torch.device("cpu")
@@ -59,7 +62,7 @@ def test_a_batch_without_weight_counts_for_nothing() -> None:
 
 def test_a_large_set_loses_no_sample() -> None:
     sums = of_classes()
-    sums.values[:] = 2**24
+    sums.load_state_dict({"sums": [2.0**24] * 5, "logged": [0.0] * 5})
     add(sums, torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.tensor(1.0))
     assert seen(sums) == (1.0, 1.0, 2**24 + 1)
 
@@ -180,7 +183,7 @@ def test_what_was_saved_before_there_were_tasks_is_loaded() -> None:
     sums = of_classes()
     sums.load_state_dict({"sums": [4.0, 1.0, 2.0], "logged": [2.0, 1.0, 1.0]})
     assert seen(sums) == (2.0, 0.5, 2)
-    assert sums.logged.tolist() == [1.0, 2.0, 1.0, 1.0, 1.0]
+    assert sums.since_logged.tolist() == [1.0, 2.0, 1.0, 0.0, 1.0]
 
 
 class Plain(Task):
@@ -261,8 +264,8 @@ def test_what_is_not_a_sum_is_refused(given: dict[str, Any], text: str, monkeypa
 @pytest.mark.parametrize(
     ("weights", "told"),
     [
-        ((3.0, -1.0), "gives a weight below 0"),
-        ((torch.tensor(3), torch.tensor(-1)), "gives a weight below 0"),
+        ((torch.tensor(3), torch.tensor(-1)), "of its weights one is below 0; let none be"),
+        ((3.0, torch.tensor(-1.0)), "of its weights one is below 0; let none be"),
         ((torch.tensor(1.0), torch.tensor(math.nan)), "add up to nan; let each be a finite number"),
         ((1, math.nan), "add up to nan; let each be a finite number"),
         ((math.inf, 1.0), "add up to inf; let each be a finite number"),
@@ -275,6 +278,89 @@ def test_a_weight_by_which_nothing_can_be_divided_is_refused(weights: tuple[Any,
         sums.add((torch.tensor(1.0), weight), outputs, Batch(outputs, None, 2))
     with pytest.raises(ConfigError, match=f"^Plain.loss: .*{told}"):
         sums.averages(sums.values)
+
+
+def counted(*weights: Any) -> Sums:
+    """With a metric of such weights."""
+    task, outputs = Counted(), torch.ones(2)
+    sums, batch = Sums(task, CPU), Batch(outputs, None, 2)
+    for weight in weights:
+        task.measure = lambda *_, weight=weight: {"mean": (outputs.sum(), weight), "bins": BINS}  # type: ignore
+        sums.add((torch.tensor(1.0), 1), outputs, batch)
+    return sums
+
+
+def test_a_metrics_weight_below_0_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^Counted.measure: the weight of mean is -1; give a number that is not below"
+    ):
+        counted(3, -1)
+    sums = counted(3, torch.tensor(-1))
+    with pytest.raises(ConfigError, match=r"^Counted.measure: of the weights of mean one is below 0; let none be"):
+        sums.averages(sums.values)
+
+
+def test_a_metrics_weight_that_is_not_finite_is_refused() -> None:
+    sums = counted(3, math.nan)
+    with pytest.raises(
+        ConfigError, match=r"^Counted\.measure: the weights of mean add up to nan; let each be a finite"
+    ):
+        sums.averages(sums.values)
+
+
+class Own(Plain):
+    """Whose loss is as it should be."""
+
+    def training_loss(self, outputs: torch.Tensor, batch: Batch) -> Sum:
+        return outputs.sum(), math.nan
+
+
+class Phased(PhasedTask):
+    phases = {"one": "."}
+
+    def phase(self, name: str, model: Any, batch: Batch) -> Sum:
+        return model(batch.inputs).sum(), math.nan
+
+
+def test_the_method_is_named_that_gave_a_weight() -> None:
+    outputs = torch.ones(2, requires_grad=True)
+    for task, learns, method in (
+        (Own(), True, "Own.training_loss"),
+        (Own(), False, "Own.loss"),
+        (Phased(), True, "Phased.phase"),
+    ):
+        sums = Sums(task, CPU, learns=learns)
+        sums.add((torch.tensor(1.0), math.nan), outputs, Batch(outputs, None, 2))
+        with pytest.raises(ConfigError, match=f"^{method}: its weights add up to nan"):
+            sums.averages(sums.values)
+        with pytest.raises(
+            ConfigError, match=f"^{method}: its weight is -2; give a number that is not below 0, as len"
+        ):
+            check_loss((outputs.sum(), -2), task, learns=learns)
+
+
+def test_a_stretch_that_is_not_finite_leaves_no_trace_in_the_next() -> None:
+    """Nor where it is resumed; the epoch's sum keeps it."""
+    task, finite = Regression(), torch.tensor([[1.0], [3.0]])
+    sums = Sums(task, CPU)
+
+    def add(outputs: torch.Tensor, to: Sums) -> None:
+        to.add((torch.tensor(2.0), 2), outputs, Batch(outputs, torch.zeros(2, 1), 2))
+
+    add(finite, sums)
+    add(finite * math.inf, sums)
+    assert sums.averages(sums.since_logged).values["mae"] == math.inf
+    sums.mark_logged()
+    add(finite, sums)
+    resumed = Sums(task, CPU)
+    resumed.load_state_dict(sums.state_dict())
+    for each in (sums, resumed):
+        assert each.averages(each.since_logged).values["mae"] == 2
+        each.mark_logged()
+        add(finite * 2, each)
+        assert each.averages(each.since_logged).values["mae"] == 4
+        assert each.averages(each.values).values["mae"] == math.inf
+        assert each.averages(each.values).samples == 8
 
 
 def test_a_derived_metric_that_is_complex_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +384,6 @@ def test_an_epoch_without_any_weight_is_refused() -> None:
     nothing = sums.averages(sums.values)
     assert not nothing.has_weight
     with pytest.raises(ConfigError, match=r"^Plain.loss: its weights add up to 0 in epoch 3, so that nothing was lea"):
-        sums.refuse_weightless(nothing, 3)
+        refuse_weightless(nothing, Plain(), 3)
     sums.add((torch.tensor(0.0), 0.5), outputs, Batch(outputs, None, 2))
-    sums.refuse_weightless(sums.averages(sums.values), 3)
+    refuse_weightless(sums.averages(sums.values), Plain(), 3)

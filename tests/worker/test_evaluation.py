@@ -215,6 +215,26 @@ def test_another_table_has_the_runs_columns_scales_and_classes(train: TrainAlone
         metrics(folder, "dataset.val_fraction=0.5")
 
 
+def test_booleans_are_the_classes_false_and_true_of_any_file(train: TrainAlone, tmp_path: Path) -> None:
+    """Also one alone, and for a run of a version that called them 0 and 1 in an .npz."""
+    x = np.random.default_rng(2).normal(size=60)
+    y = x > 0
+    folder = train("dataset=table", table(tmp_path / "y.csv", {"x": x, "y": y}), "dataset.targets=y", *TABLE).folder
+    np.savez(tmp_path / "y.npz", x=x, y=y)
+    np.savez(tmp_path / "true.npz", x=x[y], y=y[y])
+    whole, true = f"dataset.path={tmp_path / 'y.npz'}", f"dataset.path={tmp_path / 'true.npz'}"
+    expected = metrics(folder, "split=all")
+    assert metrics(folder, whole) == pytest.approx(expected)
+    right = metrics(folder, true)
+    data = read_result(RunPaths(folder))["data"]
+    assert data["class_names"] == ["False", "True"]
+    update_result(RunPaths(folder), data={**data, "class_names": ["0", "1"]})
+    assert metrics(folder, whole) == pytest.approx(expected)
+    assert metrics(folder, true) == right
+    trained = train("dataset=table", whole, "dataset.targets=y", *TABLE, name="npz")
+    assert trained.result["data"]["class_names"] == ["False", "True"]
+
+
 def test_several_targets_are_known_by_their_names(train: TrainAlone, tmp_path: Path) -> None:
     drawn = np.random.default_rng(1)
     x = drawn.normal(3, 2, 60)

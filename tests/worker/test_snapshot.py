@@ -96,14 +96,15 @@ def test_another_number_of_workers_shares_the_sums_out(rank: int) -> None:
     for number, one in enumerate(rng):
         one["torch"] = torch.Generator().manual_seed(100 + number).get_state().numpy().tobytes()
     state["workers"] = [
-        {"rng": rng[0], "sums": [1.0, 2.0, 3.0, 4.0, 5.0], "logged": [0.5, 1.0, 1.5, 2.0, 2.5]},
+        {"rng": rng[0], "sums": [1.0 + 2**24, 2.0, 3.0, 4.0, 5.0], "logged": [0.5, 1.0, 1.5, 2.0, 2.5]},
         {"rng": rng[1], "sums": [10.0, 20.0, 30.0, 40.0, 50.0], "logged": [5.0, 10.0, 15.0, 20.0, 25.0]},
     ]
     subject.load_state_dict(state)
+    total = [11.0 + 2**24, 22.0, 33.0, 44.0, 55.0]
     assert subject.sums.state_dict() == (
-        {"sums": [11.0, 22.0, 33.0, 44.0, 55.0], "logged": [5.5, 11.0, 16.5, 22.0, 27.5]}
+        {"sums": total, "finite": total, "logged": [5.5, 11.0, 16.5, 22.0, 27.5]}
         if rank == 0
-        else {"sums": [0.0] * 5, "logged": [0.0] * 5}
+        else dict.fromkeys(("sums", "finite", "logged"), [0.0] * 5)
     )
     seeded = torch.Generator().manual_seed(100 + rank).get_state()
     assert torch.equal(torch.get_rng_state(), seeded if rank < 2 else before)
@@ -115,7 +116,7 @@ def test_as_many_workers_take_each_its_own_sums() -> None:
     rng = state["workers"][0]["rng"]
     state["workers"] = [{"rng": rng, "sums": [number] * 5, "logged": [number / 2] * 5} for number in (1.0, 10.0)]
     subject.load_state_dict(state)
-    assert subject.sums.state_dict() == {"sums": [10.0] * 5, "logged": [5.0] * 5}
+    assert subject.sums.state_dict() == {"sums": [10.0] * 5, "finite": [10.0] * 5, "logged": [5.0] * 5}
 
 
 def test_a_run_in_bfloat16_goes_on_in_float16() -> None:
