@@ -43,7 +43,8 @@ class OfEach(Optimizer):
 
 class ByNorm(OfEach):
     def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        return gradient * (weights.norm() / (gradient.norm() + 1e-6))
+        ratio: Tensor = weights.norm() / (gradient.norm() + 1e-6)
+        return gradient * ratio
 
 
 class ByNumber(OfEach):
@@ -53,7 +54,8 @@ class ByNumber(OfEach):
 
 class Clipped(OfEach):
     def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        return gradient * min(1.0, 1.0 / (gradient.norm().item() + 1e-6))
+        norm: float = gradient.norm().item()
+        return gradient * min(1.0, 1.0 / (norm + 1e-6))
 
 
 class Noisy(OfEach):
