@@ -21,7 +21,7 @@ from expt.training.collectives import Worker
 from expt.training.precision import Precision
 from expt.worker import random_state, sharding
 from expt.worker.build import build_data, build_learner
-from expt.worker.optimizer_trial import check_optimizer
+from expt.worker.optimizer import check_optimizer
 from tests.worker.sharded import Configs, together
 
 
@@ -69,7 +69,7 @@ class Picky(OfEach):
         return gradient
 
 
-HERE = "tests.worker.test_optimizer_trial"
+HERE = "tests.worker.test_optimizer"
 OTHER, FAILS, UNTRIED = "comes to other weights where each worker", "fails where each worker has a part", "not be tried"
 CASES = {
     f"{HERE}.OfEach": "",
