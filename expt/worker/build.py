@@ -43,7 +43,6 @@ from expt.training.half_weights import halve
 from expt.training.learner import Learner, Position
 from expt.training.lookahead import Lookahead
 from expt.training.observer import Observer
-from expt.training.offload import offload_states
 from expt.training.patches import onednn_linear
 from expt.training.patches.late_values import Values
 from expt.training.phases import Phases, parameters_of
@@ -51,7 +50,7 @@ from expt.training.precision import Precision
 from expt.worker import parallel as parallel_build
 from expt.worker import prepared, random_state, sharding
 from expt.worker.first_output import check_first_output, check_metrics
-from expt.worker.optimizer_trial import check_optimizer
+from expt.worker.optimizer import build_optimizer
 from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes
 from expt.worker.steps import Steps
@@ -116,10 +115,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
     precision = _precision(config, worker)
     outline = sharding.outline(config, module)
     ema = sharding.shard(config, module, worker, precision, values) if values else None
-    optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
-    check_optimizer(config, module, worker)
-    if config.offload and worker.device.type == "cuda":  # on the CPU they are there
-        offload_states(optimizer)
+    optimizer = build_optimizer(config, module, worker)
     task = _build_task(config, info)
     phases = _phases(task, module, config)
     parallel, all_reduce_s = parallel_build.parallelise(

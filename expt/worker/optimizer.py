@@ -1,6 +1,6 @@
-"""Whether an optimiser of a person's own comes to the same weights where each worker has a part of them.
+"""The run's optimiser. One of a person's own is to come to the same weights where each worker has a part of them.
 
-It is tried out on a few small parameters, whole and sharded as the run's are, with the same gradients. One that reads
+That is tried out on a few small parameters, whole and sharded as the run's are, with the same gradients. One that reads
 a tensor as a number, as `float(weights.norm())` does, gets its own worker's part of it, and nothing says so.
 """
 
@@ -19,6 +19,7 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
 from expt.training import collectives, optim, sharding
 from expt.training.collectives import Worker
+from expt.training.offload import offload_states
 from expt.worker import random_state
 from expt.worker.sharding import shards_of
 
@@ -30,6 +31,15 @@ COLUMNS = 3
 """Of a small parameter, at most."""
 ALIKE, ROUNDING = 1e-3, 1e-6
 """How far weights may be apart: of how far they have moved, and of themselves."""
+
+
+def build_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> Optimizer:
+    """That of `module`, with its states where they are to be. Raises ConfigError as `check_optimizer`."""
+    optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
+    check_optimizer(config, module, worker)
+    if config.offload and worker.device.type == "cuda":  # on the CPU they are there
+        offload_states(optimizer)
+    return optimizer
 
 
 def check_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> None:

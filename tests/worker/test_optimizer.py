@@ -21,7 +21,7 @@ from expt.training.collectives import Worker
 from expt.training.precision import Precision
 from expt.worker import random_state, sharding
 from expt.worker.build import build_data, build_learner
-from expt.worker.optimizer_trial import check_optimizer
+from expt.worker.optimizer import check_optimizer
 from tests.worker.sharded import Configs, together
 
 
@@ -43,7 +43,8 @@ class OfEach(Optimizer):
 
 class ByNorm(OfEach):
     def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        return gradient * (weights.norm() / (gradient.norm() + 1e-6))
+        ratio: Tensor = weights.norm() / (gradient.norm() + 1e-6)
+        return gradient * ratio
 
 
 class ByNumber(OfEach):
@@ -53,7 +54,8 @@ class ByNumber(OfEach):
 
 class Clipped(OfEach):
     def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        return gradient * min(1.0, 1.0 / (gradient.norm().item() + 1e-6))
+        norm: float = gradient.norm().item()
+        return gradient * min(1.0, 1.0 / (norm + 1e-6))
 
 
 class Noisy(OfEach):
@@ -67,7 +69,7 @@ class Picky(OfEach):
         return gradient
 
 
-HERE = "tests.worker.test_optimizer_trial"
+HERE = "tests.worker.test_optimizer"
 OTHER, FAILS, UNTRIED = "comes to other weights where each worker", "fails where each worker has a part", "not be tried"
 CASES = {
     f"{HERE}.OfEach": "",
