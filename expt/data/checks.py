@@ -26,8 +26,9 @@ def check_batch(num_samples: int, batch_size: int, parts: int) -> None:
 
 
 def are_images(class_names: Sequence[str], example: Any) -> bool:
-    """Whether samples like `example` (inputs, targets) are images [C, H, W], each of one class."""
-    return bool(class_names) and isinstance(example[0], Tensor) and example[0].dim() == 3
+    """Whether samples like `example` (inputs, targets) are images [C, H, W] of pixels, each of one class."""
+    inputs = example[0]
+    return bool(class_names) and isinstance(inputs, Tensor) and inputs.dim() == 3 and inputs.is_floating_point()
 
 
 def check_image_keys(dataset: DatasetConfig, source: Source) -> None:

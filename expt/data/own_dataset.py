@@ -16,6 +16,8 @@ from expt.config import datasets, tasks, user_class
 from expt.data import samples
 from expt.data.alike import like, structure_of
 from expt.data.checked_samples import Check, in_words, read
+from expt.data.checks import are_images
+from expt.data.labelled import Labelled
 from expt.data.source import Part, Source, of_images, streamed
 from expt.data.stream import seeded, to_tensor
 from expt.data.target_checks import check_for, checked_class
@@ -41,49 +43,82 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
         if _size(part, dataset.target, name) == 0:
             raise DataError(f"dataset._target_={dataset.target}: its {name} part has no samples")
     if dataset.num_classes is not None:
-        return _of_classes(dataset, train, test, num_workers)
+        return _of_classes(dataset, train, test, num_workers, task)
     found = _own_samples(train, test, num_workers, check_for(train, dataset, task), samples.first(train))
     if not isinstance(task, tasks.Segmentation):
         return found
     return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
 
 
-def _of_classes(dataset: datasets.TargetDataset, train: Dataset[Any], test: Dataset[Any], num_workers: int) -> Source:
+def _of_classes(
+    dataset: datasets.TargetDataset, train: Dataset[Any], test: Dataset[Any], num_workers: int, task: Any
+) -> Source:
     """Samples (inputs, label): images, or inputs of any kind."""
+    names = _names(dataset, train)
+    try:
+        inputs, _ = first = samples.first(train)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"dataset._target_={dataset.target}: its sample 0 is not (inputs, label): {error}") from error
+    shape = None if hasattr(train, "collate") else _image_shape(inputs)
+    if shape is None:  # a row of numbers, several tensors, ..., or whatever `collate` makes
+        check = functools.partial(checked_class, num_classes=len(names))
+        kind = Labelled(len(names), task is None or isinstance(task, tasks.Classification))
+        found = _own_samples(train, test, num_workers, check, first, kind)
+        if are_images(names, found.example):
+            _refuse_channels_last(dataset.target, tuple(found.example[0].shape))
+        shapes = {**found.shapes, "num_classes": len(names)}
+        return dataclasses.replace(found, shapes=shapes, class_names=names, classes=_classes_of(train), targets_of=None)
+    _refuse_channels_last(dataset.target, shape)
+    to_train, to_test = (streamed(part, shape, len(names), num_workers) for part in (train, test))
+    return of_images(shape, names, to_train, to_test, classes=_classes_of(train))
+
+
+def _names(dataset: datasets.TargetDataset, train: Dataset[Any]) -> tuple[str, ...]:
+    """Of its classes."""
     names = tuple(map(str, getattr(train, "classes", None) or range(cast(int, dataset.num_classes))))
     if len(names) != dataset.num_classes:
         raise ConfigError(
             f"dataset.num_classes={dataset.num_classes}: {dataset.target}.classes has {len(names)}; "
             f"use dataset.num_classes={len(names)}"
         )
+    return names
+
+
+def _image_shape(inputs: Any) -> tuple[int, int, int] | None:
+    """Channels, height and width; None where it is no image."""
     try:
-        inputs, _ = first = samples.first(train)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"dataset._target_={dataset.target}: its sample 0 is not (inputs, label): {error}") from error
-    try:
-        channels, height, width = shape = to_tensor(inputs).shape
-    except TypeError:  # no image: a row of numbers, several tensors, ...
-        check = functools.partial(checked_class, num_classes=len(names))
-        found = _own_samples(train, test, num_workers, check, first)
-        shapes = {**found.shapes, "num_classes": len(names)}
-        return dataclasses.replace(found, shapes=shapes, class_names=names, classes=_classes_of(train), targets_of=None)
+        channels, height, width = to_tensor(inputs).shape
+    except TypeError:
+        return None
+    return channels, height, width
+
+
+def _refuse_channels_last(target: str, shape: tuple[int, ...]) -> None:
+    channels, height, width = shape
     if height == channels and width in (1, 3, 4) and channels not in (1, 3, 4):
         raise DataError(
-            f"dataset._target_={dataset.target}: its images are {tuple(shape)}, read as (channels, height, width), and "
+            f"dataset._target_={target}: its images are {shape}, read as (channels, height, width), and "
             "look like (height, width, channels); give tensors as image.permute(2, 0, 1)"
         )
-    size = channels, height, width
-    to_train, to_test = (streamed(part, size, len(names), num_workers) for part in (train, test))
-    return of_images(size, names, to_train, to_test, classes=_classes_of(train))
 
 
-def _own_samples(train: Dataset[Any], test: Dataset[Any], num_workers: int, check: Check, first: Any) -> Source:
+def _own_samples(
+    train: Dataset[Any],
+    test: Dataset[Any],
+    num_workers: int,
+    check: Check,
+    first: Any,
+    labelled: Labelled | None = None,
+) -> Source:
     """Samples of any kind, which are like the `first`."""
     if not hasattr(train, "collate"):  # which may make anything of anything
         check = like(structure_of(first), check)
     example = samples.example(train, first, check)
-    parts = (Part(len(cast(Sized, part)), samples.loading(part, num_workers, check)) for part in (train, test))
-    to_train, to_test = parts
+    labelled = labelled and labelled.of(example)
+    if labelled and labelled.channels is not None:
+        example = example[0].float(), example[1]  # as they are once they are normalised
+    loads = (samples.loading(part, num_workers, check, labelled) for part in (train, test))
+    to_train, to_test = (Part(len(cast(Sized, part)), load) for part, load in zip((train, test), loads, strict=True))
     shapes, alike = samples.shapes(train, *example), torch.zeros(to_train.size)
     targets_of = functools.partial(_some_targets, train) if isinstance(example[1], Tensor) else None
     return Source(shapes, (), example, to_train, to_test, alike, targets_of=targets_of)

@@ -15,13 +15,14 @@ from expt.config import secrets
 from expt.config.user_code import own_frame
 from expt.data.checked_samples import Check, CheckedSamples, checked, read
 from expt.data.iterable import IterableLoader, first_of
+from expt.data.labelled import Labelled
 from expt.data.loading import Load, Loader, LoaderOptions
 from expt.data.stream import SampleLoader
 from expt.data.tree import leaves, mapped
 from expt.errors import DataError
 
 
-def loading(dataset: Dataset[Any], num_workers: int, check: Check) -> Load:
+def loading(dataset: Dataset[Any], num_workers: int, check: Check, labelled: Labelled | None = None) -> Load:
     """What makes a loader of the samples at given indices.
 
     A sample (inputs, targets) is taken for that, all else for inputs alone. Samples are stacked as torch's
@@ -29,12 +30,14 @@ def loading(dataset: Dataset[Any], num_workers: int, check: Check) -> Load:
     """
 
     def load(indices: Tensor, options: LoaderOptions) -> Loader:
-        collate = functools.partial(collated, own=getattr(dataset, "collate", None))
+        own = getattr(dataset, "collate", None)
+        collate: Callable[[list[Any]], tuple[Any, Any]] = functools.partial(collated, own=own)
+        if labelled and own:
+            collate = functools.partial(_labelled, own=own, kind=labelled, mixes=options.mixing is not None)
+        how: Any = {"collate": collate, "num_workers": num_workers} | (labelled.finish(options) if labelled else {})
         if isinstance(dataset, IterableDataset):
-            how: Any = {"check": check, "collate": collate, "num_workers": num_workers}
-            return IterableLoader(dataset, indices, options, **how)
-        checked = CheckedSamples(dataset, check)
-        return SampleLoader(checked, indices, options, collate=collate, num_workers=num_workers)
+            return IterableLoader(dataset, indices, options, check=check, **how)
+        return SampleLoader(CheckedSamples(dataset, check), indices, options, **how)
 
     return load
 
@@ -65,6 +68,10 @@ def collated(samples: list[Any], own: Callable[[list[Any]], Any] | None = None) 
         )
     found: tuple[Any, Any] = mapped(_single, (inputs, targets))
     return found
+
+
+def _labelled(samples: list[Any], own: Callable[[list[Any]], Any], kind: Labelled, *, mixes: bool) -> tuple[Any, Any]:
+    return kind.checked(collated(samples, own), mixes=mixes)
 
 
 def _single(tensor: Tensor) -> Tensor:

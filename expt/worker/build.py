@@ -32,7 +32,6 @@ from expt.tasks.phases import PhasedTask
 from expt.tasks.task import Task
 from expt.tensorboard.dashboard import Dashboard
 from expt.tensorboard.events import Writer, writer
-from expt.tensorboard.run_pictures import RunPictures
 from expt.training import optim
 from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.collectives import Worker
@@ -51,6 +50,7 @@ from expt.worker import parallel as parallel_build
 from expt.worker import prepared, random_state, sharding
 from expt.worker.first_output import check_first_output, check_metrics
 from expt.worker.optimizer import build_optimizer
+from expt.worker.pictures import build_pictures
 from expt.worker.profiling import StepProfiler
 from expt.worker.save_times import SaveTimes
 from expt.worker.steps import Steps
@@ -264,12 +264,8 @@ def build_dashboard(
     config: RunConfig, events: Writer | None, data: Data, learner: Learner, position: Position
 ) -> Dashboard:
     """What is drawn into `events`, and what on other ranks helps."""
-    wanted, dataset = config.tensorboard, config.dataset
-    pictures = None
-    if data.are_images:
-        channels = data.info.channels
-        mean, std = dataset.mean or [0.0] * channels, dataset.std or [1.0] * channels
-        pictures = RunPictures(data.info.class_names, mean=mean, std=std)
+    wanted, info = config.tensorboard, data.info
+    pictures = build_pictures(config, info.shapes, info.class_names, are_images=data.are_images)
     return Dashboard(
         events,
         learner,

@@ -33,6 +33,7 @@ from expt.training.learner import Evaluator
 from expt.training.loop import evaluate
 from expt.training.precision import Precision
 from expt.worker import build, random_state
+from expt.worker.pictures import build_pictures
 from expt.worker.record import tagged
 
 
@@ -57,7 +58,9 @@ def carry_out(
         overwrites=bool(compiled) or config.model.name == "_target_",
         test_time=config.test_time_augmentation,
     )
-    pictures = _pictures(config, data, record["data"])
+    pictures = None
+    if config.tensorboard.images is not False:
+        pictures = build_pictures(config, record["data"], data.class_names, are_images=data.are_images)
     review = pictures.review() if pictures else None
     began = time.perf_counter()
     values = evaluate(evaluator, build.each_told(data.batches(), beat), worker.device, review)
@@ -104,15 +107,6 @@ def _data(evaluation: Evaluation, config: RunConfig, trained_on: Any, worker: Wo
             own=evaluation.own_data,
             num_workers=build.num_readers(config),
         )
-
-
-def _pictures(config: RunConfig, data: EvaluationData, trained_on: Any) -> RunPictures | None:
-    """What draws a confusion matrix and the worst mistakes of images of classes."""
-    if not data.are_images or config.task.name != "classification" or config.tensorboard.images is False:
-        return None
-    channels = trained_on["channels"]
-    mean, std = config.dataset.mean or [0.0] * channels, config.dataset.std or [1.0] * channels
-    return RunPictures(data.class_names, mean=mean, std=std)
 
 
 def _show(

@@ -35,8 +35,8 @@ class Rows(torch.utils.data.Dataset):
     def __init__(self, train, kind):
         self.kind = kind
         self.x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
-        if kind in ("no collate", "wrong collate"):
-            self.collate = {"no collate": lambda samples: None, "wrong collate": lambda samples: samples.nothing}[kind]
+        if kind.endswith("collate"):
+            self.collate = (lambda samples: samples.nothing) if kind == "wrong collate" else lambda samples: None
 
     def __len__(self):
         return 0 if self.kind == "empty" else len(self.x)
@@ -51,6 +51,7 @@ class Rows(torch.utils.data.Dataset):
             "two targets": (row, row[:2]),
             "labels": (row, torch.tensor([0.0, 2.0 if odd else 1.0])),
             "class": (row.view(1, 2, 3), 7 if odd else 1),
+            "class no collate": (row.view(1, 2, 3), 1),
             "no class": (row.view(1, 2, 3), 2.7 if odd else 1.0),
             "lengths": (row[: 5 if odd else 6], row.sum()),
             "mask sizes": (torch.rand(3, 8, 8), torch.zeros(4, 4).long()),
@@ -197,6 +198,9 @@ CASES = {
     "no samples": Bad(f"{ROWS}empty", "dataset._target_=bad_tasks.Rows: its training part has no samples"),
     "a stream": Bad("task=own model=net dataset=stream", "must have __len__; where an epoch ends, and wh"),
     "a collate that gives nothing": Bad(f"{ROWS}'no collate'", "a batch holds no tensor, it is a NoneType; return ten"),
+    "a collate of images that gives nothing": Bad(
+        "dataset=rows dataset.kind='class no collate' +dataset.num_classes=3", "a batch holds no tensor, it is a None"
+    ),
     "a collate that fails": Bad(f"{ROWS}'wrong collate'", "AttributeError: 'list' object has no attribute 'nothing';"),
     "samples of unequal length": Bad(f"{ROWS}lengths", "give the dataset a method collate(samples) -> batch"),
     "targets that are no labels": Bad(
@@ -233,7 +237,7 @@ CASES = {
         "task=regression model=net model.kind=dict batch_size=8 dataset=rows", "the model gives a dict, where one tenso"
     ),
     "an argument of another type": Bad("task=own model=wide model.width=abc dataset=rows", "as Wide(width='abc'): Typ"),
-    "a width below 0": Bad("task=own model=wide model.width=-1 dataset=rows", "/bad_tasks.py, line 103); mend that l"),
+    "a width below 0": Bad("task=own model=wide model.width=-1 dataset=rows", "/bad_tasks.py, line 104); mend that l"),
     # own tasks
     "a task without a loss": Bad("task=no_loss model=net dataset=rows", "lacks loss, which a Task must have; define i"),
     "a loss without a weight": Bad(f"{TASK}'no weight'", "Own.loss gives a Tensor; return the summed loss, a tensor ["),

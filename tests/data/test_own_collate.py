@@ -1,0 +1,143 @@
+"""A method `collate` of a person's own Dataset whose samples have classes: it makes the batches, whatever they hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+from torchvision.transforms import functional as picture
+
+from expt.config.datasets import TargetDataset
+from expt.config.tasks import Classification
+from expt.data import own_dataset
+from expt.data.checks import are_images
+from expt.data.loading import Batch, LoaderOptions
+from expt.data.mixing import Mixing
+from expt.errors import DataError
+
+CPU = torch.device("cpu")
+PIXELS = torch.arange(8 * 2 * 3 * 3.0).view(8, 2, 3, 3) / 144
+
+
+class Pictures(Dataset[Any]):
+    """Images of two channels and of unequal heights, which `collate` pads."""
+
+    def __init__(self, train: bool, kind: str) -> None:
+        self.kind, self.pixels = kind, PIXELS.clone()
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        image = self.pixels[index]
+        if self.kind == "bytes":
+            image = (image * 144).byte()
+        return (image[:, : 2 + index % 2] if self.kind == "heights" else image), index % 2
+
+    def collate(self, samples: list[Any]) -> Any:
+        if self.kind == "raises":
+            raise RuntimeError("collate was called")
+        labels = torch.tensor([label for _, label in samples])
+        if self.kind == "view":
+            return samples[0][0][None], labels
+        images = [picture.pad(image, [0, 0, 0, 3 - image.shape[1]]) for image, _ in samples]
+        many = len(samples) > 1
+        targets: dict[str, Any] = {
+            "labels": labels + 1,
+            "fractions": labels + 0.7,
+            "shares": torch.eye(2)[labels],
+            "no targets": None,
+        }
+        inputs: dict[str, Any] = {
+            "row": torch.zeros(len(samples), 5),
+            "ints": labels.view(-1, 1, 1, 1).expand(-1, 2, 3, 3),
+        }
+        if self.kind == "nothing":
+            return None
+        return inputs[self.kind] if many and self.kind in inputs else torch.stack(images), targets.get(
+            self.kind, labels
+        )
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, train: bool, kind: str) -> None:
+        self.pictures = Pictures(train, kind)
+        self.collate = self.pictures.collate
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Any:
+        return map(self.pictures.__getitem__, range(8))
+
+
+def batches(kind: str, name: str = "Pictures", **options: Any) -> list[Batch]:
+    config = TargetDataset(target=f"{__name__}.{name}", kwargs={"kind": kind}, num_classes=2)
+    source = own_dataset.source(config, 0, Classification())
+    assert are_images(source.class_names, source.example)
+    assert (source.shapes["channels"], source.shapes["num_classes"]) == (2, 2)
+    options = {"batch_size": 4, "device": CPU, **options}
+    return [*source.train.load(torch.arange(8), LoaderOptions(**options)).epoch(1)]
+
+
+@pytest.mark.parametrize("name", ["Pictures", "Stream"])
+@pytest.mark.parametrize("kind", ["heights", "bytes"])
+def test_images_of_classes_are_collated_and_then_normalised(kind: str, name: str) -> None:
+    found = batches(kind, name, mean=[0.5, 0.25], std=[0.1, 0.2])
+    expected = PIXELS.clone() if kind == "heights" else (PIXELS * 144).byte() / 255
+    if kind == "heights":
+        expected[::2, :, 2] = 0
+    expected = (expected - torch.tensor([0.5, 0.25]).view(2, 1, 1)) / torch.tensor([0.1, 0.2]).view(2, 1, 1)
+    torch.testing.assert_close(torch.cat([batch.inputs for batch in found]), expected)
+    assert torch.cat([batch.targets for batch in found]).tolist() == [0, 1] * 4
+
+
+def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
+    config = TargetDataset(target=f"{__name__}.Pictures", kwargs={"kind": "view"}, num_classes=2)
+    options = LoaderOptions(batch_size=1, device=CPU, mean=[0.5, 0.5], std=[0.1, 0.1])
+    loader = own_dataset.source(config, 0, Classification()).train.load(torch.arange(8), options)
+    first, second = (torch.cat([batch.inputs for batch in loader.epoch(epoch)]) for epoch in (1, 2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (
+            "raises",
+            "samples cannot be made a batch: RuntimeError: collate was called; mend the dataset's method collate",
+        ),
+        ("nothing", "a batch holds no tensor, it is a NoneType; return tensors from collate"),
+        ("labels", "collate makes the label 2, expected 0 to 1; mend it, or dataset.num_classes"),
+        ("fractions", "collate makes targets of torch.float32 [4]; let them be class numbers, int64 [samples]"),
+        ("no targets", "collate makes targets of a NoneType; let them be class numbers"),
+        ("row", "collate makes inputs of torch.float32 [4, 5], and of the first sample images of 2 channels; let"),
+        ("ints", "collate makes images of torch.int64; let them be uint8, or float in [0, 1]"),
+    ],
+)
+@pytest.mark.parametrize("name", ["Pictures", "Stream"])
+def test_what_collate_may_not_make_of_samples_with_classes(kind: str, told: str, name: str) -> None:
+    with pytest.raises(DataError) as caught:
+        batches(kind, name)
+    assert str(caught.value).startswith(told.partition(";")[0])
+    assert told.partition("; ")[2] in str(caught.value)
+
+
+class Rows(Pictures):
+    def collate(self, samples: list[Any]) -> Any:
+        images, targets = super().collate(samples)
+        return images.flatten(1), targets
+
+
+def test_shares_of_classes_are_taken_where_nothing_draws_or_mixes_them() -> None:
+    config = TargetDataset(target=f"{__name__}.Rows", kwargs={"kind": "shares"}, num_classes=2)
+    load, options = own_dataset.source(config, 0, Classification()).train.load, LoaderOptions(batch_size=8, device=CPU)
+    (batch,) = load(torch.arange(8), options).epoch(1)
+    assert batch.targets.tolist() == [[1, 0], [0, 1]] * 4
+    mixed = load(torch.arange(8), dataclasses.replace(options, mixing=Mixing(2, mixup=1.0)))
+    for refused in (lambda: list(mixed.epoch(1)), lambda: batches("shares")):
+        with pytest.raises(DataError, match=r"torch.float32 \[\d, 2\]; let them be class numbers, int64 \[samples\]$"):
+            refused()

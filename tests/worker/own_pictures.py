@@ -1,0 +1,52 @@
+"""A task of a person's own on images that have classes; a module without pytest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import expt
+from expt.data.loading import Batch
+from expt.tasks.task import Sum
+
+
+class Pictures(Dataset[Any]):
+    """Their class is the sample's number modulo 10."""
+
+    def __init__(self, train: bool = True) -> None:
+        self.images = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(int(train)))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.images[index], index % 10
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, num_classes)
+
+    def forward(self, images: Tensor) -> Any:
+        return self.layer(images.flatten(1))
+
+
+class TwoViews(expt.Task):
+    """Its outputs [B, 2, 10] are no scores of classes."""
+
+    def forward(self, model: Any, batch: Batch) -> Tensor:
+        return torch.stack([model(batch.inputs), model(batch.inputs.flip(-1))], 1)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        return (outputs[:, 0] - outputs[:, 1]).square().sum(), len(outputs)
+
+
+class Embedded(expt.Task):
+    """Nor are these, which have their shape: the class is used in the loss alone."""
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        return nn.functional.cross_entropy(-outputs, batch.targets, reduction="sum"), len(outputs)
