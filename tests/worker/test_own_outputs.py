@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch import nn
 
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
@@ -23,10 +22,11 @@ NET = ("~model", f"+model._target_={OWN}.Net")
 FLOATS = "+dataset.dtype=float32"
 
 
-def built(config: RunConfig) -> tuple[nn.Module, Any]:
+def built(config: RunConfig) -> tuple[Any, Any]:
     """The run's model, and the same again from what its record has of the data."""
     data = build.build_data(config, ALONE)
-    return build.build_learner(config, data, ALONE).module, load._built(config, {"data": data.info.told})  # type: ignore[typeddict-item]
+    record: Any = {"data": data.info.told}
+    return build.build_learner(config, data, ALONE).module, load._built(config, record)
 
 
 @pytest.mark.parametrize(
