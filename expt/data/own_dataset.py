@@ -45,9 +45,12 @@ def source(dataset: datasets.TargetDataset, num_workers: int, task: Any = None) 
     if dataset.num_classes is not None:
         return _of_classes(dataset, train, test, num_workers, task)
     found = _own_samples(train, test, num_workers, check_for(train, dataset, task), samples.first(train))
-    if not isinstance(task, tasks.Segmentation):
-        return found
-    return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
+    if isinstance(task, tasks.Segmentation):
+        return dataclasses.replace(found, shapes={**found.shapes, "num_classes": task.num_classes})
+    if isinstance(task, tasks.TargetTask) and _is_integer(found.example[1]):  # a class of how many, or a count
+        shapes = {name: shape for name, shape in found.shapes.items() if name != "num_classes"}
+        return dataclasses.replace(found, shapes=shapes)
+    return found
 
 
 def _of_classes(
@@ -122,6 +125,12 @@ def _own_samples(
     shapes, alike = samples.shapes(train, *example), torch.zeros(to_train.size)
     targets_of = functools.partial(_some_targets, train) if isinstance(example[1], Tensor) else None
     return Source(shapes, (), example, to_train, to_test, alike, targets_of=targets_of)
+
+
+def _is_integer(target: Any) -> bool:
+    if not isinstance(target, Tensor) or target.dim() or target.dtype == torch.bool:
+        return False
+    return not (target.is_floating_point() or target.is_complex())
 
 
 def _some_targets(train: Dataset[Any], indices: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ def rebuilt(
 
 def _built(config: RunConfig, record: Record) -> nn.Module:
     """The model, its weights of no meaning yet; torch's random numbers stay what they are."""
-    shapes = shapes_told(record["data"])
+    shapes = dict(model_build.offered(config, shapes_told(record["data"])))
     example: Tensor | None = None
     if "image_size" in shapes:
         shapes["image_size"] = tuple(shapes["image_size"])

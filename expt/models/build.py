@@ -12,6 +12,9 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from expt.config import constraints, groups, user_class
+from expt.config.datasets import TargetDataset
+from expt.config.schema import RunConfig
+from expt.config.tasks import TargetTask
 from expt.errors import ConfigError
 from expt.models import named
 from expt.models.airbench import Airbench
@@ -33,6 +36,19 @@ _CLASSES: dict[type, type[nn.Module]] = {
 
 NAMES = ("name", "size")
 """Fields that stand for others."""
+
+
+def offered(config: RunConfig, shapes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Those of the data's `shapes` that the run's model may ask for.
+
+    Where the dataset says no number of classes, it is how many numbers a target has; what a task of a person's own
+    makes of these is for its model to say, if that does.
+    """
+    dataset, model = config.dataset, config.model
+    is_said = not isinstance(dataset, TargetDataset) or dataset.num_classes is not None
+    if is_said or not isinstance(config.task, TargetTask) or not isinstance(model, constraints.Target):
+        return shapes
+    return {name: shape for name, shape in shapes.items() if name != "num_classes" or name not in model.kwargs}
 
 
 def build(
@@ -73,6 +89,8 @@ def _wanted(builder: Callable[..., nn.Module], model: str, shapes: Mapping[str, 
     if missing := [name for name in needs if name not in shapes]:
         what = "the dataset gives it tokens" if "vocab_size" in shapes else "the dataset has not"
         mend = "use model=transformer" if "vocab_size" in shapes else "let the dataset have them, or use another model"
+        if missing == ["num_classes"]:
+            mend = "give dataset.num_classes=N, or targets that are float32 where they are no classes"
         raise ConfigError(f"model={model}: needs {', '.join(missing)}, and {what}; {mend}")
     if "channels" in needs:
         _refuse_other_inputs(model, example)

@@ -182,11 +182,11 @@ class Measuring:
     @contextlib.contextmanager
     def _fake(self) -> Iterator[nn.Module]:
         default = groups.DefaultInit(name="default")  # no number is drawn
-        name = self._config.model.name
+        name, shapes = self._config.model.name, model_build.offered(self._config, self._sample.shapes)
         with FakeTensorMode(allow_non_fake_inputs=True):
             try:
                 example = self._sample.batch(1).inputs
-                module = model_build.build(self._config.model, default, self._sample.shapes, example, fetch=False)
+                module = model_build.build(self._config.model, default, shapes, example, fetch=False)
                 if self._config.amp == "bf16_params":
                     halve(module)
                 freeze(module, self._config.freeze)

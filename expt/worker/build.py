@@ -162,7 +162,8 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
 def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) -> tuple[nn.Module, Values | None]:
     """The model on `worker`'s device; of one that is to be sharded what fills its tensors, which are still empty."""
     example = mapped(torch.Tensor.cpu, data.blank(1).inputs)
-    make = functools.partial(model_build.build, config.model, config.init, data.info.shapes, example, fetch=fetch)
+    shapes = model_build.offered(config, data.info.shapes)
+    make = functools.partial(model_build.build, config.model, config.init, shapes, example, fetch=fetch)
     if config.is_sharded:  # no worker is to have the whole on its device
         module, values = sharding.build_late(config, make)
     else:

@@ -14,16 +14,17 @@ from expt.tasks.task import Sum
 
 
 class Pictures(Dataset[Any]):
-    """Their class is the sample's number modulo 10."""
+    """Their class is the sample's number modulo 10, also as a number of another type."""
 
-    def __init__(self, train: bool = True) -> None:
+    def __init__(self, train: bool = True, dtype: str = "int64") -> None:
+        self.dtype = getattr(torch, dtype)
         self.images = torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(int(train)))
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> Any:
-        return self.images[index], index % 10
+        return self.images[index], torch.tensor(index % 10, dtype=self.dtype)
 
 
 class Net(nn.Module):
@@ -33,6 +34,11 @@ class Net(nn.Module):
 
     def forward(self, images: Tensor) -> Any:
         return self.layer(images.flatten(1))
+
+
+class Named(Net):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
 
 
 class TwoViews(expt.Task):
