@@ -77,7 +77,8 @@ def _readable(word: str) -> str:
     parts = [re.sub(rf"^{quote}~(?=/|{quote}$)", lambda _: quote + os.path.expanduser("~"), part) for part in parts]
     changed = f"{key}={','.join(parts)}"
     if key in NAMES_A_RUN and len(parts) > 1 and len(names := values_of(",".join(parts))) < len(parts):
-        return f"{key}={','.join(quoted(unquoted(name)) for name in names)}"
+        as_typed = {part for part in parts if is_readable(f"{key}={part}")}  # null, too
+        return f"{key}={','.join(name if name in as_typed else quoted(unquoted(name)) for name in names)}"
     if key in FOLDERS and not quote:
         return f"{key}={quoted(parts[0])}"
     if key in TEXTS and value[:1] in ("[", "{") and not is_readable(word):

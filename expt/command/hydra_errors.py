@@ -17,6 +17,8 @@ from yaml import YAMLError
 
 from expt.command.conf_files import groups, keys, options
 from expt.errors import ConfigError, did_you_mean, first_line
+from expt.runs.parent import NAMES_A_RUN
+from expt.runs.typed import unquoted
 
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
 """What may be raised while a configuration is composed."""
@@ -119,6 +121,15 @@ def _continuous(overrides: Sequence[str]) -> str:
     return f"{word}: a grid has no end of an interval's values; add search=tpe, or name some"
 
 
+def _no_sweep(word: str) -> str:
+    key, _, value = word.partition("=")
+    name = ",".join(map(unquoted, value.split(",")))
+    if key in NAMES_A_RUN and "=" in name.rpartition(",")[2]:  # a run's name, mistyped
+        near = did_you_mean(name, map(str, Path(name).parent.glob("*")))
+        return f"{key}={name}: there is no such file or folder.{near}"
+    return f"{word}: several values make a sweep; add -m, as in python -m expt -m {shlex.quote(word)}"
+
+
 def _unreadable(word: str) -> str:
     key, _, value = word.partition("=")
     if not re.match(r"(tag\(.*)?interval\(", value):
@@ -208,7 +219,7 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     ),
     (
         *(Exception, _SEVERAL),
-        lambda _, word, __: f"{word}: several values make a sweep; add -m, as in python -m expt -m {shlex.quote(word)}",
+        lambda _, word, __: _no_sweep(word),
     ),
     (Exception, r"Primary config|config directory", lambda error, *_: f"{first_line(error)}; {PRIMARY}"),
     (

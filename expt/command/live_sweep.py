@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from expt.command.arguments import readable
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_adapter import product
 from expt.command.hydra_errors import COMPOSING, as_config_error
@@ -116,6 +117,7 @@ class LiveSweep:
         """The grid that was typed, with these words in place of those for the same keys."""
         if of_search := [word for word in words if word.partition("=")[0].partition(".")[0] == "search"]:
             raise ConfigError(f"{of_search[0]}: is the search's; end it by Ctrl-C, and type its command again with it")
+        words = readable(words)
         last = last_of_each([*self._typed, *words])
         searched = [each for each in last if each.is_sweep_override() and not each.is_discrete_sweep()]
         if searched:

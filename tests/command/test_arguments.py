@@ -79,6 +79,7 @@ def test_what_goes_on_by_another_strategy_has_no_settings_of_the_former(
         ("weights=s/lr=1,model=mlp", "weights='s/lr=1,model=mlp'"),
         ("resume=s/lr=1,model=mlp/last.pt", "resume='s/lr=1,model=mlp/last.pt'"),
         ("fork=s/lr=2,model=mlp", "fork='s/lr=2','model=mlp'"),
+        ("weights=null,s/lr=1,model=mlp", "weights=null,'s/lr=1,model=mlp'"),
     ],
 )
 def test_the_name_of_a_run_that_is_there_may_hold_commas(

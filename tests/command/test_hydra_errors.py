@@ -53,6 +53,7 @@ MISTAKES = {
     "model=mlp,convnet": (
         "model=mlp,convnet: several values make a sweep; add -m, as in python -m expt -m model=mlp,convnet"
     ),
+    "weights='s/lr=1','model=mlp'": "weights=s/lr=1,model=mlp: there is no such file or folder.",
     "dataset=image_folder": "dataset.root: has no value; give one, as in dataset.root=...",
     "gpus=4": "gpus=4: this machine has no GPUs; use gpus=0 to run on the CPU",
     "world_size=3": "batch_size=64: is the global batch and must divide by 3 workers; use 63 or 66",

@@ -57,6 +57,8 @@ def test_runs_pause_and_go_on_to_the_same_numbers_others_are_dropped_and_added(t
         orders.give(sweep, "drop", ("nix",))
     with pytest.raises(ConfigError, match="batch_size=0"):
         orders.give(sweep, "add", ("batch_size=0",))
+    with pytest.raises(ConfigError, match=r"^fork=no/lr=1: there is no folder no/lr=1;"):
+        orders.give(sweep, "add", ("fork=no/lr=1",))
     assert not last.result.exists() or read_result(last)["status"] != RUNNING
     assert orders.give(sweep, "resume", ()) == [
         "resumed 4 runs: lr=0.1, lr=0.03, epochs=1,lr=0.1,seed=1, epochs=1,lr=0.5,seed=1"
