@@ -1,7 +1,6 @@
 """The run's optimiser. One of a person's own is to come to the same weights where each worker has a part of them.
 
-That is tried out on a few small parameters, whole and sharded as the run's are, with the same gradients. One that reads
-a tensor as a number, as `float(weights.norm())` does, gets its own worker's part of it, and nothing says so.
+That is tried out on a few small parameters, whole and sharded as the run's are, with the same gradients.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from expt.errors import ConfigError, warn
 from expt.training import collectives, optim, sharding
 from expt.training.collectives import Worker
 from expt.training.offload import offload_states
+from expt.training.whole_numbers import WholeNumbers, read_whole_numbers
 from expt.worker import random_state
 from expt.worker.sharding import shards_of
 
@@ -37,6 +37,8 @@ def build_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> Opt
     """That of `module`, with its states where they are to be. Raises ConfigError as `check_optimizer`."""
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
     check_optimizer(config, module, worker)
+    if config.is_sharded and isinstance(config.optimizer, groups.TargetOptimizer):
+        read_whole_numbers(optimizer)
     if config.offload and worker.device.type == "cuda":  # on the CPU they are there
         offload_states(optimizer)
     return optimizer
@@ -88,7 +90,8 @@ class _Trial(NamedTuple):
         for scale in SCALES:
             for parameter, start in zip(chain(*small), chain(*self.starts), strict=True):
                 parameter.grad = spread(_drawn(start, draw) * scale)
-            optimizer.step()
+            with WholeNumbers():
+                optimizer.step()
         return [parameter.detach() for parameter in chain(*small)]
 
 
@@ -130,10 +133,7 @@ def _try_out(trial: _Trial, worker: Worker) -> None:
         raise ConfigError(f"{where}: fails where each worker has a part of each tensor ({problem}); {mend}")
     wholes = [sharding.whole(part) for part in parts]
     if not all(map(_are_alike, wholes, found[0], chain(*trial.starts))):
-        raise ConfigError(
-            f"{where}: comes to other weights where each worker has a part of each tensor, of which float() and item() "
-            f"read a number, such as its norm; {mend}"
-        )
+        raise ConfigError(f"{where}: comes to other weights where each worker has a part of each tensor; {mend}")
 
 
 def _of_all(work: Callable[[], Any]) -> tuple[Any, str | None]:

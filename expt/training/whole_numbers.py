@@ -1,0 +1,37 @@
+"""Numbers that are read of sharded tensors, as by `float(weights.norm())`: those of the whole.
+
+torch gives each worker the number of its own part (`DTensor.item`), so that an optimiser that scales by a norm would
+train something else, by other steps on each worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from expt.training.sharding import is_sharded, whole
+
+_READ = (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__)
+
+
+class WholeNumbers(TorchFunctionMode):
+    """While entered, they are read so: a collective, for what all workers read alike."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """See TorchFunctionMode."""
+        if func in _READ and is_sharded(args[0]):
+            args = (whole(args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def read_whole_numbers(optimizer: Optimizer) -> None:
+    """Let its steps read them so."""
+    mode = WholeNumbers()
+    optimizer.register_step_pre_hook(lambda *_: mode.__enter__() and None)
+    optimizer.register_step_post_hook(lambda *_: mode.__exit__(None, None, None))
