@@ -11,7 +11,7 @@ from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, show
 from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
-from expt.runs import checkpoint_file
+from expt.runs import checkpoint_file, metrics_file
 from expt.runs.forkable import TRIES, Found, all_of, choice, is_meant
 from expt.runs.parent import kept_by, named
 from expt.runs.paths import RunPaths
@@ -103,9 +103,8 @@ def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
                     _refuse_damaged(source, config)
                     raise
     state = checkpoint_file.read(paths.forked)
-    metrics = (paths if source == paths.forked else RunPaths(source.parent.parent)).metrics
-    text = metrics.read_bytes() if metrics.exists() else b""
-    paths.metrics.write_bytes(text[: state["metrics_bytes"]])
+    of_source = paths if source == paths.forked else RunPaths(source.parent.parent)
+    paths.metrics.write_bytes(metrics_file.until(of_source, state["metrics_bytes"], state["position"]["step"]))
     return paths.forked
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TextIO
 
 from expt.runs import plain_json
@@ -52,6 +52,24 @@ def of_epochs(paths: RunPaths, tag: str, *, since_step: int = 0) -> dict[int, fl
         return {}
     points = (_point(line) for line in lines if word in line)
     return {point.epoch: point.value for point in points if point and point.tag == tag and point.step > since_step}
+
+
+def until(source: RunPaths, num_bytes: int, step: int) -> bytes:
+    """The lines of a run that were there when its checkpoint of that `step` was written, so many bytes.
+
+    They are told by their steps where the file is another by now: a run went on from an older checkpoint meanwhile.
+    """
+    text = source.metrics.read_bytes() if source.metrics.exists() else b""
+    kept, rest = text[:num_bytes], text[num_bytes:]
+    last = kept[kept.rfind(b"\n", 0, -1) + 1 :]
+    if kept[-1:] in (b"", b"\n") and next(_steps(last), 0) <= step <= next(_steps(rest), step):
+        return kept
+    lines = ((line, _point(line)) for line in text.splitlines(keepends=True))
+    return b"".join(line for line, point in lines if point and point.step <= step)
+
+
+def _steps(text: bytes) -> Iterator[int]:
+    return (point.step for line in text.splitlines() if (point := _point(line)))
 
 
 _REMEMBERED = 256  # bytes: some three lines

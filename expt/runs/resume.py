@@ -13,7 +13,7 @@ from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, show
 from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
-from expt.runs import checkpoint_file, provenance, tags
+from expt.runs import checkpoint_file, metrics_file, provenance, tags
 from expt.runs.paths import RunPaths
 from expt.runs.plan import OF_PLAN, refuse_other_plan
 from expt.runs.record_parts import Resumed
@@ -62,9 +62,8 @@ def find(
 def cut_back(source: Path, paths: RunPaths) -> Resumed:
     """Make the run's folder what it was when `source` was written; returns what result.json says of that."""
     state = checkpoint_file.read(source)
-    metrics = RunPaths(source.parent.parent).metrics
-    text = metrics.read_bytes() if metrics.exists() else b""
-    paths.metrics.write_bytes(text[: state["metrics_bytes"]])
+    of_source = RunPaths(source.parent.parent)
+    paths.metrics.write_bytes(metrics_file.until(of_source, state["metrics_bytes"], state["position"]["step"]))
     has_best = state["best"] and _has_best(paths.best, state)
     if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
         warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")  # the test at the end would be of it

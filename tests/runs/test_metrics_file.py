@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from expt.runs.metrics_file import MetricsReader, MetricsWriter
+from expt.runs.metrics_file import MetricsReader, MetricsWriter, until
 from expt.runs.paths import RunPaths
 
 
@@ -24,6 +24,23 @@ def test_a_file_that_was_cut_back_and_has_grown_again_is_read_anew(tmp_path: Pat
     writer.close()
     assert [point.step for point in reader.read()] == [1, 2, 2, 3]
     assert reader.read() == []
+
+
+def test_what_a_checkpoint_knows_of_is_told_by_the_steps_where_the_file_was_written_anew(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    writer, sizes = MetricsWriter(paths), list[int]()
+    for step in (1, 2, 3):
+        writer.write(step, 1, {"loss": 0.5, "speed": 1000.0 + step})
+        sizes.append(writer.num_bytes)
+    writer.close()
+    text = paths.metrics.read_bytes()
+    assert [until(paths, size, step) for step, size in zip((1, 2, 3), sizes, strict=True)] == [
+        text[:size] for size in sizes
+    ]
+    paths.metrics.write_bytes(text.replace(b"1001.0", b"999.25"))
+    for size in (sizes[1] - 1, sizes[2], sizes[1] + 9):
+        assert until(paths, size, 2) == text[: sizes[1]].replace(b"1001.0", b"999.25")
+    assert until(RunPaths(tmp_path / "none"), 9, 2) == b""
 
 
 def test_infinity_is_read_as_what_it_was(tmp_path: Path) -> None:
