@@ -75,6 +75,7 @@ def _labelled(samples: list[Any], own: Callable[[list[Any]], Any], kind: Labelle
 
 
 def _single(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()  # no process hands on what hangs on others, as of a model that `collate` asks
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 

@@ -58,6 +58,8 @@ class Pictures(Dataset[Any]):
         }
         if self.kind == "nothing":
             return None
+        if self.kind == "encoded":
+            return torch.stack(images) * torch.ones((), requires_grad=True), labels
         return inputs[self.kind] if many and self.kind in inputs else torch.stack(images), targets.get(
             self.kind, labels
         )
@@ -94,6 +96,14 @@ def test_images_of_classes_are_collated_and_then_normalised(kind: str, name: str
     expected = (expected - torch.tensor([0.5, 0.25]).view(2, 1, 1)) / torch.tensor([0.1, 0.2]).view(2, 1, 1)
     torch.testing.assert_close(torch.cat([batch.inputs for batch in found]), expected)
     assert torch.cat([batch.targets for batch in found]).tolist() == [0, 1] * 4
+
+
+def test_a_batch_of_an_encoder_can_be_handed_on_by_another_process() -> None:
+    config = TargetDataset(target=f"{__name__}.Pictures", kwargs={"kind": "encoded"}, num_classes=2)
+    options = LoaderOptions(batch_size=8, device=CPU)
+    (batch,) = own_dataset.source(config, 1, Classification()).train.load(torch.arange(8), options).epoch(1)
+    assert torch.equal(batch.inputs, PIXELS)
+    assert not batch.inputs.requires_grad
 
 
 def test_what_collate_passes_on_of_the_dataset_is_not_overwritten() -> None:
