@@ -32,6 +32,13 @@ class WholeNumbers(TorchFunctionMode):
 
 def read_whole_numbers(optimizer: Optimizer) -> None:
     """Let its steps read them so."""
-    mode = WholeNumbers()
-    optimizer.register_step_pre_hook(lambda *_: mode.__enter__() and None)
-    optimizer.register_step_post_hook(lambda *_: mode.__exit__(None, None, None))
+    mode: Any = WholeNumbers()
+
+    def enter(*_: Any) -> None:
+        mode.__enter__()
+
+    def leave(*_: Any) -> None:
+        mode.__exit__(None, None, None)
+
+    optimizer.register_step_pre_hook(enter)
+    optimizer.register_step_post_hook(leave)
