@@ -88,7 +88,6 @@ CASES = {
     f"{HERE}.Picky": UNTRIED,
     "torch.optim.AdamW": "",
     "torch.optim.RMSprop": "",
-    "torch.optim.Rprop": "",
     "torch.optim.Adafactor": FAILS,
 }
 MORE = dict.fromkeys((f"torch.optim.{name}" for name in ("Adadelta", "Adagrad", "ASGD", "NAdam", "RAdam")), "")
