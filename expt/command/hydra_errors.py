@@ -17,7 +17,7 @@ from yaml import YAMLError
 
 from expt.command.conf_files import groups, keys, options
 from expt.errors import ConfigError, did_you_mean, first_line
-from expt.runs.parent import NAMES_A_RUN
+from expt.runs.parent import NAMES_A_RUN, is_there, values_of
 from expt.runs.typed import unquoted
 
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError)
@@ -124,7 +124,8 @@ def _continuous(overrides: Sequence[str]) -> str:
 def _no_sweep(word: str) -> str:
     key, _, value = word.partition("=")
     name = ",".join(map(unquoted, value.split(",")))
-    if key in NAMES_A_RUN and "=" in name.rpartition(",")[2]:  # a run's name, mistyped
+    is_name = key in NAMES_A_RUN and "=" in name.rpartition(",")[2]
+    if is_name and not any(map(is_there, values_of(name))):  # a run's, mistyped
         near = did_you_mean(name, map(str, Path(name).parent.glob("*")))
         return f"{key}={name}: there is no such file or folder.{near}"
     return f"{word}: several values make a sweep; add -m, as in python -m expt -m {shlex.quote(word)}"

@@ -11,13 +11,13 @@ from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, show
 from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
-from expt.runs import checkpoint_file, metrics_file
+from expt.runs import checkpoint_file
 from expt.runs.forkable import TRIES, Found, all_of, choice, is_meant
 from expt.runs.parent import kept_by, named
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Forked
 from expt.runs.result import RUNNING, Record, result_of_any
-from expt.runs.resume import before_its_end
+from expt.runs.resume import before_its_end, lines_of
 from expt.runs.weights_file import WHICH
 
 NO_SETTING = NOT_IN_RESULT | {"fork", "weights"}
@@ -104,7 +104,7 @@ def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
                     raise
     state = checkpoint_file.read(paths.forked)
     of_source = paths if source == paths.forked else RunPaths(source.parent.parent)
-    paths.metrics.write_bytes(metrics_file.until(of_source, state["metrics_bytes"], state["position"]["step"]))
+    paths.metrics.write_bytes(lines_of(of_source, state))
     return paths.forked
 
 

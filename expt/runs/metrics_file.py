@@ -54,10 +54,11 @@ def of_epochs(paths: RunPaths, tag: str, *, since_step: int = 0) -> dict[int, fl
     return {point.epoch: point.value for point in points if point and point.tag == tag and point.step > since_step}
 
 
-def until(source: RunPaths, num_bytes: int, step: int) -> bytes:
+def until(source: RunPaths, num_bytes: int, step: int, *, tests_later: bool = True) -> bytes:
     """The lines of a run that were there when its checkpoint of that `step` was written, so many bytes.
 
     They are told by their steps where the file is another by now: a run went on from an older checkpoint meanwhile.
+    With `tests_later` the test comes after the run's last checkpoint.
     """
     text = source.metrics.read_bytes() if source.metrics.exists() else b""
     kept, rest = text[:num_bytes], text[num_bytes:]
@@ -65,7 +66,11 @@ def until(source: RunPaths, num_bytes: int, step: int) -> bytes:
     if kept[-1:] in (b"", b"\n") and next(_steps(last), 0) <= step <= next(_steps(rest), step):
         return kept
     lines = ((line, _point(line)) for line in text.splitlines(keepends=True))
-    return b"".join(line for line, point in lines if point and point.step <= step)
+
+    def is_before(point: Point) -> bool:
+        return point.step < step or (point.step == step and not (tests_later and point.tag.endswith("/test")))
+
+    return b"".join(line for line, point in lines if point and is_before(point))
 
 
 def _steps(text: bytes) -> Iterator[int]:

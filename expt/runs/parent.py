@@ -79,16 +79,16 @@ def _no_run(path: Path, record: Record) -> str:
 def values_of(text: str) -> list[str]:
     """What stands between the commas of `text`; parts that together name what is there, as `s/a=1,b=2`, are one."""
     parts, found = text.split(","), list[str]()
-    if all(map(_is_there, parts)):
+    if all(map(is_there, parts)):
         return parts
     while parts:
-        end = next((end for end in range(len(parts), 1, -1) if _is_there(",".join(parts[:end]))), 1)
+        end = next((end for end in range(len(parts), 1, -1) if is_there(",".join(parts[:end]))), 1)
         found.append(",".join(parts[:end]))
         parts = parts[end:]
     return found
 
 
-def _is_there(given: str) -> bool:
+def is_there(given: str) -> bool:
     """Whether it names a file or a folder, or a checkpoint of one."""
     try:
         path = Path(without_latest(unquoted(given)))

@@ -63,7 +63,7 @@ def cut_back(source: Path, paths: RunPaths) -> Resumed:
     """Make the run's folder what it was when `source` was written; returns what result.json says of that."""
     state = checkpoint_file.read(source)
     of_source = RunPaths(source.parent.parent)
-    paths.metrics.write_bytes(metrics_file.until(of_source, state["metrics_bytes"], state["position"]["step"]))
+    paths.metrics.write_bytes(lines_of(of_source, state))
     has_best = state["best"] and _has_best(paths.best, state)
     if not has_best and paths.best.exists() and (damage := checkpoint_file.damage_of(paths.best)):
         warn(f"{damage}; set aside as {checkpoint_file.set_aside(paths.best)}")  # the test at the end would be of it
@@ -77,6 +77,13 @@ def cut_back(source: Path, paths: RunPaths) -> Resumed:
         else:
             warn(f"{beside}: is not the best that {source.name} knows of; the best is chosen from later epochs")
     return {"checkpoint": str(source), "step": state["position"]["step"]}
+
+
+def lines_of(source: RunPaths, state: Mapping[str, Any]) -> bytes:
+    """Of metrics.jsonl what was there when the checkpoint with this `state` was written."""
+    tests_later = state["config"].get("eval_split") != "test"
+    step = state["position"]["step"]
+    return metrics_file.until(source, state["metrics_bytes"], step, tests_later=tests_later)
 
 
 def _in_folder(paths: RunPaths) -> Path | None:

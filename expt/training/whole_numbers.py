@@ -1,7 +1,7 @@
 """Numbers that are read of sharded tensors, as by `float(weights.norm())`: those of the whole.
 
-torch gives each worker the number of its own part (`DTensor.item`), so that an optimiser that scales by a norm would
-train something else, by other steps on each worker.
+torch gives each worker the number of its own part, so that an optimiser that scales by a norm would train something
+else, by other steps on each worker.
 """
 
 from __future__ import annotations
@@ -9,24 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode  # as torch's docs on extending it have it
 
 from expt.training.sharding import is_sharded, whole
 
-_READ = (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__)
 
-
-class WholeNumbers(TorchFunctionMode):
+class WholeNumbers(TorchDispatchMode):
     """While entered, they are read so: a collective, for what all workers read alike."""
 
-    def __torch_function__(
+    def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """See TorchFunctionMode."""
-        if func in _READ and is_sharded(args[0]):
-            args = (whole(args[0]), *args[1:])
+        """See TorchDispatchMode. Every way to read a number ends here: float(), item(), `if`, or `alpha=` a tensor."""
+        if func is torch.ops.aten._local_scalar_dense.default and is_sharded(args[0]):
+            args = (whole(args[0]),)
         return func(*args, **(kwargs or {}))
 
 

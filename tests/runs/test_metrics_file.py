@@ -41,6 +41,12 @@ def test_what_a_checkpoint_knows_of_is_told_by_the_steps_where_the_file_was_writ
     for size in (sizes[1] - 1, sizes[2], sizes[1] + 9):
         assert until(paths, size, 2) == text[: sizes[1]].replace(b"1001.0", b"999.25")
     assert until(RunPaths(tmp_path / "none"), 9, 2) == b""
+    writer = MetricsWriter(paths)
+    writer.write(3, 1, {"loss/test": 0.25})
+    writer.close()
+    tested = paths.metrics.read_bytes()
+    assert until(paths, sizes[2] - 1, 3) == tested[: sizes[2]], "the test is after the last checkpoint"
+    assert until(paths, sizes[2] - 1, 3, tests_later=False) == tested
 
 
 def test_infinity_is_read_as_what_it_was(tmp_path: Path) -> None:

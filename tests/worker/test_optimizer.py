@@ -59,6 +59,18 @@ class Clipped(OfEach):
         return gradient * min(1.0, 1.0 / (norm + 1e-6))
 
 
+class ByAlpha(OfEach):
+    """Reads a sum that torch itself makes a number of."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return torch.zeros_like(gradient).add_(gradient, alpha=(weights * weights).sum())  # type: ignore[call-overload,no-any-return]
+
+
+class Asked(OfEach):
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient * (int(100 * weights.norm()) if weights.norm() > 0.1 else 1.0)
+
+
 class ByPart(OfEach):
     def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
         part: Any = gradient
@@ -83,6 +95,8 @@ CASES = {
     f"{HERE}.ByNorm": "",
     f"{HERE}.ByNumber": "",
     f"{HERE}.Clipped": "",
+    f"{HERE}.ByAlpha": "",
+    f"{HERE}.Asked": "",
     f"{HERE}.ByPart": OTHER,
     f"{HERE}.Noisy": UNTRIED,
     f"{HERE}.Picky": UNTRIED,
