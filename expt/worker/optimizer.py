@@ -19,7 +19,7 @@ from expt.errors import ConfigError, warn
 from expt.training import collectives, optim, sharding
 from expt.training.collectives import Worker
 from expt.training.offload import offload_states
-from expt.training.whole_numbers import WholeNumbers, read_whole_numbers
+from expt.training.patches.whole_numbers import WholeNumbers, read_whole_numbers
 from expt.worker import random_state
 from expt.worker.sharding import shards_of
 

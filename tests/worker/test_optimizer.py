@@ -63,7 +63,8 @@ class ByAlpha(OfEach):
     """Reads a sum that torch itself makes a number of."""
 
     def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
-        return torch.zeros_like(gradient).add_(gradient, alpha=(weights * weights).sum())  # type: ignore[call-overload,no-any-return]
+        factor: Any = (weights * weights).sum()
+        return torch.zeros_like(gradient).add_(gradient, alpha=factor)
 
 
 class Asked(OfEach):

@@ -13,18 +13,19 @@ import torch
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode  # as torch's docs on extending it have it
 
-from expt.training.sharding import is_sharded, whole
-
 
 class WholeNumbers(TorchDispatchMode):
     """While entered, they are read so: a collective, for what all workers read alike."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """See TorchDispatchMode. Every way to read a number ends here: float(), item(), `if`, or `alpha=` a tensor."""
-        if func is torch.ops.aten._local_scalar_dense.default and is_sharded(args[0]):
-            args = (whole(args[0]),)
+        if func is torch.ops.aten._local_scalar_dense.default and hasattr(args[0], "full_tensor"):
+            args = (args[0].full_tensor(),)
         return func(*args, **(kwargs or {}))
 
 
