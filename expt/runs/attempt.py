@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from expt.config import main_code
 from expt.config.identity import REPEATED, Content, identity, shown
@@ -175,15 +176,10 @@ class Attempt:
 
     def _whose(self, identified: Record, *, goes_on: bool) -> Record:
         """What the record says of the search that has found the run: it is its still when a person goes on with it."""
-        before, kept = read_result(self.paths) if self.request.resumes else Record(), Record()
-        if goes_on or before.get("identity") == identified["identity"]:
-            if "search" in before:
-                kept["search"] = before["search"]
-            if "added" in before:
-                kept["added"] = before["added"]
-            if "rerun_of" in before:
-                kept["rerun_of"] = before["rerun_of"]
-        return kept
+        before = read_result(self.paths) if self.request.resumes else Record()
+        if not (goes_on or before.get("identity") == identified["identity"]):
+            return Record()
+        return cast(Record, {key: value for key, value in before.items() if key in ("search", "added", "rerun_of")})
 
 
 def record_end(paths: RunPaths, error: BaseException) -> None:
