@@ -7,6 +7,12 @@ import gc
 
 gc.disable()
 try:
+    from expt.launch import torch_import
+
+    with torch_import.libraries_loaded():
+        import expt.config.schema
+    with torch_import.without_cuda():
+        import torch  # noqa: F401
     import expt.worker.main  # noqa: F401
 
     with contextlib.suppress(ImportError):  # torch looks for gloo among all installed packages, once in a process
