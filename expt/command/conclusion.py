@@ -14,7 +14,7 @@ from expt.command.arguments import without_quotes
 from expt.command.search_conclusion import NAMED, bad_points, conclude_search
 from expt.config.main_code import is_of_main
 from expt.config.user_code import targets_recorded
-from expt.errors import ExptError, FolderInUse, warn
+from expt.errors import ExptError, warn
 from expt.runs import spending
 from expt.runs.paths import RunPaths
 from expt.runs.ranking import by_objective
@@ -43,15 +43,13 @@ def conclude(
     `runs` are those of the folder, where somebody has read them just now.
     `failed_now` has the folders of runs known to have failed, which a full disk may have kept from saying so, and why.
     `notes` are lines of the command that comes to its end.
-    Where another command is at work, the record is that command's, and true.
     """
     runs = read_runs(folder) if runs is None else runs
     if not runs:
         return
-    in_use = {folder: error for folder, error in failed_now.items() if isinstance(error, FolderInUse)}
     for run in runs:
         error = failed_now.get(run["folder"])
-        if error is not None and run["folder"] not in in_use and run["status"] != FAILED:
+        if error is not None and run["status"] != FAILED:
             run["status"], run["error"] = FAILED, str(error)
     old = stale((run["folder"], run) for run in runs)
     console.print(leaderboard(runs, sort, reverse=reverse, stale=old))
@@ -60,12 +58,10 @@ def conclude(
     failed = [run for run in runs if run["status"] == FAILED and run not in bad]
     if bad:
         say(console, f"bad points   {len(bad)} diverged or had not enough memory, and count as the worst")
-    if failed or in_use:
-        say(console, f"\n{len(failed) + len(in_use)} failed", "bold red")
+    if failed:
+        say(console, f"\n{len(failed)} failed", "bold red")
         for run in failed:
             _print_failure(console, run)
-        for taken, error in in_use.items():
-            say(console, f"  {taken.name}: {in_one_line(str(error))}")
     conclude_search(console, folder, runs, again)
     print_stale(console, old)
     print_lost(console, [run["folder"] for run in runs if run["status"] == LOST])

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from expt.command.conclusion import again, conclude
-from expt.errors import FolderInUse, RunFailed
+from expt.errors import RunFailed
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PAUSED, update_result
 from expt.runs.view import leaderboard
@@ -111,16 +111,6 @@ def test_what_failed_is_another_thing_than_a_run_that_cannot_say(tmp_path: Path)
     assert "1 failed\n  lr=2: no space left\n" in out.getvalue()
     assert not any(line.startswith("lost") for line in out.getvalue().splitlines())
     assert any(line.startswith("lost") for line in concluded(tmp_path)), "another command can't know"
-
-
-def test_a_run_that_another_command_has_is_said_to_be_in_use_and_keeps_its_own_status(tmp_path: Path) -> None:
-    leave_run(tmp_path, "lr=1", 0.25)
-    leave_run(tmp_path, "lr=2", 0.5)  # the other command has completed it by now
-    out = io.StringIO()
-    conclude(Console(file=out, width=200), tmp_path, failed_now={tmp_path / "lr=2": FolderInUse("at work there")})
-    assert out.getvalue().count(COMPLETED) == 2
-    assert "1 failed\n  lr=2: at work there\ncore time" in out.getvalue(), "and no command that would meet the other"
-    assert FAILED not in (tmp_path / "summary.csv").read_text()
 
 
 @pytest.mark.parametrize(
