@@ -193,6 +193,8 @@ class SearchCommand:
         if new.replaces is not None and new.parent is not None:
             of_search |= {"replaces": new.replaces, "parent": new.parent}
         run = multirun.open().found(multirun.composer, self._config, words, of_search, self._keys)
+        if self._settings.name == "pbt":
+            run.job.least_restarts = 1  # else a worker's death would have its place given away
         if not self._is_sent:
             multirun.send_along(run)
         self._is_sent = True

@@ -18,7 +18,7 @@ def of_sharding(config: RunConfig, machine: Machine) -> list[str]:
     """Problems of the keys of `sharding`, one line each, with the mend."""
     if not config.is_sharded:
         return [*_idle_keys(config), *_idle_checkpoint(config)]
-    return [*_groups(config, machine), *_patterns(config), *_beside(config)]
+    return [*_groups(config, machine), *_patterns(config), *beside_sharding(config)]
 
 
 def _idle_keys(config: RunConfig) -> list[str]:
@@ -103,8 +103,8 @@ def _patterns(config: RunConfig) -> list[str]:
     return problems
 
 
-def _beside(config: RunConfig) -> list[str]:
-    """What else is asked for, and can't be had."""
+def beside_sharding(config: RunConfig) -> list[str]:
+    """What else a sharded run asks for, and can't have."""
     name, problems = config.strategy, []
     if config.compile in ("reduce-overhead", "max-autotune"):
         problems.append(

@@ -128,7 +128,7 @@ def tokens_of(dataset: datasets.Text) -> np.ndarray:
         found = [np.array(ids, kind) for path in files for ids in _read(path, tokenizer)]
         return Arrays(np.concatenate([np.empty(0, kind), *found]), np.empty(0, np.int64))
 
-    return decoded("text", [*files, Path(dataset.tokens)], read).images
+    return decoded("tokens", [*files, Path(dataset.tokens)], read).images
 
 
 def _read(path: Path, tokenizer: Any) -> list[list[int]]:
@@ -149,7 +149,10 @@ def _tokenizer(dataset: datasets.Text) -> Any:
     if not Path(dataset.tokens).is_file():
         raise DataError(f"dataset.tokens={dataset.tokens}: there is no such file; name a tokenizer.json, or use bytes")
     try:
-        return library.Tokenizer.from_file(dataset.tokens)
+        found = library.Tokenizer.from_file(dataset.tokens)
     except Exception as error:  # the library raises no other
         told = first_line(error)
         raise DataError(f"dataset.tokens={dataset.tokens}: cannot be read as a tokenizer ({told}); mend it") from error
+    found.no_truncation()  # its file may have both, for the samples of another model
+    found.no_padding()
+    return found

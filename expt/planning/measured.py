@@ -104,7 +104,8 @@ class Measuring:
             optimizer = optim.build_optimizer(self._config.optimizer, module, unguarded=False)
             if self._config.offload:
                 offload.offload_states(optimizer, bytes_at_once=offload.BYTES_AT_ONCE)
-            update_bytes = _update_bytes(optimizer, trained)
+            with _numbers_told(f"optimizer={getattr(self._config.optimizer, 'target', self._config.optimizer.name)}"):
+                update_bytes = _update_bytes(optimizer, trained)
             states = _states(optimizer, trained)
             parameter_bytes, buffer_bytes = bytes_of(every), bytes_of(module.buffers())
             units = sharding.choose_units(module, self._config.sharding.wrap)
@@ -182,18 +183,24 @@ class Measuring:
     @contextlib.contextmanager
     def _fake(self) -> Iterator[nn.Module]:
         default = groups.DefaultInit(name="default")  # no number is drawn
-        name, shapes = self._config.model.name, model_build.offered(self._config, self._sample.shapes)
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            try:
-                example = self._sample.batch(1).inputs
-                module = model_build.build(self._config.model, default, shapes, example, fetch=False)
-                if self._config.amp == "bf16_params":
-                    halve(module)
-                freeze(module, self._config.freeze)
-                yield module.train()
-            except NUMBERS_WANTED as error:
-                told = first_line(error)
-                raise ConfigError(f"plan: model={name} decides by numbers, and there are none here ({told})") from error
+        shapes = model_build.offered(self._config, self._sample.shapes)
+        with FakeTensorMode(allow_non_fake_inputs=True), _numbers_told(f"model={self._config.model.name}"):
+            example = self._sample.batch(1).inputs
+            module = model_build.build(self._config.model, default, shapes, example, fetch=False)
+            if self._config.amp == "bf16_params":
+                halve(module)
+            freeze(module, self._config.freeze)
+            yield module.train()
+
+
+@contextlib.contextmanager
+def _numbers_told(of: str) -> Iterator[None]:
+    """Raise ConfigError for what asks for the numbers of tensors that have none."""
+    try:
+        yield
+    except NUMBERS_WANTED as error:
+        told = first_line(error)
+        raise ConfigError(f"plan: {of} decides by numbers, and there are none here ({told})") from error
 
 
 def _states(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:

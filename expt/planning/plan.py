@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from expt.config import recipe_rules, sharding_rules
 from expt.config.schema import RunConfig
 from expt.planning.cards import FRAGMENTS, Card
 from expt.planning.measured import Measuring, Model, Pass, Wanted
@@ -50,13 +51,14 @@ def planned(config: RunConfig, card: Card | None, *, tokens: int | None, per_nod
     setting = _setting(config, model, card, per_node)
     link = Link(INSIDE_LATENCY_S, card.link_bytes_per_s if card and card.link_bytes_per_s else INSIDE_BYTES_PER_S)
     cluster = Cluster(per_node, link, Link(NETWORK_LATENCY_S, network))
+    against = _against_sharding(config, model)
     passes = {bool(wanted): _passes(measuring, part, wanted) for wanted in _checkpointing(config, model)}
 
     def plans_of(setting: Setting) -> list[Plan]:
         return [
             plan(strategy, model, measured, setting, cluster, card, checkpointing=checkpointing)
             for checkpointing, measured in passes.items()
-            for strategy in _strategies(config, model, per_node)
+            for strategy in _strategies(config, against, per_node)
         ]
 
     plans = plans_of(setting)
@@ -64,7 +66,7 @@ def planned(config: RunConfig, card: Card | None, *, tokens: int | None, per_nod
     if setting.offload and card:
         why += _without_offload(best(plans_of(dataclasses.replace(setting, offload=False)), part)[0], chosen)
     plans.sort(key=lambda each: ("ddp", "fsdp", "hsdp").index(each.strategy))
-    notes = _notes(config, model, card, per_node, network)
+    notes = _notes(config, model, card, against, per_node, network)
     flop = passes[False][0].flop
     return Planned(model=model, part=part, flop=flop, card=card, plans=plans, best=chosen, why=why, notes=notes)
 
@@ -90,9 +92,20 @@ def _checkpointing(config: RunConfig, model: Model) -> list[Wanted]:
     return [*found, "auto"] if model.block_bytes else found
 
 
-def _strategies(config: RunConfig, model: Model, per_node: int) -> list[Strategy]:
+def _against_sharding(config: RunConfig, model: Model) -> str:
+    """Why this run, as it is, can't be sharded; empty where it can, or has one worker."""
+    if config.world_size == 1:
+        return ""
+    if model.scalar_parameter:
+        return f"the parameter {model.scalar_parameter} has no dimension to share out; give it shape [1]"
+    cut = dataclasses.replace(config, strategy="fsdp")
+    of_recipes = [problem for problem in recipe_rules.of_recipes(cut) if problem not in recipe_rules.of_recipes(config)]
+    return next(iter([*sharding_rules.beside_sharding(cut), *of_recipes]), "")
+
+
+def _strategies(config: RunConfig, against: str, per_node: int) -> list[Strategy]:
     """Those that differ: one worker shards nothing, and replicas are machines of equal size, two or more."""
-    if config.world_size == 1 or model.scalar_parameter:
+    if config.world_size == 1 or against:
         return ["ddp"]
     typed = config.sharding.shards
     several = config.world_size > per_node and not _against_hsdp(config.world_size, per_node)
@@ -131,7 +144,9 @@ def _setting(config: RunConfig, model: Model, card: Card | None, per_node: int) 
     )
 
 
-def _notes(config: RunConfig, model: Model, card: Card | None, per_node: int, network: float) -> list[str]:
+def _notes(
+    config: RunConfig, model: Model, card: Card | None, against: str, per_node: int, network: float
+) -> list[str]:
     notes = ["activations as without torch.compile, which needs fewer"] if config.compile else []
     copied = model.parameter_bytes + model.buffer_bytes + model.state_bytes + model.average_bytes
     if not config.num_gpus and copied >= 2**20:  # those of a GPU are in the host's memory
@@ -141,10 +156,8 @@ def _notes(config: RunConfig, model: Model, card: Card | None, per_node: int, ne
         notes.append(f"offload=cpu: states wait in the host's memory, to which each card has {speed} each way")
     elif config.offload:
         notes.append("offload=cpu does nothing on a CPU, where the states are in its memory as it is")
-    if config.world_size > 1 and model.scalar_parameter:
-        notes.append(
-            f"no fsdp: the parameter {model.scalar_parameter} has no dimension to share out; give it shape [1]"
-        )
+    if against:
+        notes.append(f"no fsdp: {against}")
     elif config.world_size > per_node and (why := _against_hsdp(config.world_size, per_node)):
         notes.append(f"no hsdp: {why}")
     if card is None:

@@ -19,7 +19,8 @@ class Classification(Task):
     by the share of the class that has the highest logit; its class weight is the mean of its classes', by their shares.
 
     With `class_weights`, one for each class, the training loss is the sum of each sample's loss by the weight of its
-    class, divided by the sum of these weights over the global batch, as torch's CrossEntropyLoss(weight) of all of it.
+    class, divided by the sum of these weights over the global batch, as torch's CrossEntropyLoss(weight) of all of it;
+    but where labels are shares, torch divides by the number of samples.
     What an evaluation reports, and every accuracy, has no such weights.
     """
 

@@ -24,9 +24,14 @@ def terms_of(task: Task, outputs: Any, batch: Batch) -> Mapping[str, Sum]:
         raise ConfigError(f"{name_of}.measure gives a {type(terms).__name__}; return a dict of name: (sum, weight)")
     if terms.keys() != expected.keys():
         named = ", ".join(expected) or "none"
+        mend = "let them be the same"
+        if type(task).derive is not Task.derive:
+            sums = ", ".join(f"{name!r}: 1" for name in terms)
+            mend += (
+                f", or say of what `derive` makes them: {name_of}.sums = {{{sums}}}, with the number of values of each"
+            )
         raise ConfigError(
-            f"{name_of}.measure gives {', '.join(terms) or 'nothing'}, and task.metrics names {named}; let them be "
-            "the same"
+            f"{name_of}.measure gives {', '.join(terms) or 'nothing'}, and task.metrics names {named}; {mend}"
         )
     for name, term in terms.items():
         if not isinstance(term, tuple | list) or len(term) != 2:

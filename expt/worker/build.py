@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -204,6 +204,8 @@ def _phases(task: Task, module: torch.nn.Module, config: RunConfig) -> Phases:
     if not isinstance(task, PhasedTask):
         return {}
     name = type(task).__name__
+    if not isinstance(task.phases, Mapping):
+        raise ConfigError(f"{name}.phases: is a {type(task.phases).__name__}; give a dict of name: regular expression")
     if not task.phases:
         raise ConfigError(f"{name}.phases: names none; use expt.Task for a step of one update")
     if config.on_nan == "skip" or config.strategy != "ddp" or config.ddp.static_graph:

@@ -1,25 +1,28 @@
 """The run's optimiser. One of a person's own is to come to the same weights where each worker has a part of them.
 
-That is tried out on a few small parameters, whole and sharded as the run's are, with the same gradients.
+That is tried out on a few small parameters, whole and sharded as the run's are, with the same gradients, and with a
+resume in between.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from expt.config import groups, secrets, user_class
+from expt.config import groups, secrets, user_class, user_code
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, warn
 from expt.training import collectives, optim, sharding
 from expt.training.collectives import Worker
 from expt.training.offload import offload_states
-from expt.training.patches.whole_numbers import WholeNumbers, read_whole_numbers
+from expt.training.whole_state import Place, gathered, map_tensors
 from expt.worker import random_state
 from expt.worker.sharding import shards_of
 
@@ -37,8 +40,6 @@ def build_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> Opt
     """That of `module`, with its states where they are to be. Raises ConfigError as `check_optimizer`."""
     optimizer = optim.build_optimizer(config.optimizer, module, unguarded=config.patches.unguarded)
     check_optimizer(config, module, worker)
-    if config.is_sharded and isinstance(config.optimizer, groups.TargetOptimizer):
-        read_whole_numbers(optimizer)
     if config.offload and worker.device.type == "cuda":  # on the CPU they are there
         offload_states(optimizer)
     return optimizer
@@ -78,21 +79,58 @@ class _Trial(NamedTuple):
         starts = [[_drawn(like, draw) * 0.1 for like in _small(group, most)] for group in members]
         return cls(wanted, settings or None, starts, _spread_as(members[0][0]))
 
-    def weights(self, spread: Spread, *, seed: int = 0) -> list[Tensor]:
-        """Those that it comes to."""
+    def weights(self, spread: Spread, *, seed: int = 0) -> tuple[list[Tensor], str | None]:
+        """Those that it comes to, whole, and what went wrong on any worker; saved and resumed on the way. A collective.
+
+        Where something did, they are those before it.
+        """
         random_state.seed(seed)
-        small = [[nn.Parameter(spread(start.clone())) for start in group] for group in self.starts]
+        draw, weights, state = torch.Generator().manual_seed(1), self.starts, None
+        for scales in (SCALES[:3], SCALES[3:]):
+            small = [[nn.Parameter(spread(weight.clone())) for weight in group] for group in weights]
+            optimizer, problem = _of_all(functools.partial(self._steps, small, state, spread, scales, draw))
+            if problem:
+                break
+            weights = [[sharding.whole(parameter.detach()) for parameter in group] for group in small]
+            state = gathered(optimizer.state_dict(), keep=True)
+        return [*chain(*weights)], problem
+
+    def _steps(
+        self,
+        small: list[list[nn.Parameter]],
+        state: Any,
+        spread: Spread,
+        scales: Sequence[float],
+        draw: torch.Generator,
+    ) -> Optimizer:
+        """That of the `small` parameters, after a step by gradients of each size, begun with a whole `state`."""
         given: Any = small[0]
         if self.settings is not None:
             given = [{**settings, "params": group} for settings, group in zip(self.settings, small, strict=True)]
-        optimizer = user_class.build(self.wanted.target, Optimizer, given, **self.wanted.kwargs)
-        draw = torch.Generator().manual_seed(1)
-        for scale in SCALES:
-            for parameter, start in zip(chain(*small), chain(*self.starts), strict=True):
+        optimizer, every = (
+            user_class.build(self.wanted.target, Optimizer, given, **self.wanted.kwargs),
+            [*chain(*small)],
+        )
+
+        def resumed(place: Place, tensor: Tensor) -> Tensor:  # as a run's is, see Snapshot.read
+            like = every[place[1]] if place[0] == "state" else None
+            return spread(tensor.to(like.device)) if like is not None and like.shape == tensor.shape else tensor
+
+        if state is not None:
+            optimizer.load_state_dict(map_tensors(resumed, state))
+        for scale in scales:
+            for parameter, start in zip(every, chain(*self.starts), strict=True):
                 parameter.grad = spread(_drawn(start, draw) * scale)
-            with WholeNumbers():
-                optimizer.step()
-        return [parameter.detach() for parameter in chain(*small)]
+            optimizer.step()
+        if _has_sums_of_parts(optimizer):
+            raise TypeError("its state has a sum that is of each worker's part, which no checkpoint can hold")
+        return optimizer
+
+
+def _has_sums_of_parts(optimizer: Optimizer) -> bool:
+    found: list[Any] = []
+    map_tensors(lambda _, tensor: found.append(tensor), optimizer.state_dict())
+    return any(place.is_partial() for tensor in found for place in getattr(tensor, "placements", ()))
 
 
 def _small(parameters: Sequence[Tensor], rows: int) -> list[Tensor]:
@@ -119,8 +157,8 @@ def _spread_as(parameter: Tensor) -> Spread:
 
 def _try_out(trial: _Trial, worker: Worker) -> None:
     where = f"optimizer._target_={trial.wanted.target}"
-    found, problem = _of_all(lambda: [trial.weights(lambda whole: whole, seed=seed) for seed in (0, 1)])
-    if problem or (problem := _why_no_measure(*found)):
+    found, problem = trial.weights(lambda whole: whole)
+    if problem or (problem := _why_no_measure(found, trial.weights(lambda whole: whole, seed=1)[0])):
         if worker.rank == 0:
             warn(
                 f"{where}: could not be tried on small parameters ({problem}): whether it comes to the weights of "
@@ -128,11 +166,13 @@ def _try_out(trial: _Trial, worker: Worker) -> None:
             )
         return
     mend = "use strategy=ddp, or an optimizer that treats each number by itself"
-    parts, problem = _of_all(lambda: trial.weights(trial.spread))
+    parts, problem = trial.weights(trial.spread)
     if problem:
-        raise ConfigError(f"{where}: fails where each worker has a part of each tensor ({problem}); {mend}")
-    wholes = [sharding.whole(part) for part in parts]
-    if not all(map(_are_alike, wholes, found[0], chain(*trial.starts))):
+        raise ConfigError(
+            f"{where}: fails where each worker has a part of each tensor, or once it is resumed there ({problem}); "
+            f"{mend}"
+        )
+    if not all(map(_are_alike, parts, found, chain(*trial.starts))):
         raise ConfigError(f"{where}: comes to other weights where each worker has a part of each tensor; {mend}")
 
 
@@ -142,7 +182,9 @@ def _of_all(work: Callable[[], Any]) -> tuple[Any, str | None]:
     try:
         found = work()
     except Exception as error:  # of a person's own code
-        problem = secrets.said(error)[:120]
+        frame = user_code.own_frame(error)
+        where = f", {Path(frame.filename).name}:{frame.lineno}" if frame else ""
+        problem = f"{secrets.said(error)[:120]}{where}"
     problems = collectives.gather_across_workers(problem)
     return found, next((each for each in problems if each), None)
 

@@ -17,7 +17,7 @@ from expt.errors import ConfigError
 from expt.training import batch_norm, collectives, sharding
 from expt.training.collectives import Worker
 from expt.training.ema import ema_of
-from expt.training.patches import late_values
+from expt.training.patches import late_values, whole_numbers
 from expt.training.patches.late_values import Values
 from expt.training.precision import Precision
 from expt.training.whole_state import gathered
@@ -57,6 +57,7 @@ def shard(
             "shape [1], or use strategy=ddp"
         )
     param_dtype = _param_dtype(config, module, precision)
+    whole_numbers.read_whole_numbers()
     # Before a parameter has memory, which no worker is to have for two whole models.
     ema = ema_of(module, config.ema, before=sharding.outline) if config.ema else None
 

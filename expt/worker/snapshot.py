@@ -131,7 +131,7 @@ class _Slots(dict[Place, torch.Tensor]):
     """By the place of a parameter that of each of its optimiser's values, too."""
 
     def get(self, place: Place, default: Any = None) -> Any:
-        return super().get(place, super().get(place[:-1], default))
+        return super().get(place, super().get(place[:3], default))  # also of those in a list or dict of them
 
 
 def _total(workers: Sequence[State]) -> dict[str, list[float]]:

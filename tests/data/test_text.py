@@ -206,6 +206,17 @@ def test_tokens_of_a_tokenizer_are_read_once_and_mapped(
     assert made.tolist() == [text_files.encoded(dataset, "the cat")]
 
 
+def test_a_tokenizers_own_truncation_and_padding_count_for_nothing(tokenizer: Path, tmp_path: Path) -> None:
+    (root := tmp_path / "t.txt").write_text(LINES, encoding="utf-8")
+    plain = text_files.tokens_of(text(root, tokens=str(tokenizer))).tolist()
+    other = pytest.importorskip("tokenizers").Tokenizer.from_file(str(tokenizer))
+    other.enable_truncation(16)
+    other.enable_padding(length=9000)
+    other.save(str(path := tmp_path / "other.json"))
+    dataset = text(root, tokens=str(path))
+    assert text_files.tokens_of(dataset).tolist() == plain == text_files.encoded(dataset, LINES)
+
+
 def test_a_run_on_a_tokenizers_tokens_is_known_by_what_its_file_holds(
     tokenizer: Path, tmp_path: Path, configured: Configured
 ) -> None:

@@ -232,6 +232,20 @@ def test_a_class_is_planned_as_it_is_typed_for_a_run(capsys: pytest.CaptureFixtu
     assert "assumed     no fsdp: the parameter scale has no dimension to share out; give it shape [1]" in shown
 
 
+def test_what_cannot_be_sharded_is_planned_for_ddp_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["model=mlp", "optimizer=muon", "gpus=2", "--card", "h200"]) == 0
+    shown = capsys.readouterr().out
+    assert "\nfsdp" not in shown
+    assert "take        strategy=ddp: " in shown
+    assert "assumed     no fsdp: optimizer=muon: looks at whole matrices" in shown
+
+
+def test_an_optimizer_that_reads_numbers_is_named() -> None:
+    own = "tests.worker.test_optimizer.ByNumber"
+    with pytest.raises(ConfigError, match=rf"^plan: optimizer={own} decides by numbers, and there are none"):
+        command.main(["model=mlp", f"optimizer={{_target_: {own}}}"])
+
+
 class Scaled(nn.Module):
     """With a parameter that has no dimensions."""
 

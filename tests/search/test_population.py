@@ -45,8 +45,12 @@ def _kept(record: Record) -> dict[str, Any]:
     return {**{key: record.get(key) for key in ("identity", "search", "status", "objective")}, **metrics, "": whose}
 
 
-def test_places_go_to_forks_of_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_places_go_to_forks_of_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where each member's worker dies once."""
     folder = tmp_path / "sweep"
+    monkeypatch.setenv("EXPT_FAULT", "0:5:kill:once")
     expt.sweep(*SHORT, *SEARCH, "epochs=2", "search.seed=7", f"hydra.sweep.dir='{folder}'")
     records = _records(folder)
     assert [record["status"] for record in records].count(COMPLETED) == 4

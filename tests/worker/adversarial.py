@@ -58,5 +58,9 @@ class Partial(Adversarial):
     phases = {"discriminator": "^discriminator"}
 
 
+class Listed(Adversarial):
+    phases = ["generator", "discriminator"]  # type: ignore[assignment]
+
+
 class Empty(Adversarial):
     phases = {}

@@ -78,6 +78,37 @@ class ByPart(OfEach):
         return gradient * float((part.to_local() if hasattr(part, "to_local") else part).norm())
 
 
+class OfRows(OfEach):
+    """With a state of another shape than the parameter's, as Adafactor's."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        if gradient.dim() == 1:
+            return gradient
+        state, mean = self.state[weights], gradient.square().mean(-1)
+        rows: Tensor = mean + state.get("rows", torch.zeros_like(mean))
+        state["rows"] = rows
+        return gradient / (rows.sqrt() + 0.1).unsqueeze(-1)
+
+
+class OfSums(OfEach):
+    """With a state that is each worker's part of a sum."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        state = self.state[weights]
+        total: Tensor = gradient.sum() + state.get("sum", 0.0)
+        state["sum"] = total
+        return gradient * total.sigmoid()
+
+
+class OfLast(OfEach):
+    """With a list of the last gradients as its state."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        last: list[Tensor] = [*self.state[weights].get("last", [])[-1:], gradient.clone()]
+        self.state[weights]["last"] = last
+        return torch.stack(last).sum(0)
+
+
 class Noisy(OfEach):
     def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
         return gradient + torch.randn_like(gradient)
@@ -98,6 +129,9 @@ CASES = {
     f"{HERE}.Clipped": "",
     f"{HERE}.ByAlpha": "",
     f"{HERE}.Asked": "",
+    f"{HERE}.OfRows": "or once it is resumed there (RuntimeError: ",
+    f"{HERE}.OfSums": "its state has a sum that is of each worker's part, which no checkpoint can hold",
+    f"{HERE}.OfLast": "",
     f"{HERE}.ByPart": OTHER,
     f"{HERE}.Noisy": UNTRIED,
     f"{HERE}.Picky": UNTRIED,
@@ -129,6 +163,8 @@ def test_own_optimizers_are_tried(
                 except ConfigError as error:
                     found[name, decays] = str(error)
             assert random_state.state_dict(worker.device) == before
+        for parameter in module.parameters():  # as a schedule or a task may read it
+            assert float(parameter.detach().norm()) == pytest.approx(float(whole(parameter.detach()).norm()))
         own = TargetOptimizer(target=f"{HERE}.ByPart", kwargs={})
         refused = dataclasses.replace(config, optimizer=own)
         with pytest.raises(ConfigError, match=OTHER):

@@ -87,6 +87,7 @@ def test_the_same_on_any_number_of_workers(train_alone: TrainAlone, train_togeth
             [],
             r"^phases: no phase trains generator\.0\.weight, generator\.0\.bias, generator\.2\.weight; let",
         ),
+        ("Listed", [], r"^Listed\.phases: is a list; give a dict of name: regular expression"),
         ("Empty", [], r"^Empty\.phases: names none; use expt\.Task"),
         (
             "Adversarial",
