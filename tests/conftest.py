@@ -93,6 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is imported by now is no garbage, to be looked through again and again
     gc.enable()
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)  # the processes that test have no more cores to share than one each
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,10 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
-def groups() -> list[str]:
+@functools.cache  # a command asks some five times, and to look takes 2 ms
+def groups() -> tuple[str, ...]:
     """The groups that expt ships, by folder name."""
-    return sorted({path.parent.name for path in conf_dir().glob("*/*.yaml")})
+    return tuple(sorted({path.parent.name for path in conf_dir().glob("*/*.yaml")}))
 
 
 def options(group: str) -> list[Path]:

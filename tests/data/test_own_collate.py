@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
-from torchvision.transforms import functional as picture
 
 from expt.config.datasets import TargetDataset
 from expt.config.tasks import Classification
@@ -44,7 +44,7 @@ class Pictures(Dataset[Any]):
         labels = torch.tensor([label for _, label in samples])
         if self.kind == "view":
             return samples[0][0][None], labels
-        images = [picture.pad(image, [0, 0, 0, 3 - image.shape[1]]) for image, _ in samples]
+        images = [functional.pad(image, (0, 0, 0, 3 - image.shape[1])) for image, _ in samples]
         many = len(samples) > 1
         targets: dict[str, Any] = {
             "labels": labels + 1,
