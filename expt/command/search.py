@@ -246,7 +246,7 @@ class SearchCommand:
                 multirun.known(RunPaths(point.folder), point.status, counts=False)
         for number in searching.forks_gone:
             gone = f"point {number + 1} has no run in {multirun.folder} any more"
-            display.told(f"{gone}; as a fork it is not made again, and the run whose place it had goes on")
+            display.told(f"{gone}; as a fork it is not made again: the run whose place it had goes on, if it can")
         budget = self._budget
         if isinstance(runner, LivePool):
             batch = self._settings.batch

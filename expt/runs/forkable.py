@@ -10,6 +10,7 @@ from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file
 from expt.runs.parent import named
 from expt.runs.paths import RunPaths
+from expt.runs.result import Record
 from expt.runs.weights_file import WHICH
 
 TRIES = 3
@@ -57,6 +58,19 @@ def is_there(run: Path) -> bool:
         return next(all_of(named(str(run)).run), None) is not None
     except ConfigError:
         return False
+
+
+def has_beginning(record: Record, paths: RunPaths) -> bool:
+    """Whether a run can be trained from its beginning: of a fork, whether what it went on from is still there."""
+    forked = record.get("forked_from")
+    if forked is None or paths.forked.exists():
+        return True
+    try:
+        parent = named(forked["given"]).run
+    except ConfigError:
+        return False
+    there = (found.file for found in all_of(parent) if found.step == forked["step"])
+    return any(checkpoint_file.damage_of(file) is None for file in there)
 
 
 def epochs_of(run: Path) -> set[int]:
