@@ -123,6 +123,8 @@ class SearchCommand:
         space = space_of(self._axes, settings.when, loader, self._settings_of, multirun.machine)
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         config = self._example(space)
+        if self._budget and (other := self._budget.warning(on_gpus=bool(config.num_gpus))):
+            warn(other)
         goals, limits = goals_of(objective or config.objective, config), limits_of(settings.constraints, config)
         refuse_unfit(settings.name, space, goals, limited=bool(limits))
         pausing: Pausing | PopulationTraining | None = None

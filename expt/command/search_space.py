@@ -12,7 +12,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from expt.command.conf_files import groups, options
+from expt.command.conf_files import groups, keys, options
 from expt.command.overrides import parsed
 from expt.command.sweep_values import why_empty
 from expt.config.parse import wrong_values
@@ -112,6 +112,8 @@ def _is_fixed(text: str, name: str, choice: str, settings: Any, space: Sequence[
 
 def _refuse_condition(text: str, name: str, space: Sequence[Parameter]) -> NoReturn:
     hint = did_you_mean(name, [each.name for each in space if each.choices])
+    hint = hint or (did_you_mean(name, keys()) if name not in {*keys()} else "")
+    hint = hint or " Name a key that has several values, as in model=mlp,convnet, or one for all points."
     raise ConfigError(f"search.when={text}: {name} is no axis with choices in this search.{hint}")
 
 
