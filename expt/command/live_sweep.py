@@ -51,10 +51,11 @@ class LiveSweep:
         display: SweepDisplay,
         words: Sequence[str],
         compose: Compose,
+        check: Callable[[Sequence[str]], object],
     ) -> None:
-        """`words` are those that the sweep was typed with."""
+        """`words` are those that the sweep was typed with; `check` raises what Hydra does of a point that cannot be."""
         self._folder, self._machine, self._pool, self._runs = folder.folder, machine, pool, runs
-        self._display, self._typed, self._compose = display, words, compose
+        self._display, self._typed, self._compose, self._check = display, words, compose, check
         self._next = 0.0
         self._rests_since: float | None = None
         self._has_told_of_rest = False
@@ -120,7 +121,8 @@ class LiveSweep:
         words = readable(words)
         last = last_of_each([*self._typed, *words])
         searched = [each for each in last if each.is_sweep_override() and not each.is_discrete_sweep()]
-        if searched:
+        if searched:  # a misspelt key, maybe
+            self._check(product([each for each in last if each not in searched])[0])
             key = searched[0].get_key_element()
             raise ConfigError(f"{key}: is searched in an interval; give the run a value, as in {key}=1")
         points = product(last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -89,13 +90,22 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         "--verdict", action="store_true", help="of a sweep: whether its settings differ, by their seeds"
     )
     parser.add_argument("--metric", metavar="TAG", help="what --verdict compares, as accuracy/test (the objective)")
-    parser.add_argument("--difference", type=float, metavar="X", help="how many seeds would show --verdict one of X")
+    parser.add_argument(
+        "--difference", type=_difference, metavar="X", help="how many seeds would show --verdict one of X"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="their learning curves, as PNG, SVG or PDF")
     found = parser.parse_args(list(words))
     found.folders = found.folders or [Path("outputs")]
     if not found.verdict and (found.metric or found.difference is not None):
         raise ConfigError("--metric, --difference: say what --verdict compares; add it")
     return found
+
+
+def _difference(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"{text} is no difference to look for; give a number above 0, as in 0.01")
 
 
 def is_plain(asked: argparse.Namespace) -> bool:

@@ -123,6 +123,8 @@ class SearchCommand:
         space = space_of(self._axes, settings.when, loader, self._settings_of, multirun.machine)
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         config = self._example(space)
+        if self._budget and (other := self._budget.warning(on_gpus=bool(config.num_gpus))):
+            warn(other)
         goals, limits = goals_of(objective or config.objective, config), limits_of(settings.constraints, config)
         refuse_unfit(settings.name, space, goals, limited=bool(limits))
         pausing: Pausing | PopulationTraining | None = None
@@ -248,7 +250,7 @@ class SearchCommand:
                 multirun.known(RunPaths(point.folder), point.status, counts=False)
         for number in searching.forks_gone:
             gone = f"point {number + 1} has no run in {multirun.folder} any more"
-            display.told(f"{gone}; as a fork it is not made again, and the run whose place it had goes on")
+            display.told(f"{gone}; as a fork it is not made again: the run whose place it had goes on, if it can")
         budget = self._budget
         if isinstance(runner, LivePool):
             batch = self._settings.batch

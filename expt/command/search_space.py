@@ -6,20 +6,20 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from expt.command.conf_files import groups, options
+from expt.command.conf_files import groups, keys, options
 from expt.command.overrides import parsed
 from expt.command.sweep_values import why_empty
 from expt.config.parse import wrong_values
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine
 from expt.runs.typed import unquoted
-from expt.search.space import Parameter, Space
+from expt.search.space import Parameter, Space, Way, ways
 
 SettingsOf = Callable[[Sequence[str]], Mapping[str, Any]]
 """The settings of a run with these words."""
@@ -42,7 +42,7 @@ def space_of(
             parameter = dataclasses.replace(parameter, when=(name, choice))
         elif not _is_fixed(text, name, choice, settings_of(fixed), space):
             continue
-        (way, *_) = _ways(parameter, space)
+        (way, *_) = ways(parameter, space)
         chosen = {above.typed: above.word(choice) for above, choice in way}
         others = [each for each in fixed if each.partition("=")[0] not in chosen]
         space.append(_typed(parameter, [*others, *chosen.values()], settings_of, machine))
@@ -55,19 +55,6 @@ def space_of(
     return Space(tuple(space))
 
 
-Way: TypeAlias = tuple[tuple[Parameter, str], ...]
-"""Parameters, and what is chosen of each."""
-
-
-def _ways(parameter: Parameter, space: Sequence[Parameter]) -> list[Way]:
-    """What must be chosen of other parameters for this one to be there: one way, where those have one place each."""
-    if parameter.when is None:
-        return [()]
-    name, choice = parameter.when
-    above = [each for each in space if each.name == name and choice in each.choices]
-    return [(*way, (each, choice)) for each in above for way in _ways(each, space)]
-
-
 def _refuse_twice(space: Sequence[Parameter]) -> None:
     """Raise ConfigError where a point could have two values of one key."""
 
@@ -75,7 +62,7 @@ def _refuse_twice(space: Sequence[Parameter]) -> None:
         return all(a.name != b.name or x == y for a, x in one for b, y in other)
 
     for one, other in itertools.combinations(space, 2):
-        pairs = itertools.product(_ways(one, space), _ways(other, space)) if one.name == other.name else ()
+        pairs = itertools.product(ways(one, space), ways(other, space)) if one.name == other.name else ()
         if any(may_meet(*pair) for pair in pairs):
             raise ConfigError(
                 f"{one.name}: is searched twice in one point; name it once, or below different choices of one key, "
@@ -125,6 +112,8 @@ def _is_fixed(text: str, name: str, choice: str, settings: Any, space: Sequence[
 
 def _refuse_condition(text: str, name: str, space: Sequence[Parameter]) -> NoReturn:
     hint = did_you_mean(name, [each.name for each in space if each.choices])
+    hint = hint or (did_you_mean(name, keys()) if name not in {*keys()} else "")
+    hint = hint or " Name a key that has several values, as in model=mlp,convnet, or one for all points."
     raise ConfigError(f"search.when={text}: {name} is no axis with choices in this search.{hint}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -186,7 +187,8 @@ class Multirun:
         def compose(points: Sequence[Sequence[str]], first: OfAdded, number: int) -> Sequence[ComposedRun]:
             return [*self.open().compose(self.composer, self._config, points, number, first)]
 
-        return LiveSweep(paths.RunPaths(self.folder), self.machine, pool, runs, display, self.typed, compose)
+        check = functools.partial(self.composer.compose, self._config)
+        return LiveSweep(paths.RunPaths(self.folder), self.machine, pool, runs, display, self.typed, compose, check)
 
     def send_along(self, run: ComposedRun) -> None:
         """Send the sweep to the dashboards of its first run. Raises ConfigError as expt.tracking.sending does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file
-from expt.runs.forkable import TRIES, Found, all_of, choice, is_meant
+from expt.runs.forkable import TRIES, Found, all_of, choice, damaged, is_meant, whole_ones
 from expt.runs.parent import kept_by, named
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Forked
@@ -55,9 +55,18 @@ def _of(given: str, run: Path, which: str) -> Found:
     fitting = [found for found in there if is_meant(found, which)]
     if fitting:
         return fitting[0]
+    bad = damaged(run)
+    for file, damage in bad.items():
+        if which in (file.name, file.stem):
+            raise ConfigError(f"fork={given}: {damage}; {whole_ones(run)}")
+    there = [found for found in there if found.file not in bad]
     wanted = {"last": "last", "best": "best"}.get(which, f"of {which.replace(':', ' ')}" if ":" in which else which)
     wanted = f"of step {which}" if which.isdigit() else wanted
-    raise ConfigError(f"fork={given}: {run} has no checkpoint {wanted}; {choice(there)}")
+    raise ConfigError(f"fork={given}: {run} has no checkpoint {wanted}; {choice(there)}{_told(bad)}")
+
+
+def _told(bad: Collection[Path]) -> str:
+    return f"; damaged: {', '.join(path.name for path in bad)}" if bad else ""
 
 
 def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
@@ -111,8 +120,7 @@ def begin(source: Path, config: RunConfig, paths: RunPaths) -> Path:
 def _refuse_damaged(source: Path, config: RunConfig) -> None:
     """Raise CheckpointError where the other run's checkpoint is not what was written, and not its copy alone."""
     if damage := checkpoint_file.damage_of(source):
-        others = [found for found in all_of(source.parent.parent) if checkpoint_file.damage_of(found.file) is None]
-        raise CheckpointError(f"fork={config.fork}: {damage}; of others {choice(others)}")
+        raise CheckpointError(f"fork={config.fork}: {damage}; {whole_ones(source.parent.parent)}")
 
 
 def forked_from(config: RunConfig, source: Path) -> Forked:

@@ -10,6 +10,7 @@ from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file
 from expt.runs.parent import named
 from expt.runs.paths import RunPaths
+from expt.runs.result import Record
 from expt.runs.weights_file import WHICH
 
 TRIES = 3
@@ -59,6 +60,19 @@ def is_there(run: Path) -> bool:
         return False
 
 
+def has_beginning(record: Record, paths: RunPaths) -> bool:
+    """Whether a run can be trained from its beginning: of a fork, whether what it went on from is still there."""
+    forked = record.get("forked_from")
+    if forked is None or paths.forked.exists():
+        return True
+    try:
+        parent = named(forked["given"]).run
+    except ConfigError:
+        return False
+    there = (found.file for found in all_of(parent) if found.step == forked["step"])
+    return any(checkpoint_file.damage_of(file) is None for file in there)
+
+
 def epochs_of(run: Path) -> set[int]:
     """After which whole epochs the run has checkpoints."""
     return {found.epoch for found in all_of(run) if found.ends_epoch}
@@ -92,9 +106,7 @@ def is_meant(found: Found, which: str) -> bool:
 
 def all_of(run: Path) -> Iterator[Found]:
     """Those that can be read, the last and the best first."""
-    paths = RunPaths(run)
-    files = [*checkpoint_file.candidates(paths.last), *checkpoint_file.candidates(paths.best), *paths.kept_for_forks]
-    for file in sorted(files, key=lambda path: path not in (paths.last, paths.best)):
+    for file in _files(run):
         try:
             state = checkpoint_file.read(file)
             yield Found(file, {key: state[key] for key in state if key not in ("model", "ema", "optimizer")})
@@ -102,11 +114,36 @@ def all_of(run: Path) -> Iterator[Found]:
             continue
 
 
+def damaged(run: Path) -> dict[Path, CheckpointError]:
+    """Those that are not what was written, and why."""
+    return {file: damage for file in _files(run) if (damage := checkpoint_file.damage_of(file))}
+
+
+def _files(run: Path) -> list[Path]:
+    """The last and the best first."""
+    paths = RunPaths(run)
+    files = [*checkpoint_file.candidates(paths.last), *checkpoint_file.candidates(paths.best), *paths.kept_for_forks]
+    return sorted(files, key=lambda path: path not in (paths.last, paths.best))
+
+
 def choice(there: list[Found]) -> str:
     """What to say of the checkpoints that a run has, each step once."""
-    steps = {found.step: found for found in reversed(there)}
-    if not steps:
+    if not there:
         return "it has none: give another run, or train it again"
+    return f"it has {_listed(there)}: use fork=RUN@STEP; a larger checkpoint.keep has a run keep more"
+
+
+def whole_ones(run: Path) -> str:
+    """What to say of the checkpoints that are what was written, where the one that was meant is not."""
+    bad = damaged(run)
+    there = [found for found in all_of(run) if found.file not in bad]
+    if not there:
+        return "no other is whole: give another run, or train it again"
+    newest = max(found.step for found in there)
+    return f"whole: {_listed(there)}; use fork={run}@{newest}"
+
+
+def _listed(there: list[Found]) -> str:
+    steps = {found.step: found for found in reversed(there)}
     *others, last = (steps[step].told for step in sorted(steps))
-    listed = f"{', '.join(others)} and {last}" if others else last
-    return f"it has {listed}: use fork=RUN@STEP; a larger checkpoint.keep has a run keep more"
+    return f"{', '.join(others)} and {last}" if others else last

@@ -19,10 +19,23 @@ class Budget:
 
     text: str
     limit_s: float
-    of_devices: bool
-    """Whether a second of each device counts, and not one of the clock."""
+    device: str
+    """Of what a second counts: `gpu`, `core`, or nothing where it is one of the clock."""
     began_at: float
     clock: Callable[[], float] = time.monotonic
+
+    @property
+    def of_devices(self) -> bool:
+        """Whether a second of each device counts, and not one of the clock."""
+        return bool(self.device)
+
+    def warning(self, *, on_gpus: bool) -> str | None:
+        """What to tell where it names other devices than those that the runs have; None where it does not."""
+        has = "gpu" if on_gpus else "core"
+        if self.device in ("", has):
+            return None
+        meant, what = self.text.replace(f"{self.device}-", f"{has}-"), "GPUs" if on_gpus else "CPU cores"
+        return f"search.budget={self.text}: its runs are on {what}, whose time counts; write {meant}, or another number"
 
     def left_s(self, spent_s: float) -> float:
         """What is left where devices have been busy for `spent_s`."""
@@ -36,8 +49,10 @@ def budget_of(text: str | None, clock: Callable[[], float] = time.monotonic) -> 
     match = _BUDGET.fullmatch(text)
     if match is None or match[3] not in SECONDS or float(match[1]) <= 0:
         problem = "has no unit" if match and not match[3] else "is no budget"
-        raise ConfigError(f"search.budget={text}: {problem}; write it as in 30min, 2h (of this command) or 20gpu-h")
-    return Budget(text, float(match[1]) * SECONDS[match[3]], match[2] is not None, clock(), clock)
+        raise ConfigError(
+            f"search.budget={text}: {problem}; write it as in 30min, 2h (of this command) or 20gpu-h (core-h on a CPU)"
+        )
+    return Budget(text, float(match[1]) * SECONDS[match[3]], match[2] or "", clock(), clock)
 
 
 def in_words(seconds: float, *, of_devices: bool, gpus: bool) -> str:

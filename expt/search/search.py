@@ -8,8 +8,9 @@ from pathlib import Path
 
 from expt.config.search import Search
 from expt.errors import warn
+from expt.runs import forkable
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, read_result
+from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, Record, read_result
 from expt.runs.spending import device_s
 from expt.search.folder import forget_training, of_another, point_of, read
 from expt.search.history import Point, Reader, best, in_order
@@ -153,12 +154,23 @@ class Searching:
         while found := self.pausing.next(self.own) if self.pausing else None:
             record = read_result(RunPaths(folder)) if (folder := found[0].folder) else {}
             if folder is None or record:
-                if record.get("resumable") is False:
-                    warn(f"{folder}: goes on after all, and from its beginning, as its checkpoints were removed")
+                if folder and record.get("resumable") is False and not self._can_begin_again(folder, record):
+                    continue
                 self._points[folder] = replace(found[0], status=RUNNING)
                 return found
             del self._points[folder]  # a person has removed it since
         return None
+
+    def _can_begin_again(self, folder: Path, record: Record) -> bool:
+        """Say so of a paused run whose checkpoints were removed; one that cannot goes on no more in this command."""
+        if forkable.has_beginning(record, RunPaths(folder)):
+            warn(f"{folder}: goes on after all, and from its beginning, as its checkpoints were removed")
+            return True
+        began = f"the one that it is a fork of ({record['forked_from']['given']})"
+        left = f"{began} is gone too; this cannot be mended, and it is left as it is"
+        warn(f"{folder}: was to go on, but its checkpoints were removed, and {left}")
+        self.drop(folder)
+        return False
 
     def stop_of(self, point: Point) -> int | None:
         """The epoch after which a run that was begun pauses; None where it goes to its end."""

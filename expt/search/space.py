@@ -96,6 +96,11 @@ class Parameter:
             return self.rounded(math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low))))
         return self.rounded(self.low + share * (self.high - self.low))
 
+    @property
+    def ends(self) -> list[Value]:
+        """The lowest and the highest value, or each choice."""
+        return list(self.choices) or [self.at(0), self.at(1 - 1e-9)]
+
     def share(self, value: Value) -> float:
         """Where a number lies between the bounds, in [0, 1]; the inverse of `at`, but for what that rounds."""
         number = float(value)
@@ -135,10 +140,28 @@ class Space:
         return self.point([parameter.at(share) for parameter in self.parameters])
 
     def corners(self) -> list[Values]:
-        """Points in which each choice is made once, and each number is as low and as high as it can be."""
+        """Points in which each choice is made, and each number is as low and as high as it can be.
+
+        So is what some points alone have.
+        """
         most = max((len(parameter.choices) for parameter in self.parameters), default=0)
         found = [self.at(index / max(2, most) + (index > 0) * 1e-9) for index in range(max(2, most))]
-        return list({as_key(point): point for point in [*found, self.at(1 - 1e-9)]}.values())
+        found = list({as_key(point): point for point in [*found, self.at(1 - 1e-9)]}.values())
+        for each in self.parameters:
+            for way in ways(each, self.parameters)[:1]:
+                for end in _missing(each, found):
+                    found.append(self._by(way, each, end, found))
+        return found
+
+    def _by(self, way: Way, wanted: Parameter, value: Value, before: Sequence[Values]) -> Values:
+        """A point with that value of a parameter, and else with what the points before lack."""
+        chosen = [*way, (wanted, value)]
+        free = ([*_missing(each, before), each.at(0)][0] for each in self.parameters)
+        values = (
+            next((choice for parameter, choice in chosen if parameter is each), other)
+            for each, other in zip(self.parameters, free, strict=True)
+        )
+        return self.point(values)
 
     def point(self, values: Iterable[Value]) -> Values:
         """The point of a value for each parameter, without those that it does not have."""
@@ -193,6 +216,25 @@ class Space:
                 return None
         known = {as_key(point) for point in tried}
         return [point for point in found if as_key(point) not in known]
+
+
+Way: TypeAlias = tuple[tuple[Parameter, str], ...]
+"""Parameters, and what is chosen of each."""
+
+
+def ways(parameter: Parameter, space: Sequence[Parameter]) -> list[Way]:
+    """What must be chosen of other parameters for this one to be there: one way, where those have one place each."""
+    if parameter.when is None:
+        return [()]
+    name, choice = parameter.when
+    above = [each for each in space if each.name == name and choice in each.choices]
+    return [(*way, (each, choice)) for each in above for way in ways(each, space)]
+
+
+def _missing(parameter: Parameter, points: Sequence[Values]) -> list[Value]:
+    """Which of its ends no point has."""
+    have = [point[parameter.name] for point in points if parameter.name in point and parameter.is_active(point)]
+    return [end for end in parameter.ends if end not in have]
 
 
 def _with(point: Values, parameter: Parameter, every: Sequence[Value]) -> list[Values]:

@@ -59,7 +59,7 @@ def test_a_sweep_that_rests_says_once_how_it_goes_on(tmp_path: Path, monkeypatch
     pool: Any = SimpleNamespace(rests=False)
     told, now = SimpleNamespace(told=list[str]()), [0.0]
     display: Any = SimpleNamespace(told=told.told.append)
-    sweep = LiveSweep(RunPaths(tmp_path / "my sweep"), Machine(), pool, {}, display, [], lambda *_: [])
+    sweep = LiveSweep(RunPaths(tmp_path / "my sweep"), Machine(), pool, {}, display, [], lambda *_: [], lambda _: None)
     monkeypatch.setattr(live_sweep, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def looks(seconds: float, *, rests: bool) -> int:

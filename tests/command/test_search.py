@@ -254,6 +254,9 @@ def test_an_axis_that_cannot_be_is_told(words: list[str], problem: str) -> None:
     [
         ("model=resnet18: model.dropout=0.1,0.2", "resnet18 is none of model=mlp,convnet"),
         ("modl=mlp: model.dropout=0.1,0.2", "modl is no axis with choices in this search. Did you mean 'model'?"),
+        ("optimzer=sgd: epochs=1,2", "optimzer is no axis with choices in this search. Did you mean 'optimizer'?"),
+        ("seeed=1: epochs=1,2", "seeed is no axis with choices in this search. Did you mean 'seed'?"),
+        ("zz=1: epochs=1,2", "zz is no axis with choices in this search. Name a key that has several values, as in"),
         ("model=mlp: model.dropout=0.1", "model.dropout=0.1 has one value alone"),
         ("model.dropout=0.1,0.2", "write 'KEY=CHOICE: AXIS'"),
         ("optimizer=sdg: optimizer.lr=0.1,0.2", "sdg is no optimizer. Did you mean 'sgd'?"),

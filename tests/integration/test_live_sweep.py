@@ -111,6 +111,10 @@ def test_a_search_of_several_goals_takes_further_points_and_no_other_settings_of
     orders.give(sweep, "pause", ())
     with pytest.raises(ConfigError, match=r"^search\.runs=9: is the search's; end it by Ctrl-C, "):
         orders.give(sweep, "add", ("search.runs=9",))
+    with pytest.raises(ConfigError, match=r"^optimzer\.lr=3: there is no key .* Did you mean 'optimizer\.lr'\?$"):
+        orders.give(sweep, "add", ("optimzer.lr=3",))
+    with pytest.raises(ConfigError, match=r"^optimizer\.lr: is searched in an interval; give the run a value"):
+        orders.give(sweep, "add", ("epochs=1",))
     assert orders.give(sweep, "add", ("optimizer.lr=0.5", "epochs=1")) == ["added 1 run: epochs=1,lr=0.5"]
     orders.give(sweep, "add", ("optimizer.lr=0.5,0.6", "epochs=59"))
     assert [point.keys for point in added.read(sweep)] == [["optimizer.lr", "epochs"]] * 3

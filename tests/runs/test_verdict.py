@@ -91,6 +91,21 @@ def test_the_number_of_seeds_is_what_the_power_needs() -> None:
     assert lead.in_words == f"none shown; {lead.seeds} seeds would"
 
 
+def test_a_difference_too_small_to_look_for_would_take_more_than_the_most() -> None:
+    bound = math.floor(((1.95996 + 0.84162) / 0.02) ** 2)  # of a normal distribution; a t-test needs about two more
+    (only,) = verdict.verdicts(runs_of(a=A, b=B), difference=1e-9).others
+    assert only.seeds in range(bound, bound + 4)
+    assert only.in_words == f"none shown; more than {only.seeds:,} seeds would"
+    (alike,) = verdict.verdicts(runs_of(a=[0.25, 0.5], b=[0.5, 0.25])).others
+    assert alike.in_words == "none shown", "no number of seeds shows that they are the same"
+
+
+@pytest.mark.parametrize("text", ["-1", "0", "nan", "inf", "abc"])
+def test_a_difference_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--difference: {text} is no difference to look for; give a number above 0"):
+        report.parse(["sweep", "--verdict", "--difference", text])
+
+
 def test_differences_without_spread_say_nothing_but_that() -> None:
     (same,) = verdict.verdicts(runs_of(a=A, b=A)).others
     assert same.in_words == "equal in each seed"

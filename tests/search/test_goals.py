@@ -172,6 +172,9 @@ def test_a_budget_is_of_the_clock_or_of_devices() -> None:
     assert devices is not None
     now[0] += 600
     assert (clock.left_s(5000.0), devices.left_s(5000.0)) == (1200.0, 2200.0)
+    assert (clock.warning(on_gpus=False), devices.warning(on_gpus=True)) == (None, None)
+    told = "search.budget=2gpu-h: its runs are on CPU cores, whose time counts; write 2core-h, or another number"
+    assert devices.warning(on_gpus=False) == told
     assert in_words(2200.0, of_devices=True, gpus=True) == "36.7gpu-min"
     assert in_words(20.0, of_devices=False, gpus=True) == "20.0s"
     assert budget_of(None) is None

@@ -17,7 +17,7 @@ import expt
 from expt.config.search import Search
 from expt.errors import ConfigError
 from expt.runs import checkpoint
-from expt.runs.forkable import epochs_of
+from expt.runs.forkable import epochs_of, has_beginning
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Made
 from expt.runs.result import COMPLETED, FAILED, PAUSED, Record, create_result, results, update_result
@@ -184,6 +184,21 @@ def _leave_checkpoint(paths: RunPaths) -> None:
     create_result(paths, identity="a", seedless_identity="a", content=content, config={}, arguments=[])
     position = {"epoch": 1, "step": 10, "step_in_epoch": 10}
     checkpoint.save(paths.last, {"model": {}, "position": position, "config": {}, "workers": [], "steps_per_epoch": 10})
+
+
+def test_a_fork_can_begin_again_where_its_parent_has_the_checkpoint_whole(tmp_path: Path) -> None:
+    parent, fork = RunPaths(tmp_path / "0"), RunPaths(tmp_path / "1")
+    _leave_checkpoint(parent)
+    forked: Any = {"given": f"{parent.folder}@epoch:1", "step": 10}
+    assert has_beginning({}, fork), "it is none"
+    assert has_beginning({"forked_from": forked}, fork)
+    assert not has_beginning({"forked_from": {**forked, "step": 11}}, fork)
+    content = bytearray(parent.last.read_bytes())
+    content[len(content) // 2] ^= 1
+    parent.last.write_bytes(content)
+    assert not has_beginning({"forked_from": forked}, fork)
+    shutil.rmtree(parent.folder)
+    assert not has_beginning({"forked_from": forked}, fork)
 
 
 def test_the_place_of_a_fork_whose_parent_is_removed_goes_to_a_fork_of_another(

@@ -333,6 +333,27 @@ def test_points_that_were_added_count_wherever_they_lie_in_their_order_and_teach
     assert by_objective((run["folder"].name, run) for run in runs[1:]) == ["b", "a", "c"]
 
 
+def test_a_fork_that_has_lost_its_checkpoints_and_what_it_began_from_is_left_as_it_is(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.searching.pausing = cast("Pausing", FirstGoesOn())
+    source, parent = folder.source(), folder.folder / "parent"
+    assert taken(source, 2) == ["0", "1"]
+    forked = {"given": f"{parent}@epoch:1", "run": str(parent), "step": 5, "epoch": 1, "arguments": [], "changed": {}}
+    forked |= {"identity": "a", "seedless_identity": "a"}
+    for job, known in zip(folder.jobs, ({"forked_from": forked}, {}), strict=True):
+        value = {"name": "accuracy/val", "value": 0.5}
+        update_result(job.paths, status=PAUSED, resumable=False, objective=value, **known)
+        job.status = PAUSED
+    before = folder.jobs[0].paths.result.read_bytes()
+    assert taken(source, 2) == ["1", "2"], "the others go on"
+    warned = capsys.readouterr().err
+    assert f"{folder.folder}/0: was to go on" in warned
+    assert f"({parent}@epoch:1) is gone too; this cannot be mended, and it is left as it is" in warned
+    assert f"{folder.folder}/1: goes on after all, and from its beginning" in warned
+    assert folder.jobs[0].paths.result.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

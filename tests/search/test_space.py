@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expt.command.overrides import as_dict
-from expt.search.space import Parameter, Space
+from expt.search.space import Parameter, Space, as_key
 
 PARAMETERS = (
     Parameter("lr", "float", 1e-4, 1.0, log=True),
@@ -77,6 +77,29 @@ def test_a_conditional_parameter_is_read_where_its_condition_holds() -> None:
     assert space.words({"model": "convnet", "pool": 3}) == ["model=convnet", "pool=3"]
     left = space.without([{"model": "mlp"}, {"model": "convnet", "pool": 2}])
     assert left == [{"model": "convnet", "pool": pool} for pool in (1, 3, 4)]
+
+
+def test_what_is_tried_has_each_end_and_each_choice_below_conditions_too() -> None:
+    def choice(name: str, *choices: str, when: tuple[str, str] | None = None) -> Parameter:
+        return Parameter(name, "categorical", choices=choices, meant=choices, when=when)
+
+    space = Space((
+        choice("model", "mlp", "convnet", "vit"),
+        choice("batch_size", "64", "7000", when=("model", "mlp")),
+        Parameter("lr", "float", 1e-3, 1.0, log=True),
+        choice("pool", "a", "b", "c", "d", when=("model", "vit")),
+        Parameter("width", "int", 1, 9, when=("pool", "c")),
+        Parameter("width", "int", 20, 30, when=("model", "convnet")),
+    ))  # fmt: skip
+    tried = space.corners()
+    for name, values in {
+        "model": {"mlp", "convnet", "vit"}, "batch_size": {"64", "7000"}, "pool": {*"abcd"}, "width": {1, 9, 20, 30}
+    }.items():  # fmt: skip
+        assert {point.get(name) for point in tried} - {None} >= values, name
+    assert all(space.read(point.get) == point for point in tried), "each is a point of the space"
+    assert len(tried) == len({as_key(point) for point in tried}) <= 12
+    plain = Space((choice("model", "mlp", "convnet"), Parameter("lr", "float", 1e-3, 1.0)))
+    assert len(plain.corners()) == 3
 
 
 def test_a_space_of_numbers_has_no_end() -> None:

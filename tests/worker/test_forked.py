@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from expt.errors import CheckpointError
-from expt.runs import checkpoint, fork, parts_folder
+from expt.errors import CheckpointError, ConfigError
+from expt.runs import checkpoint, checkpoint_file, fork, parts_folder
 from expt.runs.paths import RunPaths
+from expt.runs.record_parts import Made
+from expt.runs.result import create_result
 from expt.training.collectives import Worker
 from expt.worker import forked
 from tests.conftest import Configured
@@ -47,3 +49,22 @@ def test_a_damaged_part_is_told_with_the_run_that_has_it_and_is_not_kept(
     part.unlink()
     part.write_text("whole")
     assert fork.begin(source.last, config, target) == target.forked
+
+
+def test_a_damaged_checkpoint_is_told_as_such_with_what_to_type_instead(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    content: Made = {"data": None, "code": None}
+    create_result(paths, identity="a", seedless_identity="a", content=content, config={}, arguments=[])
+    for file, epoch in ((paths.best, 1), (checkpoint_file.older(paths.last, 1), 2), (paths.last, 3)):
+        position = {"epoch": epoch, "step": 10 * epoch, "step_in_epoch": 10}
+        state = {"model": {}, "position": position, "config": {}, "workers": [], "steps_per_epoch": 10}
+        checkpoint.save(file, state)
+    paths.last.write_bytes(paths.last.read_bytes()[:-40])
+    damage = f"{paths.last}: is truncated or damaged, its checksum is not that of last.pt.sha256"
+    whole = f"whole: step 10 (epoch 1, best) and step 20 (epoch 2); use fork={paths.folder}@20"
+    for given in (str(paths.folder), f"{paths.folder}@last"):
+        with pytest.raises(ConfigError) as told:
+            fork.identified(given)
+        assert str(told.value) == f"fork={given}: {damage}; {whole}"
+    with pytest.raises(ConfigError, match=r"has no checkpoint of step 30; it has step 10 .*; damaged: last\.pt$"):
+        fork.identified(f"{paths.folder}@30")

@@ -25,6 +25,8 @@ from expt.runs.view.query import falls
 LEVEL = 0.05
 """The chance of calling any two rows different that are not."""
 POWER = 0.8
+LEAST_EFFECT, MOST_EFFECT = 0.02, 4
+"""Leads, in standard deviations, between which the solver finds a number of seeds."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +40,20 @@ class Verdict:
     high: float
     p: float
     seeds: int | None
+    needs_more: bool = False
+    """Whether more than that many seeds would be needed, nobody has looked how many."""
 
     @property
     def in_words(self) -> str:
         """What one may conclude."""
+        more = "more than " if self.needs_more else ""
         if self.pairs < 2:
             return "too few seeds in common"
         if math.isnan(self.p):
             return "the same lead in each, no spread to judge it by" if self.lead else "equal in each seed"
         if self.p < LEVEL:
             return "a difference" + (", and not in favour of the best" if self.lead < 0 else "")
-        return "none shown" + (f"; {self.seeds:,} seeds would" if self.seeds and self.seeds > self.pairs else "")
+        return "none shown" + (f"; {more}{self.seeds:,} seeds would" if self.seeds and self.seeds > self.pairs else "")
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class Verdicts:
     """Completed runs that count nowhere."""
 
 
+_Seeds: TypeAlias = tuple[int | None, bool]
+"""How many, and whether more than that."""
 _OfSeeds: TypeAlias = Mapping[tuple[Any, ...], float]
 """The finite value of each completed run, by seed and fold."""
 
@@ -232,21 +239,22 @@ def _t_test(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _verdict(
-    best: _Measured, other: _Measured, sign: int, p: float, seeds_for: Callable[[Sequence[float]], int | None]
+    best: _Measured, other: _Measured, sign: int, p: float, seeds_for: Callable[[Sequence[float], float], _Seeds]
 ) -> Verdict:
     differences = _differences(best.values, other.values)
     leads, lead = [sign * value for value in differences], sign * _mean(differences, best.values, other.values)
     _, low, high = _t_test(leads)
-    return Verdict(other.row, len(leads), lead, low, high, p, seeds_for(leads))
+    return Verdict(other.row, len(leads), lead, low, high, p, *seeds_for(leads, lead))
 
 
-def _seeds_for(leads: Sequence[float], *, size: float | None, comparisons: int) -> int | None:
-    """How many seeds would show a lead of `size`, or the mean one; None where that cannot be known."""
+def _seeds_for(leads: Sequence[float], lead: float, *, size: float | None, comparisons: int) -> _Seeds:
+    """How many seeds would show a lead of `size`, or the one seen; None where that cannot be known."""
     from statsmodels.stats.power import TTestPower
 
     spread = statistics.stdev(leads) if len(leads) > 1 else 0.0
-    size = abs(statistics.fmean(leads)) if leads and size is None else size
-    if not spread or not size or not 0.02 < size / spread < 4:  # beyond, the solver finds none
-        return None
-    needed = TTestPower().solve_power(effect_size=size / spread, alpha=LEVEL / comparisons, power=POWER)
-    return max(2, math.ceil(float(needed)))
+    size = abs(lead) if size is None else size
+    if not spread or not size or size / spread >= MOST_EFFECT:
+        return None, False
+    effect = max(size / spread, LEAST_EFFECT)
+    needed = float(TTestPower().solve_power(effect_size=effect, alpha=LEVEL / comparisons, power=POWER))
+    return (math.floor(needed), True) if effect > size / spread else (max(2, math.ceil(needed)), False)
