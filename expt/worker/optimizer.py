@@ -107,10 +107,8 @@ class _Trial(NamedTuple):
         given: Any = small[0]
         if self.settings is not None:
             given = [{**settings, "params": group} for settings, group in zip(self.settings, small, strict=True)]
-        optimizer, every = (
-            user_class.build(self.wanted.target, Optimizer, given, **self.wanted.kwargs),
-            [*chain(*small)],
-        )
+        optimizer = user_class.build(self.wanted.target, Optimizer, given, **self.wanted.kwargs)
+        every = [*chain(*small)]
 
         def resumed(place: Place, tensor: Tensor) -> Tensor:  # as a run's is, see Snapshot.read
             like = every[place[1]] if place[0] == "state" else None
