@@ -185,7 +185,10 @@ def test_a_run_whose_settings_can_be_composed_no_more_ends_no_search() -> None:
 
 def test_a_dry_run_says_which_point_it_shows(searched: Path, tmp_path: Path) -> None:
     words = ("-m", "search=tpe", "optimizer.lr=tag(log,interval(0.001,1.0))", "hydra.launcher.dry_run=true")
-    first = run(*words, "search.runs=6", "hydra.sweep.dir=new", cwd=tmp_path)
+    budget = ("gpus=0", "search.budget=20gpu-h")
+    first = run(*words, *budget, "search.runs=6", "hydra.sweep.dir=new", cwd=tmp_path)
+    told = "search.budget=20gpu-h: its runs are on CPU cores, whose time counts; write 20core-h, or another number"
+    assert first.stderr == f"warning: {told}\n"
     assert first.stdout.splitlines()[-1] == "point 1 of 6; each later one is chosen when its turn comes"
     of_searched = ("model.hidden=[8],[16]", "epochs=1", "world_size=1", "dataset.train_limit=64")
     none = run(*words, *of_searched, "search.runs=3", f"hydra.sweep.dir={searched}", cwd=tmp_path)

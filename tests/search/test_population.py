@@ -192,7 +192,8 @@ def test_a_fork_can_begin_again_where_its_parent_has_the_checkpoint_whole(tmp_pa
     forked: Any = {"given": f"{parent.folder}@epoch:1", "step": 10}
     assert has_beginning({}, fork), "it is none"
     assert has_beginning({"forked_from": forked}, fork)
-    assert not has_beginning({"forked_from": {**forked, "step": 11}}, fork)
+    other: Any = {**forked, "step": 11}
+    assert not has_beginning({"forked_from": other}, fork)
     content = bytearray(parent.last.read_bytes())
     content[len(content) // 2] ^= 1
     parent.last.write_bytes(content)

@@ -339,11 +339,11 @@ def test_a_fork_that_has_lost_its_checkpoints_and_what_it_began_from_is_left_as_
     folder.searching.pausing = cast("Pausing", FirstGoesOn())
     source, parent = folder.source(), folder.folder / "parent"
     assert taken(source, 2) == ["0", "1"]
-    forked = {"given": f"{parent}@epoch:1", "run": str(parent), "step": 5, "epoch": 1, "arguments": [], "changed": {}}
-    forked |= {"identity": "a", "seedless_identity": "a"}
-    for job, known in zip(folder.jobs, ({"forked_from": forked}, {}), strict=True):
-        value = {"name": "accuracy/val", "value": 0.5}
-        update_result(job.paths, status=PAUSED, resumable=False, objective=value, **known)
+    forked: Any = {"given": f"{parent}@epoch:1", "run": str(parent), "step": 5, "epoch": 1, "arguments": []}
+    forked |= {"identity": "a", "seedless_identity": "a", "changed": {}}
+    update_result(folder.jobs[0].paths, forked_from=forked)
+    for job in folder.jobs:
+        update_result(job.paths, status=PAUSED, resumable=False, objective={"name": "accuracy/val", "value": 0.5})
         job.status = PAUSED
     before = folder.jobs[0].paths.result.read_bytes()
     assert taken(source, 2) == ["1", "2"], "the others go on"
