@@ -100,9 +100,10 @@ def scale_rates(optimizer: Optimizer) -> None:
 
 
 def rate_of(optimizer: Optimizer) -> float:
-    """The learning rate of a group that has all of it."""
+    """The learning rate of a group that has all of it, as it is now: one that is a tensor changes in its place."""
     group, *others = optimizer.param_groups
     if others:
         group = min(optimizer.param_groups, key=lambda group: TRAINED_EPOCHS in group)
     lr, scale = group["lr"], group.get(LR_SCALE, 1.0)
-    return lr if scale == 1.0 else lr / scale  # type: ignore[no-any-return]
+    rate = lr if scale == 1.0 else lr / scale
+    return rate if type(rate) is float else float(rate)

@@ -79,14 +79,14 @@ class _Trial(NamedTuple):
         starts = [[_drawn(like, draw) * 0.1 for like in _small(group, most)] for group in members]
         return cls(wanted, settings or None, starts, _spread_as(members[0][0]))
 
-    def weights(self, spread: Spread, *, seed: int = 0) -> tuple[list[Tensor], str | None]:
-        """Those that it comes to, whole, and what went wrong on any worker; saved and resumed on the way. A collective.
+    def weights(self, spread: Spread, *, seed: int = 0, at_once: bool = False) -> tuple[list[Tensor], str | None]:
+        """Those that it comes to, whole, and what went wrong on any worker, where they are those before that.
 
-        Where something did, they are those before it.
+        It is saved and resumed on the way, unless all is done `at_once`. A collective.
         """
         random_state.seed(seed)
         draw, weights, state = torch.Generator().manual_seed(1), self.starts, None
-        for scales in (SCALES[:3], SCALES[3:]):
+        for scales in (SCALES,) if at_once else (SCALES[:3], SCALES[3:]):
             small = [[nn.Parameter(spread(weight.clone())) for weight in group] for group in weights]
             optimizer, problem = _of_all(functools.partial(self._steps, small, state, spread, scales, draw))
             if problem:
@@ -155,14 +155,19 @@ def _spread_as(parameter: Tensor) -> Spread:
 
 def _try_out(trial: _Trial, worker: Worker) -> None:
     where = f"optimizer._target_={trial.wanted.target}"
-    found, problem = trial.weights(lambda whole: whole)
-    if problem or (problem := _why_no_measure(found, trial.weights(lambda whole: whole, seed=1)[0])):
+    found, problem = trial.weights(_as_it_is, at_once=True)
+    if problem or (problem := _why_no_measure(found, trial.weights(_as_it_is, seed=1, at_once=True)[0])):
         if worker.rank == 0:
             warn(
                 f"{where}: could not be tried on small parameters ({problem}): whether it comes to the weights of "
                 "strategy=ddp where each worker has a part of them is not known"
             )
         return
+    resumed, problem = trial.weights(_as_it_is)
+    if problem or not all(map(_are_alike, resumed, found, chain(*trial.starts))):
+        why = f" ({problem})" if problem else ""
+        mend = "let it keep what it remembers in self.state"
+        raise ConfigError(f"{where}: comes to other weights once it is resumed{why}; {mend}")
     mend = "use strategy=ddp, or an optimizer that treats each number by itself"
     parts, problem = trial.weights(trial.spread)
     if problem:
@@ -172,6 +177,10 @@ def _try_out(trial: _Trial, worker: Worker) -> None:
         )
     if not all(map(_are_alike, parts, found, chain(*trial.starts))):
         raise ConfigError(f"{where}: comes to other weights where each worker has a part of each tensor; {mend}")
+
+
+def _as_it_is(whole: Tensor) -> Tensor:
+    return whole
 
 
 def _of_all(work: Callable[[], Any]) -> tuple[Any, str | None]:

@@ -150,3 +150,11 @@ def test_a_setting_that_an_own_optimizer_has_not_is_refused() -> None:
     config = TargetOptimizer(target="torch.optim.Rprop", kwargs={}, decay_biases_and_norms=False)
     with pytest.raises(ConfigError, match=r"^optimizer: Rprop has no weight_decay, which optimizer\.groups, layer"):
         build_optimizer(config, net())
+
+
+def test_a_rate_that_is_a_tensor_is_told_as_it_was() -> None:
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=rate)
+    told = rate_of(optimizer)
+    rate.fill_(0.25)
+    assert (told, type(told)) == (0.5, float)

@@ -109,6 +109,14 @@ class OfLast(OfEach):
         return torch.stack(last).sum(0)
 
 
+class Forgetful(OfEach):
+    """With what it remembers outside of its state."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        self.steps = getattr(self, "steps", 0) + 1
+        return gradient / self.steps
+
+
 class Noisy(OfEach):
     def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
         return gradient + torch.randn_like(gradient)
@@ -132,6 +140,7 @@ CASES = {
     f"{HERE}.OfRows": "or once it is resumed there (RuntimeError: ",
     f"{HERE}.OfSums": "its state has a sum that is of each worker's part, which no checkpoint can hold",
     f"{HERE}.OfLast": "",
+    f"{HERE}.Forgetful": "comes to other weights once it is resumed; let it keep what it remembers in self.state",
     f"{HERE}.ByPart": OTHER,
     f"{HERE}.Noisy": UNTRIED,
     f"{HERE}.Picky": UNTRIED,
