@@ -10,8 +10,8 @@ try:
     from expt.launch import torch_import
 
     with torch_import.libraries_loaded():
-        import expt.config.schema
-    with torch_import.without_cuda():
+        torch_import.import_meanwhile()
+    with torch_import.without_cuda(), torch_import.without_source():
         import torch  # noqa: F401
     import expt.worker.main  # noqa: F401
 

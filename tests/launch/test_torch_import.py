@@ -13,17 +13,23 @@ import pytest
 from expt.launch import torch_import
 
 PROGRAM = """
-import sys, threading
+import inspect, sys, threading
 from pathlib import Path
 from expt.launch import torch_import
 maps = lambda: Path("/proc/self/maps").read_text()
 assert "libtorch_cpu" not in maps()
 with torch_import.libraries_loaded():
-    assert "torch" not in sys.modules
+    torch_import.import_meanwhile()
+    assert "torch" not in sys.modules and "numpy" not in sys.modules
 print("libtorch_cpu" in maps(), threading.active_count())
 with torch_import.without_cuda():
     print([name for name in torch_import.FOR_CUDA if name in sys.modules])
 print([name for name in torch_import.FOR_CUDA if name in sys.modules])
+frame = (cheaper := torch_import.without_source()).gen.gi_frame
+assert inspect.getframeinfo(frame).code_context
+with cheaper:
+    assert inspect.getframeinfo(frame).code_context is None
+assert inspect.getframeinfo.__module__ == "inspect"
 """
 
 
