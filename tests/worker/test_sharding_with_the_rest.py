@@ -13,10 +13,12 @@ from torch.nn import functional
 
 from expt.config.identity import Content
 from expt.config.schema import RunConfig
+from expt.data.loading import Batch
 from expt.runs import checkpoint, lineage, resume
 from expt.runs.attempt import Attempt
 from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
+from expt.tasks.task import Sum, Task
 from expt.training.collectives import Worker
 from expt.worker import random_state
 from expt.worker.build import build_data, build_learner
@@ -117,6 +119,31 @@ def test_a_fork_is_that_of_ddp_and_with_nothing_changed_the_run_itself(
     assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-5
     left = {path.name for path in RunPaths(tmp_path / "fsdp").checkpoints.iterdir()}
     assert not [file for file in left if file.startswith((".", "fork"))], left
+
+
+class Penalised(Task):
+    """Cross-entropy, and the squared norms of the weights for each sample."""
+
+    def forward(self, model: Any, batch: Batch) -> Tensor:
+        norms = [parameter.norm() for parameter in model.parameters()]
+        whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+        self.penalty = sum(norm.square() for norm in whole)
+        outputs: Tensor = model(batch.inputs)
+        return outputs
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        of_labels = functional.cross_entropy(outputs, batch.targets, reduction="sum")
+        return of_labels + 0.05 * len(outputs) * self.penalty, len(outputs)
+
+
+def test_a_penalty_on_the_weights_is_that_of_ddp_where_workers_have_unequal_numbers_of_samples(
+    configs: Configs, tmp_path: Path
+) -> None:
+    words = ("model=mlp", "model.hidden=[8]", f"task={{_target_: {__name__}.Penalised}}", "epochs=2", "log_every=1")
+    lone = ("dataset.train_limit=33", "batch_size=16", "drop_last=false")  # one worker has none of the last batch
+    runs = {strategy: configs(strategy, 2, *words, *lone) for strategy in ("ddp", "fsdp")}
+    together(tmp_path, 2, lambda worker: [trained(tmp_path / name, each, worker) for name, each in runs.items()])
+    assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-5
 
 
 BIAS, MEAN = "6.bias", "7.running_mean"
