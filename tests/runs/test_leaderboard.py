@@ -179,7 +179,8 @@ def test_forks_of_parents_that_differ_by_seed_are_repetitions_while_they_keep_th
 
     leave(parent=0, seed=0)
     leave(parent=1, seed=1)
-    assert names(tmp_path) == [["fork=a0,seed=0", "fork=a1,seed=1"]]
+    (both,) = leaderboard.rows(leaderboard.read_runs(tmp_path))
+    assert (both.settings, both.values) == ({"fork": "a0@40, a1@40"}, [0.0, 1.1])
     leave(parent=1, seed=0)
     found = leaderboard.rows(leaderboard.read_runs(tmp_path))
     assert [(row.settings, row.values) for row in found] == [

@@ -93,7 +93,8 @@ def rows(runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool 
     settings = [_Settings(group[0]) for group in groups]
     keys = _columns(settings, [_typed(group[0]) for group in groups])
     found = [
-        Row({key: known.get(key) for key in keys}, tuple(group)) for known, group in zip(settings, groups, strict=True)
+        Row({key: _parents(group) if key == "fork" else known.get(key) for key in keys}, tuple(group))
+        for known, group in zip(settings, groups, strict=True)
     ]
     objective = objective_of(runs)
     by = {
@@ -198,6 +199,12 @@ def _spread(values: Sequence[float]) -> str:
     if len(values) < 2:
         return f"{values[0]:.4f}" if values else ""
     return f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} ({len(values)})"
+
+
+def _parents(group: Sequence[FoundRecord]) -> Any:
+    """What the runs of a row are forks of, which may be several."""
+    first, *others = dict.fromkeys(_Settings(run).get("fork") for run in group)
+    return ", ".join(map(str, (first, *others))) if others else first
 
 
 def _typed(run: FoundRecord) -> list[str]:
