@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hydra.core.config_loader import ConfigLoader
@@ -33,6 +33,8 @@ def space_of(
     axes = [_parameter(override) for override in parser.parse_overrides(list(words)) if override.is_sweep_override()]
     fixed = [each.word(each.choices[0]) for each in axes if each.kind == "categorical"]
     space = [_typed(each, fixed, settings_of, machine) for each in axes]
+    of_all: dict[str, set[str]] = {}
+    """By the name of a key that is not searched: what is, since that has the value of a condition."""
     for text in when:
         name, choice, word = _parted(text)
         choice = next((each for each in _choices(name, space) if unquoted(each) == unquoted(choice)), choice)
@@ -42,6 +44,9 @@ def space_of(
             parameter = dataclasses.replace(parameter, when=(name, choice))
         elif not _is_fixed(text, name, choice, settings_of(fixed), space):
             continue
+        else:
+            of_all.setdefault(name, set()).add(parameter.name)
+        _refuse_circle(text, name, parameter, space, of_all)
         (way, *_) = ways(parameter, space)
         chosen = {above.typed: above.word(choice) for above, choice in way}
         others = [each for each in fixed if each.partition("=")[0] not in chosen]
@@ -68,6 +73,19 @@ def _refuse_twice(space: Sequence[Parameter]) -> None:
                 f"{one.name}: is searched twice in one point; name it once, or below different choices of one key, "
                 "as in search.when"
             )
+
+
+def _refuse_circle(
+    text: str, name: str, parameter: Parameter, space: Sequence[Parameter], of_all: Mapping[str, Collection[str]]
+) -> None:
+    """Raise ConfigError where a parameter would be there by a choice of its own; `name` is what it depends on."""
+    above = {name, *(each.name for way in ways(parameter, space) for each, _ in way)}
+    if parameter.name in above or above & {*of_all.get(parameter.name, ())}:
+        by = "" if name == parameter.name else f", by {name}"
+        raise ConfigError(
+            f"search.when={text}: {parameter.name} would depend on itself{by}; give its values once, in an axis of all "
+            "points or below a key that does not depend on it"
+        )
 
 
 def _parted(text: str) -> tuple[str, str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from expt.config.older import brought_up_to_date
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError, warn
 from expt.runs import checkpoint_file
-from expt.runs.forkable import TRIES, Found, all_of, choice, damaged, is_meant, whole_ones
+from expt.runs.forkable import TRIES, Found, all_of, choice, damaged, is_meant, whole_of, whole_ones
 from expt.runs.parent import kept_by, named
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Forked
@@ -54,7 +54,7 @@ def _of(given: str, run: Path, which: str) -> Found:
     there = list(all_of(run))
     fitting = [found for found in there if is_meant(found, which)]
     if fitting:
-        return fitting[0]
+        return _whole_of(fitting, given, run)
     bad = damaged(run)
     for file, damage in bad.items():
         if which in (file.name, file.stem):
@@ -63,6 +63,14 @@ def _of(given: str, run: Path, which: str) -> Found:
     wanted = {"last": "last", "best": "best"}.get(which, f"of {which.replace(':', ' ')}" if ":" in which else which)
     wanted = f"of step {which}" if which.isdigit() else wanted
     raise ConfigError(f"fork={given}: {run} has no checkpoint {wanted}; {choice(there)}{_told(bad)}")
+
+
+def _whole_of(fitting: Sequence[Found], given: str, run: Path) -> Found:
+    """One of several files of the same checkpoint. Raises ConfigError where all are damaged."""
+    try:
+        return whole_of(fitting)
+    except CheckpointError as damage:
+        raise ConfigError(f"fork={given}: {damage}; {whole_ones(run)}") from None
 
 
 def _told(bad: Collection[Path]) -> str:
@@ -81,14 +89,14 @@ def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
     run = named(str(config.fork)).run
     assert content.fork is not None
     step = content.fork.rpartition("@")[2]
-    found = next((found for found in all_of(run) if is_meant(found, step)), None)
-    if found is None:
+    fitting = [found for found in all_of(run) if is_meant(found, step)]
+    if not fitting:
         raise ConfigError(
             f"fork={config.fork}: the run has gone on since, and its checkpoint of step {step} is no longer there; "
             f"{choice(list(all_of(run)))}"
         )
     record = result_of_any(RunPaths(run))
-    found = _with_length(found, record)
+    found = _with_length(_whole_of(fitting, str(config.fork), run), record)
     _refuse(config, content, record, found, run)
     return before_its_end(config, found.state, found.file)
 

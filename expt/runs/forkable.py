@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,6 +113,32 @@ def all_of(run: Path) -> Iterator[Found]:
             yield Found(file, {key: state[key] for key in state if key not in ("model", "ema", "optimizer")})
         except Exception:  # damaged in one of many ways, or removed meanwhile
             continue
+
+
+def whole_of(fitting: Sequence[Found]) -> Found:
+    """The first that is what was written; a file is read through once, however many forks a sweep has of it.
+
+    Raises CheckpointError, that of the first, where all are damaged.
+    """
+    damages = list[CheckpointError | OSError]()
+    for found in fitting:
+        try:
+            checkpoint_file.read_steady(found.file, functools.partial(_check, found.file))
+            return found
+        except (CheckpointError, OSError) as error:  # OSError: it was removed meanwhile
+            damages.append(error)
+    raise CheckpointError(str(damages[0])) from damages[0]
+
+
+def _check(file: Path) -> None:
+    about = file.stat()
+    _check_once(file, about.st_ino, about.st_mtime_ns, about.st_size)
+
+
+@functools.lru_cache
+def _check_once(file: Path, *_: int) -> None:
+    """What is damaged is looked at each time, for a person may have mended it."""
+    checkpoint_file.check(file)
 
 
 def damaged(run: Path) -> dict[Path, CheckpointError]:

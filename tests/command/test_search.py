@@ -311,6 +311,30 @@ def test_conditions_exclude_each_other_and_stand_below_one_another() -> None:
         space("model=mlp,convnet", "optimizer=sgd,adam", when=("model=mlp: seed=1,2", "optimizer=sgd: seed=2,3"))
 
 
+@pytest.mark.parametrize(
+    ("words", "when", "by"),
+    [
+        (["model=mlp,convnet"], ["model=mlp: model=mlp,convnet"], ""),
+        ([], ["model=mlp: model=mlp,convnet"], ""),  # of what is not searched else
+        (["seed=1,2"], ["seed=1: model=mlp,convnet", "model=mlp: seed=1,2"], ", by model"),
+        ([], ["model=mlp: optimizer=sgd,adam", "optimizer=sgd: model=mlp,convnet"], ", by optimizer"),
+        (
+            ["seed=1,2"],
+            ["seed=1: model=mlp,convnet", "model=mlp: optimizer=sgd,adam", "optimizer=sgd: seed=1,2"],
+            ", by optimizer",
+        ),
+    ],
+)
+def test_what_depends_on_itself_is_told(words: list[str], when: list[str], by: str) -> None:
+    name = when[-1].split(": ")[1].partition("=")[0]
+    with pytest.raises(ConfigError) as raised:
+        space(*words, when=tuple(when))
+    assert str(raised.value) == (
+        f"search.when={when[-1]}: {name} would depend on itself{by}; give its values once, in an axis of all points or "
+        "below a key that does not depend on it"
+    )
+
+
 def test_a_condition_names_a_choice_as_it_is_typed() -> None:
     found = space("weights=a b,c", when=("weights=a b: seed=1,2",))
     assert found["seed"].is_active({"weights": found["weights"].choices[0]})

@@ -160,6 +160,18 @@ def test_a_row_of_which_a_run_came_to_nothing_is_not_the_best_by_the_others() ->
     assert "completed runs without a finite number, which count nowhere: 1" in [*verdict.notes(found)]
 
 
+def test_a_run_with_the_seed_of_one_before_it_does_not_take_its_place() -> None:
+    runs = runs_of(a=A, b=B)
+    more: list[Any] = runs_of(b=[0.5] * 5)
+    for run in more:
+        run["folder"] = Path(f"again/{run['folder']}")
+    found = verdict.verdicts([*runs, *more])
+    assert (found.others[0].lead, found.others[0].pairs) == (verdict.verdicts(runs).others[0].lead, 5)
+    told = "a seed that a run before them in the row has, which count nowhere: again/b0, again/b1, again/b2 and 2 more"
+    assert f"completed runs of {told}" in [*verdict.notes(found)]
+    assert len([*verdict.notes(verdict.verdicts(runs))]) == 1
+
+
 def test_a_mean_that_is_but_rounding_is_none() -> None:
     runs = runs_of(a=[0.1 + 0.2, 0.4], b=[0.4, 0.3])
     assert verdict.verdicts(runs).others[0].lead == 0

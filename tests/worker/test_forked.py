@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from expt.config.identity import Content
 from expt.errors import CheckpointError, ConfigError
 from expt.runs import checkpoint, checkpoint_file, fork, parts_folder
 from expt.runs.paths import RunPaths
@@ -67,4 +68,41 @@ def test_a_damaged_checkpoint_is_told_as_such_with_what_to_type_instead(tmp_path
             fork.identified(given)
         assert str(told.value) == f"fork={given}: {damage}; {whole}"
     with pytest.raises(ConfigError, match=r"has no checkpoint of step 30; it has step 10 .*; damaged: last\.pt$"):
+        fork.identified(f"{paths.folder}@30")
+
+
+def test_of_a_step_the_file_that_is_whole_is_taken_and_a_sweep_reads_it_through_once(
+    configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = RunPaths(tmp_path / "run")
+    content: Made = {"data": None, "code": None}
+    create_result(paths, identity="a", seedless_identity="b", content=content, config={}, arguments=[])
+    state = {"model": {}, "position": {"epoch": 3, "step": 30, "step_in_epoch": 10}, "config": {}, "workers": []}
+    for file in (paths.best, paths.last):
+        checkpoint.save(file, {**state, "steps_per_epoch": 10})
+    changed = bytearray(paths.last.read_bytes())
+    changed[-5] ^= 1  # of the comment's length: all of it can still be read
+    paths.last.write_bytes(changed)
+    checked = list[Path]()
+    check = checkpoint_file.check
+
+    def count(file: Path) -> None:
+        checked.append(file)
+        check(file)
+
+    monkeypatch.setattr(checkpoint_file, "check", count)
+    for which in ("30", "best", "epoch:3") * 2:
+        assert fork.identified(f"{paths.folder}@{which}") == ("a@30", "b@30")
+    assert checked.count(paths.best) == 1
+    monkeypatch.setattr(fork, "_refuse", lambda *_: None)
+    config = configured(f"fork={paths.folder}@30", "epochs=4")
+    assert fork.find(config, Content(fork="a@30"), RunPaths(tmp_path / "fork")) == paths.best
+    with pytest.raises(
+        ConfigError, match=r"last\.pt: is truncated or damaged, .*; whole: step 30 \(epoch 3, best\); use "
+    ):
+        fork.identified(str(paths.folder))
+    paths.best.write_bytes(changed)
+    with pytest.raises(
+        ConfigError, match=r"@30: .*last\.pt: is truncated or damaged, .*; no other is whole: give another"
+    ):
         fork.identified(f"{paths.folder}@30")

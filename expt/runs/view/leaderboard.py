@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
-import hashlib
 import io
-import json
 import math
 import statistics
 import sys
@@ -18,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from expt.config.identity import NOT_IN_RESULT, REPEATED, hyperparameters
+from expt.config.identity import REPEATED
 from expt.errors import printable
 from expt.runs.atomic import write_atomically
 from expt.runs.ranking import place
@@ -27,6 +25,7 @@ from expt.runs.spending import device_s
 from expt.runs.sweep_index import results_of_sweep
 from expt.runs.view.cells import cells, in_csv, setting
 from expt.runs.view.query import ListedRun, best_first, falls, ordered, settings_of
+from expt.runs.view.repetitions import experiments, parent_of, without_seed
 from expt.runs.view.stale import WORD
 from expt.runs.view.summary import epochs_done
 from expt.runs.view.units import elapsed
@@ -90,14 +89,12 @@ def read_runs(folder: Path) -> list[FoundRecord]:
 
 def rows(runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool = False) -> list[Row]:
     """The leaderboard, what has no result last: best first, or by the column, setting or metric `sort`."""
-    groups: dict[str, list[FoundRecord]] = {}
-    for run in runs:
-        groups.setdefault(_without_seed(run), []).append(run)
-    settings = [_Settings(group[0]) for group in groups.values()]
-    keys = _columns(settings, [_typed(group[0]) for group in groups.values()])
+    groups = experiments(runs)
+    settings = [_Settings(group[0]) for group in groups]
+    keys = _columns(settings, [_typed(group[0]) for group in groups])
     found = [
-        Row({key: known.get(key) for key in keys}, tuple(group))
-        for known, group in zip(settings, groups.values(), strict=True)
+        Row({key: _parents(group) if key == "fork" else known.get(key) for key in keys}, tuple(group))
+        for known, group in zip(settings, groups, strict=True)
     ]
     objective = objective_of(runs)
     by = {
@@ -204,17 +201,10 @@ def _spread(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.4f} ± {statistics.stdev(values):.4f} ({len(values)})"
 
 
-def _without_seed(run: FoundRecord) -> str:
-    """Equal for runs that differ by their seed and fold alone, in all that they have come to, whatever was typed."""
-    if "seedless_identity" in run:
-        return run["seedless_identity"]
-    known: Any = run.get("config")
-    if known:  # of an older version
-        flat = hyperparameters(known)
-        known = [{key: flat[key] for key in flat if key not in {*REPEATED, *NOT_IN_RESULT}}, run.get("content")]
-    else:  # refused, before it had a configuration
-        known = {key: value for key, value in run.get("overrides", {}).items() if key not in REPEATED}
-    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:12]
+def _parents(group: Sequence[FoundRecord]) -> Any:
+    """What the runs of a row are forks of, which may be several."""
+    first, *others = dict.fromkeys(_Settings(run).get("fork") for run in group)
+    return ", ".join(map(str, (first, *others))) if others else first
 
 
 def _typed(run: FoundRecord) -> list[str]:
@@ -237,7 +227,8 @@ class _Settings:
     @functools.cached_property
     def all(self) -> dict[str, Any]:
         """With those that nobody has typed, which takes 20 times as long."""
-        return {**settings_of(self._run), **self._typed, _IN_LAST_RESORT: _without_seed(self._run)}
+        last_resort = f"{without_seed(self._run)} {parent_of(self._run)}".rstrip()
+        return {**settings_of(self._run), **self._typed, _IN_LAST_RESORT: last_resort}
 
     def get(self, key: str) -> Any:
         """The value of a setting; "" where the run has none."""

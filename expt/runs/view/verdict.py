@@ -14,17 +14,20 @@ from typing import Any, TypeAlias
 
 from rich.table import Table
 
-from expt.config.identity import REPEATED, flat
+from expt.config.identity import flat
 from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
 from expt.runs.result import COMPLETED, FoundRecord
 from expt.runs.view.cells import cells, setting
 from expt.runs.view.leaderboard import Row, objective_of, rows
 from expt.runs.view.query import falls
+from expt.runs.view.repetitions import seed_and_fold
 
 LEVEL = 0.05
 """The chance of calling any two rows different that are not."""
 POWER = 0.8
+NAMED = 3
+"""Runs that count nowhere."""
 LEAST_EFFECT, MOST_EFFECT = 0.02, 4
 """Leads, in standard deviations, between which the solver finds a number of seeds."""
 
@@ -70,6 +73,8 @@ class Verdicts:
     """Over all its seeds, whichever they are."""
     not_finite: int
     """Completed runs that count nowhere."""
+    again: tuple[str, ...] = ()
+    """Completed runs that count nowhere, since one before them in the row has their seed and fold."""
 
 
 _Seeds: TypeAlias = tuple[int | None, bool]
@@ -83,6 +88,7 @@ class _Measured:
     row: Row
     values: _OfSeeds
     not_finite: int
+    again: tuple[str, ...]
 
 
 def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference: float | None = None) -> Verdicts:
@@ -116,7 +122,8 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference:
     has_unequal_seeds = len({frozenset(one.values) for one in found}) > 1
     not_finite = sum(one.not_finite for one in found)
     row, seeds = found[best].row, len(found[best].values)
-    return Verdicts(row, seeds, others, len(known), has_unequal_seeds, found[0].row, not_finite)
+    again = tuple(name for one in found for name in one.again)
+    return Verdicts(row, seeds, others, len(known), has_unequal_seeds, found[0].row, not_finite, again)
 
 
 def check_metric(metric: str, runs: Iterable[FoundRecord]) -> None:
@@ -162,24 +169,32 @@ def notes(found: Verdicts) -> Iterator[str]:
         yield f"the rows have unequal seeds: {who} with two or more in common leads the best on those{by_mean}"
     if found.not_finite:
         yield f"completed runs without a finite number, which count nowhere: {found.not_finite}"
+    if found.again:
+        more = f" and {len(found.again) - NAMED:,} more" if len(found.again) > NAMED else ""
+        yield (
+            "completed runs of a seed that a run before them in the row has, which count nowhere: "
+            f"{', '.join(found.again[:NAMED])}{more}"
+        )
     runs = (run for row in (found.best, *(one.other for one in found.others)) for run in row.runs)
     if any(flat(run.get("config") or {}).get("dataset.folds") for run in runs):
         yield "folds share training samples: differences of folds are less sure than this says"
 
 
 def _measured(row: Row, metric: str | None) -> _Measured:
-    values, not_finite = dict[tuple[Any, ...], float](), 0
+    values, again = dict[tuple[Any, ...], float](), list[str]()
     for run in row.runs:
         if run["status"] != COMPLETED:
             continue
         objective = run.get("objective")
         value = run["metrics"].get(metric) if metric else objective["value"] if objective else None
-        if value is not None and math.isfinite(value):
-            settings = flat(run.get("config") or run.get("overrides") or {})
-            values[tuple(settings.get(key) for key in REPEATED)] = value
-        elif value is not None:
-            not_finite += 1
-    return _Measured(row, values, not_finite)
+        if value is None:
+            continue
+        if (key := seed_and_fold(run)) in values:
+            again.append(str(run["folder"]))
+        else:
+            values[key] = value
+    finite = {key: value for key, value in values.items() if math.isfinite(value)}
+    return _Measured(row, finite, len(values) - len(finite), tuple(again))
 
 
 def _check_seeds(found: Sequence[_Measured]) -> None:
