@@ -139,7 +139,7 @@ class Counting(OfEach):
     """With a state that is of no parameter."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         count: Any = self.state
         count["steps"] = count.get("steps", torch.zeros(1, dtype=torch.long)) + 1
         super().step()
