@@ -123,7 +123,9 @@ class Split(Optimizer):
 
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         every = [*params]
-        several = [{"params": [one for one in every if (one.dim() > 1) is wide], "decay": wide} for wide in (0, 1)]
+        several = [
+            {"params": [one for one in every if (one.dim() > 1) is wide], "decay": wide} for wide in (False, True)
+        ]
         super().__init__(several, {"lr": lr})
 
     @torch.no_grad()
