@@ -134,9 +134,11 @@ def _with_gpus(gpus: Any) -> machine.Machine:
 
 
 def _show(console: Console, asked: Asked, found: Planned) -> None:
+    from expt.config.constraints import word
+
     config, model = asked.config, found.model
     blocks = f" in {len(model.block_bytes)} blocks" if model.block_bytes else ""
-    say(console, f"model       {config.model.name}: {_number(model.parameters)} parameters{blocks}")
+    say(console, f"model       {word(config.model)}: {_number(model.parameters)} parameters{blocks}")
     part, parts = found.part, config.gradient_accumulation
     what = "GPU" if config.num_gpus else "CPU worker"
     several = f"{config.world_size} {what}s" if config.world_size > 1 else f"a {what}"

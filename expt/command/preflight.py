@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from expt.config.constraints import word
 from expt.config.identity import flat, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import INTERRUPTED_UNWRITTEN, Interrupted, RunFailed
@@ -87,7 +88,7 @@ def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count
         lengths = sorted(tried.seconds(request_of(job).config) for job in alike)
         a_run = " to ".join(dict.fromkeys(about(length) for length in (lengths[0], lengths[-1])))
         step, evaluation = brief(found["step_s"]), brief(found["eval_s"])
-        name = alike[0].name if of_sweep else f"{config.model.name} on {config.dataset.name}"
+        name = alike[0].name if of_sweep else f"{word(config.model)} on {word(config.dataset)}"
         table.add_row(*cells(name, len(alike), needs, memory, step, evaluation, a_run))
     return table
 

@@ -35,6 +35,11 @@ def kind(node: Any) -> str | None:
     return node.get("name") if type(node) is dict or isinstance(node, Mapping) else getattr(node, "name", None)
 
 
+def word(member: Any) -> str:
+    """What chose the `member` of a group: its name, or the class that `_target_` names."""
+    return str(member.target if member.name == "_target_" else member.name)
+
+
 def group(**kinds: Any) -> Any:
     """A union whose member is chosen by the key `name`; an underscore in a kind's word stays."""
     tagged = tuple(Annotated[cls, Tag(name)] for name, cls in kinds.items())

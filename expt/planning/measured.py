@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from expt.config import groups
+from expt.config import constraints, groups
 from expt.config.schema import RunConfig
 from expt.data.tree import leaves
 from expt.errors import ConfigError, first_line
@@ -104,7 +104,7 @@ class Measuring:
             optimizer = optim.build_optimizer(self._config.optimizer, module, unguarded=False)
             if self._config.offload:
                 offload.offload_states(optimizer, bytes_at_once=offload.BYTES_AT_ONCE)
-            with _numbers_told(f"optimizer={getattr(self._config.optimizer, 'target', self._config.optimizer.name)}"):
+            with _numbers_told(f"optimizer={constraints.word(self._config.optimizer)}"):
                 update_bytes = _update_bytes(optimizer, trained)
             states = _states(optimizer, trained)
             parameter_bytes, buffer_bytes = bytes_of(every), bytes_of(module.buffers())
@@ -184,7 +184,7 @@ class Measuring:
     def _fake(self) -> Iterator[nn.Module]:
         default = groups.DefaultInit(name="default")  # no number is drawn
         shapes = model_build.offered(self._config, self._sample.shapes)
-        with FakeTensorMode(allow_non_fake_inputs=True), _numbers_told(f"model={self._config.model.name}"):
+        with FakeTensorMode(allow_non_fake_inputs=True), _numbers_told(f"model={constraints.word(self._config.model)}"):
             example = self._sample.batch(1).inputs
             module = model_build.build(self._config.model, default, shapes, example, fetch=False)
             if self._config.amp == "bf16_params":

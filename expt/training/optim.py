@@ -19,6 +19,7 @@ from expt.config.schedules import Scheduler, planned_steps
 from expt.config.tasks import Better
 from expt.errors import ConfigError
 from expt.training.muon import build_muon
+from expt.training.own_optimizer import build_own
 from expt.training.parameter_groups import LR_SCALE, TRAINED_EPOCHS, parameter_groups, rate_of, scale_rates
 from expt.training.patches.unguarded import optimizer as without_guards
 from expt.training.sharding import is_sharded
@@ -39,6 +40,8 @@ def build_optimizer(
     chosen = groups_of(config, module)
     if isinstance(config, groups.Muon):
         optimizer = build_muon(config, module, chosen, unguarded=unguarded)
+    elif isinstance(config, groups.TargetOptimizer):
+        optimizer = build_own(config, chosen)
     else:
         optimizer = _over(chosen, config, unguarded=unguarded)
     scale_rates(optimizer)
@@ -59,13 +62,11 @@ def groups_of(
 
 def _over(
     parameters: list[nn.Parameter] | list[dict[str, Any]],
-    config: groups.SGD | groups.Adam | groups.TargetOptimizer,
+    config: groups.SGD | groups.Adam,
     *,
     unguarded: bool,
 ) -> Optimizer:
     """Fused, so that one kernel updates all of a group; sharded SGD, for which torch has none, in a few."""
-    if isinstance(config, groups.TargetOptimizer):
-        return user_class.build(config.target, Optimizer, parameters, **config.kwargs)
     if isinstance(config, groups.SGD):
         grouped = (one["params"] if isinstance(one, dict) else [one] for one in parameters)
         sharded = any(map(is_sharded, itertools.chain.from_iterable(grouped)))

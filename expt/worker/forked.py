@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from expt.config import constraints
 from expt.config.groups import Plateau, TargetScheduler
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
@@ -94,7 +95,7 @@ def _carry_over(
     )
     same_optimizer = _kind(before.optimizer) == _kind(config.optimizer)
     if warns and not same_optimizer:
-        was, now = _name(before.optimizer), _name(config.optimizer)
+        was, now = constraints.word(before.optimizer), constraints.word(config.optimizer)
         warn(f"fork={config.fork}: was trained by {was}; the state of {now} (its momentum) begins anew")
     carry_over(
         learner.optimizer,
@@ -108,12 +109,8 @@ def _carry_over(
 
 def _kind(chosen: Any) -> str:
     """Equal for optimisers of which one can go on from the other's state."""
-    name = _name(chosen)
+    name = constraints.word(chosen)
     return "adam" if name == "adamw" else name
-
-
-def _name(chosen: Any) -> str:
-    return str(getattr(chosen, "target", chosen.name))
 
 
 def _goes_on(before: Any, now: Any) -> bool:

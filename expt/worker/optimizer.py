@@ -7,6 +7,8 @@ resume in between.
 from __future__ import annotations
 
 import functools
+import math
+import textwrap
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -24,6 +26,7 @@ from expt.training.collectives import Worker
 from expt.training.offload import offload_states
 from expt.training.whole_state import Place, gathered, map_tensors
 from expt.worker import random_state
+from expt.worker.diagnosis import lost_peers
 from expt.worker.sharding import shards_of
 
 Spread = Callable[[Tensor], Tensor]
@@ -46,9 +49,10 @@ def build_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> Opt
 
 
 def check_optimizer(config: RunConfig, module: nn.Module, worker: Worker) -> None:
-    """Raise ConfigError, on every worker, where the own optimiser of a sharded `module` needs whole tensors.
+    """Raise ConfigError where the own optimiser of a sharded `module` needs whole tensors.
 
-    Warns where it can't be tried. A collective, which leaves all random numbers as they were.
+    Not on every worker where it fails on some of them alone, after which the others can only be ended. Warns where it
+    can't be tried. A collective, which leaves all random numbers as they were.
     """
     if not config.is_sharded or not isinstance(config.optimizer, groups.TargetOptimizer):
         return
@@ -75,25 +79,33 @@ class _Trial(NamedTuple):
         """On parameters of the shapes of those `chosen`, of fewer rows and columns, that so many workers share."""
         settings = [one for one in chosen if isinstance(one, dict)]
         members: list[Sequence[Tensor]] = [group["params"] for group in settings] or [chosen]  # type: ignore[list-item]
-        draw, most = torch.Generator().manual_seed(0), 2 * shards - 1  # rows: not as many for each worker
-        starts = [[_drawn(like, draw) * 0.1 for like in _small(group, most)] for group in members]
+        draw = torch.Generator().manual_seed(0)
+        starts = [[_drawn(like, draw) * 0.1 for like in _small(group, shards)] for group in members]
         return cls(wanted, settings or None, starts, _spread_as(members[0][0]))
 
-    def weights(self, spread: Spread, *, seed: int = 0, at_once: bool = False) -> tuple[list[Tensor], str | None]:
-        """Those that it comes to, whole, and what went wrong on any worker, where they are those before that.
+    def weights(
+        self, worker: Worker, spread: Spread, *, seed: int = 0, at_once: bool = False
+    ) -> tuple[list[Tensor], str | None]:
+        """Those that it comes to, whole, and what went wrong, where they are those before that.
 
-        It is saved and resumed on the way, unless all is done `at_once`. A collective.
+        It is saved and resumed on the way, unless all is done `at_once`. A collective: of whole tensors it says what
+        went wrong on any worker; of parts on this one, for others may wait for it within a collective of their step.
         """
+        tried = _of_all if spread is _as_it_is else functools.partial(_of_this, worker)
         random_state.seed(seed)
         draw, weights, state = torch.Generator().manual_seed(1), self.starts, None
         for scales in (SCALES,) if at_once else (SCALES[:3], SCALES[3:]):
             small = [[nn.Parameter(spread(weight.clone())) for weight in group] for group in weights]
-            optimizer, problem = _of_all(functools.partial(self._steps, small, state, spread, scales, draw))
+            optimizer, problem = tried(functools.partial(self._steps, small, state, spread, scales, draw))
             if problem:
                 break
             weights = [[sharding.whole(parameter.detach()) for parameter in group] for group in small]
             state = gathered(optimizer.state_dict(), keep=True)
         return [*chain(*weights)], problem
+
+    def has_part(self, weight: Tensor) -> bool:
+        """Whether this worker has some of it where it is shared out."""
+        return sharding.local(self.spread(weight)).numel() > 0
 
     def _steps(
         self,
@@ -108,16 +120,17 @@ class _Trial(NamedTuple):
         if self.settings is not None:
             given = [{**settings, "params": group} for settings, group in zip(self.settings, small, strict=True)]
         optimizer = user_class.build(self.wanted.target, Optimizer, given, **self.wanted.kwargs)
-        every = [*chain(*small)]
+        numbered = enumerate(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+        patterns: dict[Place, Tensor] = {("state", index): parameter for index, parameter in numbered}
 
         def resumed(place: Place, tensor: Tensor) -> Tensor:  # as a run's is, see Snapshot.read
-            like = every[place[1]] if place[0] == "state" else None
+            like = patterns.get(place[:2])
             return spread(tensor.to(like.device)) if like is not None and like.shape == tensor.shape else tensor
 
         if state is not None:
             optimizer.load_state_dict(map_tensors(resumed, state))
         for scale in scales:
-            for parameter, start in zip(every, chain(*self.starts), strict=True):
+            for parameter, start in zip(chain(*small), chain(*self.starts), strict=True):
                 parameter.grad = spread(_drawn(start, draw) * scale)
             optimizer.step()
         if _has_sums_of_parts(optimizer):
@@ -131,13 +144,21 @@ def _has_sums_of_parts(optimizer: Optimizer) -> bool:
     return any(place.is_partial() for tensor in found for place in getattr(tensor, "placements", ()))
 
 
-def _small(parameters: Sequence[Tensor], rows: int) -> list[Tensor]:
-    """An empty tensor for each shape that they have where no side is longer."""
+def _small(parameters: Sequence[Tensor], shards: int) -> list[Tensor]:
+    """An empty tensor for each shape that they have where no side is longer than it needs to be."""
     shapes = {
-        (min(one.shape[0], rows), *(min(size, COLUMNS) for size in one.shape[1:])): (one.dtype, one.device)
+        (_rows(one.shape[0], shards), *(min(size, COLUMNS) for size in one.shape[1:])): (one.dtype, one.device)
         for one in parameters
     }
     return [torch.empty(shape, dtype=dtype, device=device) for shape, (dtype, device) in shapes.items()]
+
+
+def _rows(rows: int, shards: int) -> int:
+    """Few that are shared out as so many are: not as many for each worker, or none for some as 9 of 4 workers are."""
+    if rows < 2 * shards:
+        return rows
+    each = math.ceil(rows / shards)
+    return 2 * shards - 1 if rows > each * (shards - 1) else shards + 1
 
 
 def _drawn(like: Tensor, draw: torch.Generator) -> Tensor:
@@ -155,25 +176,27 @@ def _spread_as(parameter: Tensor) -> Spread:
 
 def _try_out(trial: _Trial, worker: Worker) -> None:
     where = f"optimizer._target_={trial.wanted.target}"
-    found, problem = trial.weights(_as_it_is, at_once=True)
-    if problem or (problem := _why_no_measure(found, trial.weights(_as_it_is, seed=1, at_once=True)[0])):
+    again = functools.partial(trial.weights, worker, _as_it_is, seed=1, at_once=True)
+    found, problem = trial.weights(worker, _as_it_is, at_once=True)
+    if problem or (problem := _why_no_measure(found, again()[0])):
         if worker.rank == 0:
             warn(
                 f"{where}: could not be tried on small parameters ({problem}): whether it comes to the weights of "
                 "strategy=ddp where each worker has a part of them is not known"
             )
         return
-    resumed, problem = trial.weights(_as_it_is)
+    resumed, problem = trial.weights(worker, _as_it_is)
     if problem or not all(map(_are_alike, resumed, found, chain(*trial.starts))):
         why = f" ({problem})" if problem else ""
         mend = "let it keep what it remembers in self.state"
         raise ConfigError(f"{where}: comes to other weights once it is resumed{why}; {mend}")
     mend = "use strategy=ddp, or an optimizer that treats each number by itself"
-    parts, problem = trial.weights(trial.spread)
+    parts, problem = trial.weights(worker, trial.spread)
     if problem:
+        none = "" if all(map(trial.has_part, chain(*trial.starts))) else " (of one with few rows some have none)"
         raise ConfigError(
-            f"{where}: fails where each worker has a part of each tensor, or once it is resumed there ({problem}); "
-            f"{mend}"
+            f"{where}: fails where each worker has a part of each tensor{none}, or once it is resumed there "
+            f"({problem}); {mend}"
         )
     if not all(map(_are_alike, parts, found, chain(*trial.starts))):
         raise ConfigError(f"{where}: comes to other weights where each worker has a part of each tensor; {mend}")
@@ -189,11 +212,25 @@ def _of_all(work: Callable[[], Any]) -> tuple[Any, str | None]:
     try:
         found = work()
     except Exception as error:  # of a person's own code
-        frame = user_code.own_frame(error)
-        where = f", {Path(frame.filename).name}:{frame.lineno}" if frame else ""
-        problem = f"{secrets.said(error)[:120]}{where}"
+        problem = _told(error)
     problems = collectives.gather_across_workers(problem)
     return found, next((each for each in problems if each), None)
+
+
+def _of_this(worker: Worker, work: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What `work` gives, and what went wrong on this worker. Raises where another is gone, which knows why."""
+    try:
+        return work(), None
+    except Exception as error:
+        if lost_peers(error, worker):
+            raise
+        return None, _told(error)
+
+
+def _told(error: Exception) -> str:
+    frame = user_code.own_frame(error)
+    where = f", {Path(frame.filename).name}:{frame.lineno}" if frame else ""
+    return f"{textwrap.shorten(secrets.said(error), 120, placeholder=' ...')}{where}"
 
 
 def _why_no_measure(weights: Sequence[Tensor], other: Sequence[Tensor]) -> str | None:

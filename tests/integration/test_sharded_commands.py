@@ -141,3 +141,15 @@ def test_a_checkpoint_in_parts_is_refused_in_a_line_where_there_is_no_room_for_t
     checkpoint_file.check(RunPaths(tmp_path / "wide").last)
     assert RunFolder(tmp_path / "wide").points == [point for point in before if '/test"' not in point]
     ok(*words, *alone, cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_optimizer_that_fails_on_one_worker_is_refused_at_once(size: int, tmp_path: Path) -> None:
+    own = "optimizer={_target_: tests.worker.test_optimizer.Largest}"
+    one_row = ("task=regression", "dataset=diabetes", "model.hidden=[8]")
+    done = run(*one_row, own, "strategy=fsdp", f"world_size={size}", "threads=1", "timeout_s=60", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: optimizer._target_=tests.worker.test_optimizer.Largest: fails where each ")
+    assert "some have none" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -226,7 +226,7 @@ def test_the_word(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_class_is_planned_as_it_is_typed_for_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["model={_target_: tests.planning.test_planning.Scaled, width: 3}", "gpus=2"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("model       _target_: 236 parameters\n")
+    assert shown.startswith("model       tests.planning.test_planning.Scaled: 236 parameters\n")
     assert "\nddp" in shown
     assert "\nfsdp" not in shown
     assert "assumed     no fsdp: the parameter scale has no dimension to share out; give it shape [1]" in shown
@@ -246,6 +246,12 @@ def test_an_optimizer_that_reads_numbers_is_named() -> None:
         command.main(["model=mlp", f"optimizer={{_target_: {own}}}"])
 
 
+def test_a_model_that_reads_numbers_is_named() -> None:
+    own = "tests.planning.test_planning.Asking"
+    with pytest.raises(ConfigError, match=rf"^plan: model={own} decides by numbers, and there are none"):
+        command.main([f"model={{_target_: {own}}}"])
+
+
 class Scaled(nn.Module):
     """With a parameter that has no dimensions."""
 
@@ -257,6 +263,15 @@ class Scaled(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.head(self.layers(images.flatten(1)))
         return found * self.scale
+
+
+class Asking(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found = super().forward(images.flatten(1))
+        return found if found.sum() > 0 else -found
 
 
 class Sparse(nn.Module):

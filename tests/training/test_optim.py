@@ -367,6 +367,19 @@ def test_a_model_is_no_optimizer() -> None:
         build_optimizer(schema.TargetOptimizer(target="torch.nn.Linear", kwargs={}), net())
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("LBFGS", r"its step\(\) must be given closure, .*; use an optimizer .* such as optimizer=adam"),
+        ("SparseAdam", "does not support dense gradients, which those of a run are; use optimizer=adam"),
+    ],
+)
+def test_an_optimizer_that_no_step_can_be_of_is_refused(name: str, told: str) -> None:
+    config = schema.TargetOptimizer(target=f"torch.optim.{name}", kwargs={})
+    with pytest.raises(ConfigError, match=rf"^optimizer\._target_=torch\.optim\.{name}: {told}"):
+        build_optimizer(config, net())
+
+
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
 def test_the_learning_rate_follows_the_batch(rule: Any, factor: float) -> None:
     groups: list[dict[str, Any]] = [{"params": net()[0].parameters()}, {"params": net()[2].parameters(), "lr": 0.5}]

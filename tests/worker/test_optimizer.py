@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from expt.models.mlp import MLP
 from expt.training.collectives import Worker
 from expt.training.precision import Precision
 from expt.training.sharding import whole
-from expt.worker import random_state, sharding
+from expt.worker import optimizer, random_state, sharding
 from expt.worker.build import build_data, build_learner
 from expt.worker.optimizer import check_optimizer
 from tests.worker.sharded import Configs, together
@@ -117,6 +118,39 @@ class Forgetful(OfEach):
         return gradient / self.steps
 
 
+class Split(Optimizer):
+    """With momentum, and groups of its own, which come in another order than the parameters."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        every = [*params]
+        several = [
+            {"params": [one for one in every if (one.dim() > 1) is wide], "decay": wide} for wide in (False, True)
+        ]
+        super().__init__(several, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["momentum"] = 0.9 * state.get("momentum", torch.zeros_like(parameter)) + parameter.grad
+                parameter.mul_(1 - 0.1 * group["lr"] * group["decay"]).sub_(group["lr"] * state["momentum"])
+
+
+class Counting(OfEach):
+    """With a state that is of no parameter."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        count: Any = self.state
+        count["steps"] = count.get("steps", torch.zeros(1, dtype=torch.long)) + 1
+        super().step()
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        count: Any = self.state
+        return gradient / int(count["steps"])
+
+
 class Noisy(OfEach):
     def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
         return gradient + torch.randn_like(gradient)
@@ -126,6 +160,13 @@ class Picky(OfEach):
     def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
         assert len(weights) > 5, "too small for me"
         return gradient
+
+
+class Largest(OfEach):
+    """Looks for the largest of numbers, which there is none of where a worker has no row."""
+
+    def step_of(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        return gradient / gradient.max()
 
 
 HERE = "tests.worker.test_optimizer"
@@ -141,6 +182,8 @@ CASES = {
     f"{HERE}.OfSums": "its state has a sum that is of each worker's part, which no checkpoint can hold",
     f"{HERE}.OfLast": "",
     f"{HERE}.Forgetful": "comes to other weights once it is resumed; let it keep what it remembers in self.state",
+    f"{HERE}.Split": "",
+    f"{HERE}.Counting": "",
     f"{HERE}.ByPart": OTHER,
     f"{HERE}.Noisy": UNTRIED,
     f"{HERE}.Picky": UNTRIED,
@@ -199,6 +242,36 @@ def test_own_optimizers_are_tried(
             told = "" if rank and cases[name] == UNTRIED else cases[name]
             assert told in said, (rank, name)
             assert bool(told) == bool(said), (rank, name, said)
+
+
+def test_one_that_fails_on_some_workers_alone_keeps_nobody_waiting(configs: Configs, tmp_path: Path) -> None:
+    own = TargetOptimizer(target=f"{HERE}.Largest", kwargs={})
+    config = dataclasses.replace(configs("fsdp", 2, "model=mlp"), optimizer=own)
+
+    def each(worker: Worker) -> str:
+        try:
+            check_optimizer(config, build_module(config, worker), worker)
+        except (ConfigError, RuntimeError) as error:
+            return f"{type(error).__name__}: {error}"
+        return "is taken"
+
+    first, other = together(tmp_path, 2, each)
+    assert re.match(rf"ConfigError: .*{own.target}: fails where .* \(of one with few rows some have none\)", other)
+    assert "(RuntimeError: max(): " in other
+    assert first.startswith("RuntimeError: "), "the driver is to tell what the other raised, and not what followed"
+
+
+@pytest.mark.parametrize("shards", [2, 3, 4, 8])
+def test_small_parameters_are_shared_out_as_the_large_are(shards: int) -> None:
+    def held(rows: int) -> list[int]:
+        parts = torch.empty(rows).chunk(shards)
+        return [len(part) for part in parts] + [0] * (shards - len(parts))
+
+    for rows in range(1, 10 * shards):
+        small = optimizer._rows(rows, shards)
+        assert small <= min(rows, 2 * shards - 1)
+        assert (0 in held(small)) == (0 in held(rows)), rows
+        assert rows == small or len({*held(small)}) > 1, rows
 
 
 def build_module(config: RunConfig, worker: Worker) -> MLP:
