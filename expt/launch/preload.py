@@ -11,7 +11,7 @@ try:
 
     with torch_import.libraries_loaded():
         torch_import.import_meanwhile()
-    with torch_import.without_cuda(), torch_import.without_source():
+    with torch_import.without_cuda():
         import torch  # noqa: F401
     import expt.worker.main  # noqa: F401
 

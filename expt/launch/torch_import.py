@@ -1,37 +1,16 @@
-"""torch's import, sooner: what need not wait for it, what has no use without a driver of CUDA, what nobody reads."""
+"""torch's import, sooner: what need not wait for it, and what no machine without a driver of CUDA has a use for."""
 
 from __future__ import annotations
 
 import contextlib
-import contextvars  # noqa: F401
 import ctypes
-import datetime  # noqa: F401
-import decimal  # noqa: F401
-import functools
-import hashlib  # noqa: F401
-import heapq  # noqa: F401
-import importlib.metadata
+import importlib.machinery
 import importlib.util
-import inspect
-import json  # noqa: F401
 import os
 import sys
 import threading
-import uuid  # noqa: F401
-import zoneinfo  # noqa: F401
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
-
-import pydantic_core
-
-OF_PYTHON = ("_asyncio", "_multiprocessing", "_posixshmem", "_queue", "_ssl", "_statistics", "cmath", "grp", "mmap")
-for _name in (*OF_PYTHON, "resource", "unicodedata"):
-    with contextlib.suppress(ImportError):  # a Python that was built without it
-        importlib.import_module(_name)
-# These modules and those above have libraries of their own: no thread can load one, nor use pydantic's for the first
-# time, while another thread loads torch's.
-pydantic_core.SchemaValidator(pydantic_core.core_schema.int_schema()).validate_python(1)
 
 RTLD_NOW = 2  # dlopen(3)
 LIBRARIES = {"libtorch_global_deps.so": RTLD_NOW | ctypes.RTLD_GLOBAL, "libtorch.so": RTLD_NOW}  # as torch loads them
@@ -39,10 +18,16 @@ BINDING_THREADS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFI
 """Variables by which a library binds the thread that loads it to a core."""
 FOR_CUDA = ("cuda.bindings", "pynvml")
 MEANWHILE = (
-    *("expt.config.schema", "expt.data.files", "expt.runs.request"),
-    *("unittest.mock", "urllib.request", "torchgen.model", "tqdm", "tarfile", "concurrent.futures.process", "dill"),
+    *("expt.config.schema", "expt.data.files", "expt.runs.request", "concurrent.futures.process"),
+    *("torchgen.model", "urllib.request", "tqdm", "tarfile", "dill"),
 )
-"""What has no library of its own, and is imported by a worker or by torch: 0.3 s."""
+"""What a worker needs, or torch, that is Python alone but for libraries of `OF_PYTHON`, and pydantic's: 0.3 s."""
+OF_PYTHON = (
+    *("_blake2", "_bz2", "_contextvars", "_csv", "_datetime", "_decimal", "_hashlib", "_heapq", "_json", "_lzma"),
+    *("_multiprocessing", "_opcode", "_posixshmem", "_queue", "_ssl", "_statistics", "_typing", "_uuid", "_zoneinfo"),
+    *("binascii", "cmath", "grp", "mmap", "resource", "unicodedata"),
+)
+PYDANTIC = "pydantic_core._pydantic_core"
 
 
 @contextlib.contextmanager
@@ -55,19 +40,36 @@ def libraries_loaded() -> Iterator[None]:
     if sys.platform != "linux" or not found or not found.origin or any(map(os.environ.get, BINDING_THREADS)):
         yield
         return
-    thread = threading.Thread(target=_load, args=(Path(found.origin).parent / "lib",))
+    _load_others()
+    thread = threading.Thread(target=_load, args=(os.path.join(os.path.dirname(found.origin), "lib"),))
     thread.start()
     try:
         yield
     finally:
         thread.join()
+        package, _, name = PYDANTIC.rpartition(".")
+        if package in sys.modules:
+            setattr(sys.modules[package], name, sys.modules[PYDANTIC])  # as an import of it does
 
 
-def _load(folder: Path) -> None:
+def _load_others() -> None:
+    """No thread can load a library, nor use pydantic's for the first time, while another thread loads torch's."""
+    for name in OF_PYTHON:
+        with contextlib.suppress(ImportError):  # a Python that was built without it, or has another name for it
+            importlib.import_module(name)
+    package = importlib.util.find_spec(PYDANTIC.rpartition(".")[0])
+    spec = importlib.machinery.PathFinder.find_spec(PYDANTIC, package and package.submodule_search_locations)
+    if spec and spec.loader and PYDANTIC not in sys.modules:
+        sys.modules[PYDANTIC] = module = importlib.util.module_from_spec(spec)  # without the package: that is Python
+        spec.loader.exec_module(module)
+        module.SchemaValidator({"type": "int"}).validate_python(1)
+
+
+def _load(folder: str) -> None:
     dlopen = ctypes.CDLL(None).dlopen  # called so it waits without Python's lock; ctypes.CDLL(path) holds it
     dlopen.argtypes, dlopen.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
     for name, mode in LIBRARIES.items():
-        if not dlopen(os.fsencode(folder / name), mode):
+        if not dlopen(os.fsencode(os.path.join(folder, name)), mode):
             return
 
 
@@ -76,17 +78,6 @@ def import_meanwhile() -> None:
     for name in MEANWHILE:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-
-
-@contextlib.contextmanager
-def without_source() -> Iterator[None]:
-    """Let torch's import note where each of its operators is defined without reading the lines around it: 0.06 s."""
-    real = inspect.getframeinfo
-    inspect.getframeinfo = functools.partial(real, context=0)
-    try:
-        yield
-    finally:
-        inspect.getframeinfo = real
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import pytest
 from expt.launch import torch_import
 
 PROGRAM = """
-import inspect, sys, threading
+import sys, threading
 from pathlib import Path
 from expt.launch import torch_import
 maps = lambda: Path("/proc/self/maps").read_text()
@@ -25,11 +25,8 @@ print("libtorch_cpu" in maps(), threading.active_count())
 with torch_import.without_cuda():
     print([name for name in torch_import.FOR_CUDA if name in sys.modules])
 print([name for name in torch_import.FOR_CUDA if name in sys.modules])
-frame = (cheaper := torch_import.without_source()).gen.gi_frame
-assert inspect.getframeinfo(frame).code_context
-with cheaper:
-    assert inspect.getframeinfo(frame).code_context is None
-assert inspect.getframeinfo.__module__ == "inspect"
+import pydantic_core
+assert pydantic_core._pydantic_core.__version__ == pydantic_core.__version__
 """
 
 
@@ -56,4 +53,4 @@ def _has_driver() -> bool:
 
 
 def test_libraries_that_are_elsewhere_are_torchs_to_find(tmp_path: Path) -> None:
-    torch_import._load(tmp_path)
+    torch_import._load(str(tmp_path))
