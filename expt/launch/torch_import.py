@@ -58,7 +58,8 @@ def _load_others() -> None:
         with contextlib.suppress(ImportError):  # a Python that was built without it, or has another name for it
             importlib.import_module(name)
     package = importlib.util.find_spec(PYDANTIC.rpartition(".")[0])
-    spec = importlib.machinery.PathFinder.find_spec(PYDANTIC, package and package.submodule_search_locations)
+    folders = package.submodule_search_locations if package else None
+    spec = importlib.machinery.PathFinder.find_spec(PYDANTIC, folders)
     if spec and spec.loader and PYDANTIC not in sys.modules:
         sys.modules[PYDANTIC] = module = importlib.util.module_from_spec(spec)  # without the package: that is Python
         spec.loader.exec_module(module)

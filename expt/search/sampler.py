@@ -6,6 +6,7 @@ of the point; so a search that was killed, and one whose space was edited, go on
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -27,6 +28,8 @@ POPULATION = 16
 """Of a generation of NSGA-II, where nothing else is said."""
 RANDOM_FRACTION = {"tpe": 0.25}
 """Of each sampler's points, where nothing else is said."""
+LEAST_OTHERS = 10
+"""Runs of others that CMA-ES takes its start from: it goes by their best tenth."""
 PACKAGES = {"random": ["optuna"], "qmc": ["scipy"], "cmaes": ["cmaes"], "pbt": []}
 """What each sampler needs; all others need Optuna, and `gp` scipy too."""
 
@@ -198,21 +201,31 @@ _GENERATION = "NSGAIISampler:generation"
 def _rated(points: Sequence[Point], goals: Sequence[Goal]) -> Iterator[tuple[Point, list[float] | None, bool]]:
     """Each point, what it has come to (lower is better; None while it runs), and whether that is of a rung alone.
 
-    A bad point counts as the worst of those that have been measured; failures of the code or the machine are left out.
+    A bad point, and one whose last rung's value is no number, counts as the worst of those that have been measured, be
+    it at a rung; failures of the code or the machine are left out.
     """
+    at_rungs = {id(point): cost for point in points if (cost := _cost_at_rung(point, goals)) is not None}
     measured = [costs_of(goals, point.objectives) for point in points if point.is_measured]
+    measured = measured or [[cost] for cost in at_rungs.values() if math.isfinite(cost)]
     worst = [max(costs) for costs in zip(*measured, strict=True)]
     for point in points:
+        cost = at_rungs.get(id(point))
         if point.is_measured:
             yield point, costs_of(goals, point.objectives), False
-        elif point.is_bad or point.is_refused:
+        elif point.is_bad or point.is_refused or (cost is not None and not math.isfinite(cost)):
             if worst:
                 yield point, worst, False
-        elif point.status == PAUSED and point.rung_values and len(goals) == 1:
-            last = point.rung_values[max(point.rung_values)]
-            yield point, [goals[0].cost(last)], True
+        elif cost is not None:
+            yield point, [cost], True
         elif point.status != FAILED:
             yield point, None, False
+
+
+def _cost_at_rung(point: Point, goals: Sequence[Goal]) -> float | None:
+    """That of the last rung that a paused one has come to."""
+    if point.status != PAUSED or not point.rung_values or len(goals) > 1:
+        return None
+    return goals[0].cost(point.rung_values[max(point.rung_values)])
 
 
 def _sobol(
@@ -248,7 +261,7 @@ def _cmaes(
     others = [told(*each) for each in rated if each[0].number is None]
     size = len(space.parameters)
     mean, sigma, covariance = np.full(size, 0.5), 1 / 6, None
-    if len(others) > 2 * size:
+    if len(others) >= max(2 * size + 1, LEAST_OTHERS):
         mean, sigma, covariance = cmaes.get_warm_start_mgd(others)
     optimizer = cmaes.CMA(
         mean=np.clip(mean, 0.0, 1.0),

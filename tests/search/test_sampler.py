@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from expt.config.search import Search, parse_search
-from expt.errors import ConfigError, OutOfMemory
+from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING
 from expt.search.goals import Goal, Limit
@@ -153,6 +154,34 @@ def test_what_runs_what_is_paused_and_what_is_bad_informs_it() -> None:
     ), "a failure of the code says nothing of the point"
     for known, name in ((bad, "gp"), (bad, "cmaes"), (paused, "cmaes"), (paused, "nsga2")):
         assert suggest(NUMBERS, known, 12, settings(name), [ACCURACY])
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp", "cmaes", "nsga2"])
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_rungs_value_that_is_no_number_is_the_worst(name: str, measured: bool) -> None:
+    """As that of a run which has diverged, wherever it stands among the others."""
+    points = searched("random", NUMBERS, 12)
+    if not measured:
+        points = [
+            replace(p, status=PAUSED, objectives=(), rung_values={1: float(p.objectives[0] or 0)}) for p in points
+        ]
+    more: dict[str, Any] = {"population": 4} if name in ("cmaes", "nsga2") else {}
+    diverged: dict[str, Any] = {"status": FAILED, "kind_of_error": Diverged.__name__}
+    bad = diverged, {"rung_values": {1: math.nan}}, {"rung_values": {1: 1.0, 2: -math.inf}}
+    found = []
+    for how in bad:
+        changed = {"status": PAUSED, "objectives": (), **how}
+        known = [replace(point, **changed) if point.number in (0, 5) else point for point in points]
+        found.append(suggest(NUMBERS, known, 12, settings(name, **more), [ACCURACY]))
+    assert found[0]
+    assert found == [found[0]] * 3
+
+
+@pytest.mark.parametrize("count", [4, 5, 9, 10, 11])
+def test_cmaes_goes_by_the_runs_of_others_where_they_are_enough(count: int) -> None:
+    others = [replace(point, number=None) for point in searched("random", NUMBERS, count)]
+    found = suggest(NUMBERS, others, 0, settings("cmaes"), [ACCURACY])
+    assert (found != suggest(NUMBERS, [], 0, settings("cmaes"), [ACCURACY])) == (count >= 10)
 
 
 def test_constraints_keep_it_from_where_they_were_exceeded() -> None:
