@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import itertools
@@ -228,15 +229,16 @@ def evaluate(
 
     Metrics that are no sums take two collectives more. `observe` gets each batch and the model's outputs.
     """
-    module, task = learner.evaluated_views, learner.task
-    sums = Sums(task, device, at_once=learner.overwrites, learns=False)
+    module = learner.evaluated_views
+    sums = Sums(learner.task, device, at_once=learner.overwrites, learns=False)
     module.eval()
     for batch in learner.in_step(batches):
+        task = copy.copy(learner.task) if batch.weightless else learner.task  # what it notes of no sample is dropped
         with learner.precision.autocast():
             outputs = task.forward(module, batch)
-            if batch.weightless:  # was for the others' sake
-                continue
             loss = task.loss(outputs, batch)
+            if batch.weightless:  # was for the others' sake: the model, and the loss, may ask all workers
+                continue
             check_loss(loss, task, learns=False)
         sums.add(loss, outputs, batch)
         learner.extra_metrics.update(task, outputs, batch)

@@ -17,7 +17,7 @@ from expt.errors import ConfigError
 from expt.training import batch_norm, collectives, sharding
 from expt.training.collectives import Worker
 from expt.training.ema import ema_of
-from expt.training.patches import late_values, whole_gradients, whole_numbers
+from expt.training.patches import late_values, whole_numbers, whole_tensors
 from expt.training.patches.late_values import Values
 from expt.training.precision import Precision
 from expt.training.whole_state import gathered
@@ -58,7 +58,7 @@ def shard(
         )
     param_dtype = _param_dtype(config, module, precision)
     whole_numbers.read_whole_numbers()
-    whole_gradients.average_whole_gradients()
+    whole_tensors.treat_whole()
     # Before a parameter has memory, which no worker is to have for two whole models.
     ema = ema_of(module, config.ema, before=sharding.outline) if config.ema else None
 

@@ -217,6 +217,12 @@ def test_own_optimizers_are_tried(
             assert random_state.state_dict(worker.device) == before
         for parameter in module.parameters():  # as a schedule or a task may read it
             assert float(parameter.detach().norm()) == pytest.approx(float(whole(parameter.detach()).norm()))
+            expected = whole(parameter.detach()).clone()
+            expected[0] *= 0.5
+            expected[expected < 0] = 0.25
+            parameter.data[0] *= 0.5
+            parameter.data[parameter.data < 0] = 0.25
+            assert torch.equal(whole(parameter.detach()), expected), "rows are written"
         own = TargetOptimizer(target=f"{HERE}.ByPart", kwargs={})
         refused = dataclasses.replace(config, optimizer=own)
         with pytest.raises(ConfigError, match=OTHER):

@@ -20,6 +20,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.request import RunRequest
 from expt.tasks.task import Sum, Task
 from expt.training.collectives import Worker
+from expt.training.sharding import whole
 from expt.worker import random_state
 from expt.worker.build import build_data, build_learner
 from tests.conftest import RunFolder
@@ -125,22 +126,23 @@ class Penalised(Task):
     """Cross-entropy, and the squared norms of the weights for each sample."""
 
     def forward(self, model: Any, batch: Batch) -> Tensor:
-        norms = [parameter.norm() for parameter in model.parameters()]
-        whole = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
-        self.penalty = sum(norm.square() for norm in whole)
+        self.weights = [*model.parameters()]
         outputs: Tensor = model(batch.inputs)
         return outputs
 
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
+        norms = [parameter.norm() for parameter in self.weights]
+        penalty = sum(whole(norm).square() for norm in norms)
         of_labels = functional.cross_entropy(outputs, batch.targets, reduction="sum")
-        return of_labels + 0.05 * len(outputs) * self.penalty, len(outputs)
+        return of_labels + 0.05 * len(outputs) * penalty, len(outputs)
 
 
 def test_a_penalty_on_the_weights_is_that_of_ddp_where_workers_have_unequal_numbers_of_samples(
     configs: Configs, tmp_path: Path
 ) -> None:
     words = ("model=mlp", "model.hidden=[8]", f"task={{_target_: {__name__}.Penalised}}", "epochs=2", "log_every=1")
-    lone = ("dataset.train_limit=33", "batch_size=16", "drop_last=false")  # one worker has none of the last batch
+    # One worker has none of the last batch, nor of the one that is held out.
+    lone = ("dataset.train_limit=33", "batch_size=16", "drop_last=false", "dataset.val_fraction=0.0007")
     runs = {strategy: configs(strategy, 2, *words, *lone) for strategy in ("ddp", "fsdp")}
     together(tmp_path, 2, lambda worker: [trained(tmp_path / name, each, worker) for name, each in runs.items()])
     assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-5
