@@ -236,9 +236,11 @@ def evaluate(
         task = copy.copy(learner.task) if batch.weightless else learner.task  # what it notes of no sample is dropped
         with learner.precision.autocast():
             outputs = task.forward(module, batch)
-            loss = task.loss(outputs, batch)
-            if batch.weightless:  # was for the others' sake: the model, and the loss, may ask all workers
+            if batch.weightless:  # for the others' sake: the model, and the loss, may ask all workers
+                with contextlib.suppress(Exception):  # it may not take what is no sample
+                    task.loss(outputs, batch)
                 continue
+            loss = task.loss(outputs, batch)
             check_loss(loss, task, learns=False)
         sums.add(loss, outputs, batch)
         learner.extra_metrics.update(task, outputs, batch)

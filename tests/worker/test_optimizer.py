@@ -222,6 +222,10 @@ def test_own_optimizers_are_tried(
             expected[expected < 0] = 0.25
             parameter.data[0] *= 0.5
             parameter.data[parameter.data < 0] = 0.25
+            expected[expected > 0.2, ...] = 0.5
+            parameter.data[parameter.data > 0.2, ...] = 0.5
+            with pytest.raises(ConfigError, match=r"has no gradient .* torch\.where, or write under torch\.no_grad"):
+                (parameter * 1)[0] = 0.0
             assert torch.equal(whole(parameter.detach()), expected), "rows are written"
         own = TargetOptimizer(target=f"{HERE}.ByPart", kwargs={})
         refused = dataclasses.replace(config, optimizer=own)

@@ -133,6 +133,7 @@ class Penalised(Task):
     def loss(self, outputs: Tensor, batch: Batch) -> Sum:
         norms = [parameter.norm() for parameter in self.weights]
         penalty = sum(whole(norm).square() for norm in norms)
+        assert batch.inputs.any(), "no loss is made of what is no sample"
         of_labels = functional.cross_entropy(outputs, batch.targets, reduction="sum")
         return of_labels + 0.05 * len(outputs) * penalty, len(outputs)
 

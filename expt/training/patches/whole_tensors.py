@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from expt.errors import ConfigError
+
 
 @functools.cache  # once in a process
 def treat_whole() -> None:
@@ -50,8 +52,13 @@ def _mean(groups: list[Any], gradient: Tensor) -> Tensor:
 def _set(self: Any, index: Any, value: Any) -> None:
     from torch.distributed.tensor import distribute_tensor
 
+    if torch.is_grad_enabled() and (self.requires_grad or getattr(value, "requires_grad", False)):
+        raise ConfigError(
+            "tensor[...] = value: has no gradient where the tensor is shared out among workers; make another of it, as "
+            "by torch.where, or write under torch.no_grad()"
+        )
     whole = _plain(self).clone()
-    whole[_plain(index)] = _plain(value)
+    whole[tuple(map(_plain, index)) if isinstance(index, tuple) else _plain(index)] = _plain(value)
     self.copy_(distribute_tensor(whole, self.device_mesh, self.placements, src_data_rank=None))
 
 
