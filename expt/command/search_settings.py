@@ -14,6 +14,7 @@ from expt.config.search import Search
 from expt.errors import ConfigError
 from expt.runs.result import Record
 from expt.search.folder import Found
+from expt.search.sampler import LEAST_OTHERS
 from expt.search.space import Values
 
 UNTAUGHT = ("pbt", "random", "qmc")
@@ -90,7 +91,8 @@ def told_by_hand(found: Found, folder: str, settings: Search) -> str:
     """What to say of runs there that are of the space and the settings, and that no search has chosen; or nothing."""
     if not found.by_hand:
         return ""
-    what = "may be the best" + ("" if settings.name in UNTAUGHT else " and inform the search")
+    least = f", from {LEAST_OTHERS} on," if settings.name == "cmaes" else ""
+    what = "may be the best" + ("" if settings.name in UNTAUGHT else f" and{least} inform the search")
     line = f"has {_runs(len(found.by_hand))} of this space that no search has chosen"
     return f"hydra.sweep.dir={folder}: {line}; such runs {what}, and are not among search.runs={settings.runs}"
 
