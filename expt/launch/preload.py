@@ -9,11 +9,12 @@ gc.disable()
 try:
     from expt.launch import torch_import
 
-    with torch_import.libraries_loaded():
-        torch_import.import_meanwhile()
-    with torch_import.without_cuda():
-        import torch  # noqa: F401
-    import expt.worker.main  # noqa: F401
+    with torch_import.dataclasses_compiled_late():
+        with torch_import.libraries_loaded():
+            torch_import.import_meanwhile()
+        with torch_import.without_cuda():
+            import torch  # noqa: F401
+        import expt.worker.main  # noqa: F401
 
     with contextlib.suppress(ImportError):  # torch looks for gloo among all installed packages, once in a process
         from torch.distributed.distributed_c10d import BackendConfig

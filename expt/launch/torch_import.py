@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
+import functools
 import importlib.machinery
 import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 RTLD_NOW = 2  # dlopen(3)
 LIBRARIES = {"libtorch_global_deps.so": RTLD_NOW | ctypes.RTLD_GLOBAL, "libtorch.so": RTLD_NOW}  # as torch loads them
@@ -28,6 +31,7 @@ OF_PYTHON = (
     *("binascii", "cmath", "grp", "mmap", "resource", "unicodedata"),
 )
 PYDANTIC = "pydantic_core._pydantic_core"
+COMPILED_LATE = ("__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__")
 
 
 @contextlib.contextmanager
@@ -96,3 +100,40 @@ def without_cuda() -> Iterator[None]:
     finally:
         for name in names:
             modules.pop(name, None)
+
+
+@contextlib.contextmanager
+def dataclasses_compiled_late() -> Iterator[None]:
+    """Let the methods of dataclasses that are made meanwhile be compiled when they are first called: 0.1 s.
+
+    Torch and expt have 400 of them, and few of these methods are ever called. Python 3.13 compiles them otherwise.
+    """
+    create = getattr(dataclasses, "_create_fn", None)
+    if create is None:
+        yield
+        return
+
+    def create_late(name: str, *arguments: Any, **options: Any) -> Any:
+        compiled = functools.cache(functools.partial(create, name, *arguments, **options))
+        return _late(name, compiled) if name in COMPILED_LATE else compiled()
+
+    dataclasses._create_fn = create_late  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        dataclasses._create_fn = create  # type: ignore[attr-defined]
+
+
+def _late(name: str, compiled: Callable[[], Any]) -> Any:
+    """What takes the place of a method until it is called."""
+
+    def late(self: Any, *arguments: Any) -> Any:
+        method = compiled()
+        method.__qualname__ = late.__qualname__
+        for kind in type(self).__mro__:
+            if vars(kind).get(name) is late:
+                setattr(kind, name, method)
+        return method(self, *arguments)
+
+    late.__name__ = name
+    return late

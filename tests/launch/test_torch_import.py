@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,3 +57,54 @@ def _has_driver() -> bool:
 
 def test_libraries_that_are_elsewhere_are_torchs_to_find(tmp_path: Path) -> None:
     torch_import._load(str(tmp_path))
+
+
+def made() -> tuple[type[Any], type[Any]]:
+    """A class that is frozen, with a place in memory for each field, and one below it."""
+
+    @dataclass(frozen=True, slots=True)
+    class Size:
+        height: int
+        inner: Any = None
+
+    @dataclass(frozen=True)
+    class Image(Size):
+        name: str = "x"
+
+    return Size, Image
+
+
+def told(kinds: tuple[type[Any], type[Any]]) -> list[Any]:
+    """All that the methods of dataclasses do."""
+    size, image = kinds
+    small, large = size(1, [size(2)]), image(3)
+    loop = size(4, inner := list[Any]())
+    inner.append(loop)
+    errors = list[str]()
+    for change in (lambda: setattr(small, "height", 5), lambda: delattr(large, "name"), lambda: hash(small)):
+        with pytest.raises((AttributeError, TypeError)) as error:  # a FrozenInstanceError is the first of them
+            change()
+        errors.append(f"{type(error.value).__name__}: {error.value}")
+    equal = [small == size(1, [size(2)]), large == image(3), large == size(3), small != large, small == 1]
+    hashed = {size(1): "first", image(3): "second"}
+    names = [vars(kind)[name].__qualname__ for kind in kinds for name in torch_import.COMPILED_LATE]
+    return [repr(small), repr(large), repr(loop), errors, equal, hashed[size(1)], hashed[image(3)], names]
+
+
+@pytest.mark.skipif(not hasattr(dataclasses, "_create_fn"), reason="this Python compiles them otherwise")
+def test_a_dataclass_is_the_same_whenever_it_is_compiled() -> None:
+    with torch_import.dataclasses_compiled_late():
+        late = made()
+    at_once = made()
+    here = [vars(late[1])[name].__code__.co_filename == torch_import.__file__ for name in ("__eq__", "__setattr__")]
+    assert here == [True, True]
+    assert told(late) == told(at_once) == told(late)
+    for name in ("__eq__", "__hash__", "__delattr__"):  # nothing is between a call and the method any more
+        assert vars(late[1])[name].__code__ == vars(at_once[1])[name].__code__
+
+
+def test_a_python_that_compiles_them_otherwise_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(dataclasses, "_create_fn", raising=False)
+    before = {**vars(dataclasses)}
+    with torch_import.dataclasses_compiled_late():
+        assert vars(dataclasses) == before
