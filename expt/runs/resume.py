@@ -40,7 +40,7 @@ def find(
     if may_have_run:
         source = _in_folder(paths)
         if source is None and any(paths.checkpoints.glob("*.corrupt*")):
-            raise CheckpointError(f"{paths.checkpoints}: every checkpoint there is damaged; start anew elsewhere")
+            raise CheckpointError(f"{paths.checkpoints}: every checkpoint there is damaged; {_mend(paths)}")
         if source is None and paths.metrics.exists():
             warn(f"{paths.folder}: has no checkpoint, the run starts from the beginning")
     if source is None and config.resume not in (None, "auto"):
@@ -90,13 +90,20 @@ def _in_folder(paths: RunPaths) -> Path | None:
     """The newest of this very run. Raises ConfigError where nothing but a damaged file says that there is one."""
     found = checkpoint_file.candidates(paths.last)
     if paths.result.exists() or paths.metrics.exists():
-        return _newest(found, mine=True)
+        try:
+            return _newest(found, mine=True)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {_mend(paths)}") from None
     try:
         return _newest(found, mine=False)
     except CheckpointError as error:
         raise ConfigError(
             f"{paths.folder}: no {paths.result.name} says that a run is there, and {error}; choose another folder"
         ) from error
+
+
+def _mend(paths: RunPaths) -> str:
+    return f"put back a copy, or remove the folder {paths.checkpoints}: the run then starts from the beginning"
 
 
 def _elsewhere(path: Path) -> Path:

@@ -26,7 +26,7 @@ class Warm:
     def command(self, *words: str) -> str:
         """What `expt warm WORDS` prints."""
         done = run("warm", *words, cwd=self.folder.parent, **self.runtime)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stderr) == (0, ""), (done.returncode, done.stderr, done.stdout)
         return done.stdout
 
     @property

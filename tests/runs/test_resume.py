@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,23 @@ def step_of(path: Path) -> int:
     return step
 
 
-def test_the_newest_whole_one_is_found(config: RunConfig, paths: RunPaths) -> None:
+def test_the_newest_whole_one_is_found(config: RunConfig, paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where none is, the message names a mend, which does mend it."""
     assert resume.find(config, Content(), paths, may_have_run=True) == paths.last
     paths.last.write_bytes(b"damaged")
     found = resume.find(config, Content(), paths, may_have_run=True)
     assert found is not None
     assert step_of(found) == 2
     found.write_bytes(b"damaged too")
-    with pytest.raises(CheckpointError, match="no checkpoint is left"):
-        resume.find(config, Content(), paths, may_have_run=True)
-    with pytest.raises(CheckpointError, match="every checkpoint there is damaged"):
-        resume.find(config, Content(), paths, may_have_run=True)
+    for problem in (
+        "no checkpoint is left to go on from: .*",
+        f"{paths.checkpoints}: every checkpoint there is damaged",
+    ):
+        with pytest.raises(CheckpointError, match=f"{problem}; .* or remove the folder {paths.checkpoints}:"):
+            resume.find(config, Content(), paths, may_have_run=True)
+    shutil.rmtree(paths.checkpoints)
+    assert resume.find(config, Content(), paths, may_have_run=True) is None
+    assert f"{paths.folder}: has no checkpoint, the run starts from the beginning" in capsys.readouterr().err
 
 
 def test_a_new_run_looks_for_none(config: RunConfig, paths: RunPaths) -> None:
