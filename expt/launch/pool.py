@@ -92,10 +92,10 @@ class Pool:
                 elif more:
                     more, idle = self._take(source)
                 self._start_ready()
-                self._poll()
+                has_room = self._poll()
                 self._observer.tick(list(self._active.values()))
                 self._make_ready()
-                if idle or not more:
+                if (idle or not more) and not has_room:
                     wait([ended for job in self._active.values() for ended in workers_of(job).sentinels], POLL_S)
             left |= any(job.status not in (COMPLETED, PAUSED) for job in self._jobs.values())
             if self._asked_at is not None and left and not self._finishing:
@@ -151,9 +151,8 @@ class Pool:
             if learns := not isinstance(request_of(job).instead, Evaluation):
                 refuse_missing_parts(config)
             with signals.heeded_at_once():
-                prepare(
-                    config.dataset, config.task, learns=learns
-                )  # once for all its workers, before any could try the same
+                # Once for all its workers, before any could try the same.
+                prepare(config.dataset, config.task, learns=learns)
             self._queue(number, job)
         except KeyboardInterrupt:
             return  # the loop stops what runs, see signals.asked
@@ -226,7 +225,9 @@ class Pool:
                 record_end(job.paths, failure)
             self._end(number, failure)
 
-    def _poll(self) -> None:
+    def _poll(self) -> bool:
+        """Look what has become of the runs under way; returns whether one has given back its devices."""
+        before = len(self._active)
         for number, job in list(self._active.items()):
             if number not in self._active:
                 continue  # stopped meanwhile, because another has failed
@@ -244,6 +245,7 @@ class Pool:
                 self._retry(number, error)
             else:
                 self._end(number, error)
+        return len(self._active) < before
 
     def _set_aside(self, number: int, error: ExptError) -> bool:
         """Whether `error` is no end of the job, which goes on later; see LivePool."""

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from expt import signals
@@ -65,11 +65,14 @@ class Workers:
     """The pid of the process that they are forked from."""
     saves: bool = True
     """Whether they have something to save before they end; an evaluation and a preflight have nothing."""
+    _ended: set[int] = field(default_factory=set)
+    """The ranks of those that `poll` has found so: what is ready for ever would keep the driver awake."""
 
     @property
     def sentinels(self) -> list[int]:
-        """Ready once a worker has ended, or says that it is at its end."""
-        return [ready for worker in self.processes for ready in _sentinels(worker)]
+        """Ready once a worker has ended, or says that it is at its end, which `poll` has not seen yet."""
+        left = (worker for rank, worker in enumerate(self.processes) if rank not in self._ended)
+        return [ready for worker in left for ready in _sentinels(worker)]
 
     def poll(self) -> bool:
         """Whether all have ended, with the run completed or paused.
@@ -80,7 +83,8 @@ class Workers:
         if any(code not in (None, processes.FINISHED) for code in codes):
             processes.wait_for_all(self.processes, GRACE_S)
             raise self._failure()
-        if any(code is None for code in codes):
+        self._ended = {rank for rank, code in enumerate(codes) if code is not None}
+        if len(self._ended) < len(codes):
             return False
         status = read_result(self.paths).get("status")
         if status == INTERRUPTED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from torch import Tensor
@@ -39,12 +40,14 @@ class Record:
             undo.accept(paths)
         self._metrics = MetricsWriter(paths) if writes else None
         self._provenance = provenance.of(read_result(paths)) if writes else {}
+        self._begun: Future[None] | None = None
 
     def log(self, values: Mapping[str, float], *, all_of: str | None = None) -> None:
         """The value of each tag after the steps that are done.
 
         They are all that begin with `all_of`: one that an earlier attempt has measured, with other workers, is gone.
         """
+        self._wait()
         for tag in [tag for tag in self._history.last if all_of and tag.startswith(all_of)]:
             del self._history.last[tag]
         self._history.last.update(values)
@@ -68,10 +71,24 @@ class Record:
         """Show a picture, uint8 [height, width, channels] on the CPU."""
         self._observer.picture(tag, image)
 
+    def begin(self, **fields: Any) -> None:
+        """Add to result.json beside the first steps, before anything is logged: the disk may take its time."""
+        if self._metrics:
+            with_one = ThreadPoolExecutor(1, thread_name_prefix="result")
+            self._begun = with_one.submit(update_result, self._paths, **fields)
+            with_one.shutdown(wait=False)
+
     def result(self, **fields: Any) -> None:
         """Add to result.json."""
+        self._wait()
         if self._metrics:
             update_result(self._paths, **fields)
+
+    def _wait(self) -> None:
+        """Return when `begin` has written. Raises what went wrong."""
+        if self._begun:
+            self._begun.result()
+            self._begun = None
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: how much of metrics.jsonl belongs to it, and where the run comes from."""

@@ -140,7 +140,7 @@ class Run:
         position, worker = self.position, self.worker
         self.observer = observe(self.config, self.paths, self.data, self.learner, position, worker, resumed_at)
         self.record = Record(self.paths, position, self.history, self.observer, writes=worker.rank == 0)
-        self.record.result(**position.length, data=self.data.info.told)
+        self.record.begin(**position.length, data=self.data.info.told)
         self.beat()
 
     def _train_epoch(self) -> bool:

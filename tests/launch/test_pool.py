@@ -153,6 +153,18 @@ def test_a_job_runs_to_its_end(world: World) -> None:
     assert world.told.events == [("starting", "a"), ("ended", "a", COMPLETED)]
 
 
+def test_the_next_run_starts_at_once_where_one_has_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened = list[str]()
+    monkeypatch.setattr(pool, "wait", lambda *_: happened.append("wait"))
+    monkeypatch.setattr(world.told, "job_starting", lambda job: happened.append(f"{job.name} starts"))
+    monkeypatch.setattr(world.told, "job_ended", lambda job: happened.append(f"{job.name} ends"))
+    for name in "ab":
+        world.plans[name] = [{"looks": 6}]
+    world.run(world.job("a"), world.job("b"), cpus=1)
+    ends = happened.index("a ends")
+    assert happened[ends - 1 : ends + 2] == ["wait", "a ends", "b starts"]
+
+
 def test_in_a_sweep_time_counts_from_a_runs_turn(world: World) -> None:
     alone, first, second = world.job("c", typed_at=500.0), world.job("a"), world.job("b")
     world.plans["a"] = [{"on_poll": lambda: setattr(world.clock, "now", 1060.0)}]

@@ -22,13 +22,21 @@ from tests.launch.test_failure import leave_error
 def workers(folder: Path, *codes: int | None) -> Workers:
     """Workers with these exit codes; None is alive."""
     processes: list[Any] = [
-        SimpleNamespace(exitcode=code, pid=None, sentinel=0, kill=lambda: None, join=lambda: None) for code in codes
+        SimpleNamespace(exitcode=code, pid=None, sentinel=rank, kill=lambda: None, join=lambda: None)
+        for rank, code in enumerate(codes)
     ]
     return Workers(RunPaths(folder), 0, 60.0, processes)
 
 
 def test_it_goes_on_while_one_lives(tmp_path: Path) -> None:
     assert workers(tmp_path, FINISHED, None).poll() is False
+
+
+def test_the_driver_is_woken_by_those_alone_that_it_has_not_seen_ended(tmp_path: Path) -> None:
+    found = workers(tmp_path, None, FINISHED)
+    assert found.sentinels == [0, 1], "one that has ended since must wake it"
+    found.poll()
+    assert found.sentinels == [0]
 
 
 def test_all_have_completed(tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""What a run writes down as it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expt.runs.paths import RunPaths
+from expt.runs.result import create_result, read_result, update_result
+from expt.training.learner import Position
+from expt.training.observer import Observer
+from expt.worker.history import History
+from expt.worker.record import Record
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[Record]:
+    create_result(RunPaths(tmp_path))
+    position = Position(steps_per_epoch=2, total_steps=2)
+    record = Record(RunPaths(tmp_path), position, History("loss/val", "min"), Observer(), writes=True)
+    yield record
+    with contextlib.suppress(OSError):
+        record.interrupt()
+
+
+def test_what_a_run_begins_with_is_written_beside_it_and_before_anything_is_measured(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_is_free = threading.Event()
+
+    def slowly(paths: RunPaths, **fields: Any) -> None:
+        assert disk_is_free.wait(60)
+        update_result(paths, **fields)
+
+    monkeypatch.setattr("expt.worker.record.update_result", slowly)
+    record.begin(total_steps=2)
+    assert "total_steps" not in read_result(RunPaths(tmp_path)), "nobody has waited for the disk"
+    threading.Timer(0.05, disk_is_free.set).start()
+    record.log({"loss/train": 0.5})
+    assert read_result(RunPaths(tmp_path))["total_steps"] == 2
+
+
+def test_a_disk_that_takes_nothing_is_told_when_something_is_measured(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("expt.worker.record.update_result", full)
+    record.begin(total_steps=2)
+    with pytest.raises(OSError, match="No space left"):
+        record.log({"loss/train": 0.5})
