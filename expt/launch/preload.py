@@ -12,7 +12,7 @@ try:
     with torch_import.dataclasses_compiled_late():
         with torch_import.libraries_loaded():
             torch_import.import_meanwhile()
-        with torch_import.without_cuda():
+        with torch_import.without_cuda(), torch_import.without_source():
             import torch  # noqa: F401
         import expt.worker.main  # noqa: F401
 

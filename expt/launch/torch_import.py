@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import sys
 import threading
@@ -100,6 +101,17 @@ def without_cuda() -> Iterator[None]:
     finally:
         for name in names:
             modules.pop(name, None)
+
+
+@contextlib.contextmanager
+def without_source() -> Iterator[None]:
+    """Let torch's import note where its operators are defined without reading the lines around it: 0.05 s."""
+    real = inspect.getframeinfo
+    inspect.getframeinfo = functools.partial(real, context=0)
+    try:
+        yield
+    finally:
+        inspect.getframeinfo = real
 
 
 @contextlib.contextmanager

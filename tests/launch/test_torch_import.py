@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import inspect
 import os
 import subprocess
 import sys
@@ -108,3 +109,13 @@ def test_a_python_that_compiles_them_otherwise_is_left_as_it_is(monkeypatch: pyt
     before = {**vars(dataclasses)}
     with torch_import.dataclasses_compiled_late():
         assert vars(dataclasses) == before
+
+
+def test_where_an_operator_is_defined_is_noted_as_ever_without_its_source() -> None:
+    here = sys._getframe()
+    before = inspect.getframeinfo(here)
+    with torch_import.without_source():
+        cheap = inspect.getframeinfo(here)
+    assert (cheap.filename, cheap.function, cheap.code_context) == (before.filename, before.function, None)
+    assert before.code_context
+    assert inspect.getframeinfo(here).code_context, "as before"
