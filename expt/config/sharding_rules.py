@@ -55,7 +55,7 @@ def _groups(config: RunConfig, machine: Machine) -> list[str]:
     if workers < 2:
         return [
             f"strategy={name}: shares the model out among at least 2 workers, and this run has one; use strategy=ddp, "
-            "or world_size=2"
+            f"or {'gpus' if config.num_gpus else 'world_size'}=2"
         ]
     if name == "fsdp":
         if shards in ("auto", workers):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from expt.config import recipe_rules, sharding_rules
+from expt.config.groups import TargetOptimizer
 from expt.config.schema import RunConfig
 from expt.planning.cards import FRAGMENTS, Card
 from expt.planning.measured import Measuring, Model, Pass, Wanted
@@ -156,6 +157,8 @@ def _notes(
         notes.append(f"offload=cpu: states wait in the host's memory, to which each card has {speed} each way")
     elif config.offload:
         notes.append("offload=cpu does nothing on a CPU, where the states are in its memory as it is")
+    if isinstance(config.optimizer, TargetOptimizer) and not against and config.world_size > 1:
+        notes.append(f"{config.optimizer.target} can be sharded, which a run tries out before it begins")
     if against:
         notes.append(f"no fsdp: {against}")
     elif config.world_size > per_node and (why := _against_hsdp(config.world_size, per_node)):

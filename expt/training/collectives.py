@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 T = TypeVar("T")
+BUCKET_BYTES = 2**25
+"""What is copied at a time to be sent, where no tensor is larger."""
 NCCL_LATER_S = 90.0
 """NCCL ends a process that waits in vain, without a word of Python's: who watches over the process is to be first."""
 
@@ -133,25 +136,36 @@ def stack_across_workers(values: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast_buffers(module: nn.Module) -> None:
-    """Give every worker rank 0's buffers, in one collective for each data type."""
+    """Give every worker rank 0's buffers; see `broadcast`."""
     broadcast(module.buffers())
 
 
 def broadcast_parameters(module: nn.Module) -> None:
-    """Give every worker rank 0's parameters and buffers, in one collective for each data type."""
+    """Give every worker rank 0's parameters and buffers; see `broadcast`."""
     broadcast([*module.parameters(), *module.buffers()])
 
 
 @torch.no_grad()
 def broadcast(tensors: Iterable[torch.Tensor]) -> None:
-    """Give every worker rank 0's `tensors`, in their place, in one collective for each data type."""
+    """Give every worker rank 0's `tensors`, in their place: those of one data type together, a bucket at a time."""
     if not dist.is_initialized():
         return
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    for same in by_dtype.values():
+    for same in itertools.chain.from_iterable(map(_in_buckets, by_dtype.values())):
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
         dist.broadcast(flat, src=0)
         for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
             tensor.copy_(part.view_as(tensor))
+
+
+def _in_buckets(tensors: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
+    """As many at a time as BUCKET_BYTES has room for, or one: they are copied, and memory may have no room for all."""
+    begin = size = 0
+    for index, tensor in enumerate(tensors):
+        if size and size + tensor.nbytes > BUCKET_BYTES:
+            yield tensors[begin:index]
+            begin, size = index, 0
+        size += tensor.nbytes
+    yield tensors[begin:]

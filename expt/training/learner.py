@@ -70,7 +70,7 @@ class Learner(Evaluator):
     compiled: bool = False
     gradient_accumulation: int = 1
     average_statistics: Callable[[], None] = lambda: None
-    """Ends a step where batch norms keep statistics that are to be alike on all workers; a collective."""
+    """Ends a step where buffers that the next one reads are to be alike on all workers; a collective."""
     all_reduce_s: Callable[[int], float | None] = lambda _: None
     """Seconds that its first N steps have spent on averaging gradients, waiting for the others' included; None where
     that is not known."""
@@ -80,6 +80,8 @@ class Learner(Evaluator):
     """The slow weights of `module`, which it goes back to."""
     shards: int = 1
     """Workers that share one replica of the weights; with 1 each has all of them. Else `parallel` is `module`."""
+    drop_unused: Callable[[], None] = lambda: None
+    """Leaves parameters of a sharded model without a gradient that no worker has used in the step; a collective."""
     copy_evaluated: Callable[[], nn.Module] | None = None
     """Gives rank 0 the whole of the sharded model that is evaluated, where that is asked for; a collective."""
     reduces_each_part: bool = False

@@ -82,6 +82,7 @@ def _learn(learner: Learner, batch: Batch, sums: Sums, on_gradients: Callable[[]
             graphed = learner.graphed
             (graphed.gradients if graphed else accumulate_gradients)(learner, batch, sums.add)
             check_gradients(learner)
+            learner.drop_unused()
             on_gradients()
             moved = (graphed.update if graphed else update)(learner)
         sums.end_step(learner.precision.left_out)

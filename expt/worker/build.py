@@ -106,6 +106,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
     memory = parallel_build.build_shared_memory(config, module, worker)
     parallel_build.refuse_uneven_last_batch(config, data.train.size)
     module, average_statistics = parallel_build.with_batch_norm(config, module, worker, memory)
+    average_statistics = parallel_build.with_buffers(config, module, average_statistics)
     if config.onednn and worker.device.type == "cpu":
         onednn_linear.use_for_linear(module)
     compiled = mode_of(config.compile, steps=total_steps(config, data))
@@ -153,7 +154,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
         graphed=graphed_step(config.cuda_graph, worker.device, random_state),
         lookahead=Lookahead(module, **dataclasses.asdict(config.lookahead)) if config.lookahead else None,
         test_time=config.test_time_augmentation,
-        **sharding.of_learner(config, data, ema.module if ema else module, outline, worker),
+        **sharding.of_learner(config, data, module, ema.module if ema else module, outline, worker),
     )
     check_metrics(learner, None if config.is_sharded else getattr(data, config.eval_split))
     return learner

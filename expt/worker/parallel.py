@@ -59,6 +59,18 @@ def with_batch_norm(
     return module, lambda: None
 
 
+def with_buffers(config: RunConfig, module: nn.Module, average: Callable[[], None]) -> Callable[[], None]:
+    """What ends a step, with `average`: of a sharded model all take rank 0's buffers, as ddp has it before the next."""
+    if not (config.is_sharded and any(True for _ in module.buffers()) and _trains_by_buffers(config, module)):
+        return average
+
+    def end_step() -> None:
+        average()
+        collectives.broadcast_buffers(module)
+
+    return end_step
+
+
 def parallelise(
     module: nn.Module,
     config: RunConfig,

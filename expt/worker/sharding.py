@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from expt.config import constraints
 from expt.config.schema import RunConfig
+from expt.config.tasks import TargetTask
 from expt.data.build import Data
 from expt.errors import ConfigError
 from expt.training import batch_norm, collectives, sharding
@@ -20,6 +21,7 @@ from expt.training.ema import ema_of
 from expt.training.patches import late_values, whole_numbers, whole_tensors
 from expt.training.patches.late_values import Values
 from expt.training.precision import Precision
+from expt.training.unused import Unused
 from expt.training.whole_state import gathered
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
@@ -115,12 +117,14 @@ def outline(config: RunConfig, module: nn.Module) -> nn.Module | None:
 
 
 def of_learner(
-    config: RunConfig, data: Data, evaluated: nn.Module, outline: nn.Module | None, worker: Worker
+    config: RunConfig, data: Data, module: nn.Module, evaluated: nn.Module, outline: nn.Module | None, worker: Worker
 ) -> dict[str, Any]:
-    """What a Learner needs besides, for the workers to evaluate together what each has a part of."""
+    """What a Learner needs besides, for the workers to train and evaluate together what each has a part of."""
     if not config.is_sharded:
         return {}
+    own = isinstance(config.model, constraints.Target) or isinstance(config.task, TargetTask)  # the others use all
     return {
+        **({"drop_unused": Unused(module, worker.device, compiled=bool(config.compile)).drop} if own else {}),
         **({"copy_evaluated": copies(outline, evaluated, worker)} if outline else {}),
         "in_step": functools.partial(sharding.in_step, module=evaluated, blank=data.blank, device=worker.device),
         "shards": shards_of(config, worker),

@@ -82,7 +82,8 @@ EDGES: dict[str, tuple[Machine, dict[str, Any], dict[str, Any], str]] = {
     ),
     "shards for one worker": (
         machine(0), {"strategy": "fsdp", "world_size": 2}, {"strategy": "fsdp", "world_size": 1},
-        "strategy=fsdp: shares the model out among at least 2 workers, and this run has one; use strategy=ddp, ",
+        "strategy=fsdp: shares the model out among at least 2 workers, and this run has one; "
+        "use strategy=ddp, or world_size=2",
     ),
     "shards under a debugger": (
         machine(0), {"strategy": "ddp", "debug": True}, {"strategy": "fsdp", "debug": True},

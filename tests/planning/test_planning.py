@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from expt.command import plan as command
 from expt.config.parse import parse
@@ -21,6 +22,7 @@ from expt.planning.samples import sample
 from expt.planning.scaling import Cluster, Link, all_reduce_cpu_s, bucket_s, gather_s, sharded_s, slowest_s
 from expt.planning.strategies import Plan, best
 from expt.training import offload
+from expt.training.patches.fake_tensors import FakeTensorMode
 from expt.training.patches.live_bytes import LiveBytes
 from expt.training.sharding import choose_units, own_parameters
 from tests.composing import composed
@@ -50,6 +52,15 @@ def test_live_bytes_are_those_of_storages_that_are_held() -> None:
         held = given.view(20, 50) @ weight
         assert (live.casts_at_peak, live.flop) == (2000, 2 * 20 * 50 * 20)
         assert held.dtype == torch.bfloat16
+
+
+def test_attention_is_counted_as_the_products_that_it_is() -> None:
+    """Two of queries, keys and values in the forward pass, and five in the backward pass, which does one again."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        query, key, value = (torch.randn(2, 3, 40, 8, requires_grad=True) for _ in range(3))
+        with LiveBytes() as live:
+            functional.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
+    assert live.flop == (2 + 5) * 2 * 2 * 3 * 40 * 40 * 8
 
 
 def test_an_lstm_is_counted_as_the_products_that_it_is() -> None:
@@ -246,6 +257,13 @@ def test_an_optimizer_that_reads_numbers_is_named() -> None:
         command.main(["model=mlp", f"optimizer={{_target_: {own}}}"])
 
 
+def test_an_optimizer_of_ones_own_is_said_to_be_tried_out(capsys: pytest.CaptureFixture[str]) -> None:
+    note = "assumed     torch.optim.Adamax can be sharded, which a run tries out before it begins"
+    for gpus, is_said in (("gpus=2", True), ("gpus=1", False)):
+        assert command.main(["model=mlp", "optimizer={_target_: torch.optim.Adamax}", gpus]) == 0
+        assert (note in capsys.readouterr().out) is is_said
+
+
 def test_a_model_that_reads_numbers_is_named() -> None:
     own = "tests.planning.test_planning.Asking"
     with pytest.raises(ConfigError, match=rf"^plan: model={own} decides by numbers, and there are none"):
@@ -297,7 +315,8 @@ def test_a_card_of_unknown_speed_has_no_steps_to_compare(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(("words", "says"), [
     (["model=rsnet"], "model=rsnet: not one of"), (["gpus=3"], "batch_size=64: is the global batch and must divide"),
-    (["gpus=1", "strategy=fsdp"], "strategy=fsdp: shares the model out among at least 2 workers"),
+    (["gpus=1", "strategy=fsdp"], "strategy=fsdp: shares the model out among at least 2 workers, and this run has one; "
+     "use strategy=ddp, or gpus=2"),
     (["gpus=8", "strategy=hsdp", "batch_size=8"], "strategy=hsdp: replicas of 8 workers each, and the run has no more"),
     (["--card", "1GiB"], "--card 1GiB: 1 GiB is for CUDA and NCCL, and 5% fragments, which leaves nothing for tensors"),
     (["+model._target_=tests.planning.test_planning.Sparse", "gpus=1", "batch_size=8"],

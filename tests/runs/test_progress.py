@@ -14,6 +14,7 @@ from rich.console import Console
 from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, create_result, update_result
+from expt.runs.view import progress
 from expt.runs.view.printed import MAX_LAST_BYTES, Printed
 from expt.runs.view.progress import RunDisplay, RunState, shown_path, watched
 from expt.runs.view.summary import print_summary
@@ -207,7 +208,12 @@ def test_what_is_left_goes_as_fast_as_the_steps_so_far(tmp_path: Path, monkeypat
     assert RunState(paths, epochs=4).left_s is None, "nothing is known yet"
 
 
-def test_lines_are_printed_every_so_many_steps_however_late_one_looks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plain_line_s", [progress.PLAIN_LINE_S, -1.0])
+def test_lines_are_printed_every_so_many_steps_however_late_one_looks(
+    plain_line_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no step twice, where another line is due because none was printed for some time."""
+    monkeypatch.setattr(progress, "PLAIN_LINE_S", plain_line_s)
     paths = RunPaths(tmp_path)
     create_result(paths, total_steps=90, steps_per_epoch=30)
     writer = MetricsWriter(paths)

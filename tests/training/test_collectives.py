@@ -37,6 +37,13 @@ class Net(nn.Module):
         return [tensor.flatten().tolist() for tensor in (self.low, self.single, self.mean, self.count)]
 
 
+def test_tensors_are_sent_as_many_at_a_time_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "BUCKET_BYTES", 40)
+    tensors = [torch.zeros(numbers) for numbers in (4, 6, 0, 1, 20, 3)]
+    found = [[tensor.numel() for tensor in bucket] for bucket in collectives._in_buckets(tensors)]
+    assert found == [[4, 6, 0], [1], [20], [3]]
+
+
 def all_of_them(rank: int) -> dict[str, Any]:
     """Each collective once, and what became of what was given."""
     mine, buffers, everything = torch.tensor([rank + 1.0, 10.0]), Net(rank + 7), Net(rank + 7)
@@ -55,7 +62,9 @@ def all_of_them(rank: int) -> dict[str, Any]:
     }
 
 
-def test_every_rank_comes_to_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bucket_bytes", [collectives.BUCKET_BYTES, 1])
+def test_every_rank_comes_to_the_same(bucket_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "BUCKET_BYTES", bucket_bytes)
     for rank, found in enumerate(together(tmp_path, 3, lambda worker: all_of_them(worker.rank))):
         own = rank + 7
         assert found == {

@@ -138,6 +138,7 @@ class RunDisplay:
         self._state, self._console, self._print_every = RunState(paths, epochs=epochs), console, print_every
         self._printed, self._began, self._errors = Printed(paths), False, errors
         self._next = self._line_at = time.monotonic()
+        self._line_step = 0  # of the newest line: it has its step once
         live = live and console.is_terminal and not console.is_dumb_terminal
         self._bar = _progress_bar(console) if live else None
         self._task = self._bar.add_task("starting", total=None, text="") if self._bar else None
@@ -173,7 +174,7 @@ class RunDisplay:
         steps = self._due(points, self._print_every) if self._print_every else []
         ended = state.take_ended(last=last)
         for end in ended:
-            self._line_at = now
+            self._line_at, self._line_step = now, end.step
             while steps and steps[0][1] < end.step:  # both as they came, however late one looks
                 self._print(*steps.pop(0))
             self._print_epoch(end, left=end is ended[-1])
@@ -186,8 +187,7 @@ class RunDisplay:
             taken = len(label) + 2 * len(str(state.total_steps)) + 3 + (BAR + 1) * (self._console.width >= WIDE)
             text = self._fitted({**in_words(state.of_epoch, state.noun), **self._left()}, self._console.width - taken)
             self._bar.update(self._task, description=label, total=state.total_steps, completed=state.step, text=text)
-        elif not ended and not state.ends_epoch(state.step) and now - self._line_at > PLAIN_LINE_S:
-            self._line_at = now
+        elif not state.ends_epoch(state.step) and state.step > self._line_step and now - self._line_at > PLAIN_LINE_S:
             self._print(
                 state.epoch, state.step, "  ".join({**in_words(state.of_epoch, state.noun), **self._left()}.values())
             )
@@ -213,6 +213,7 @@ class RunDisplay:
         say(self._console, label + self._fitted(words, self._console.width - len(label)), "bold" if end.is_best else "")
 
     def _print(self, epoch: int, step: int, text: str) -> None:
+        self._line_at, self._line_step = time.monotonic(), step
         say(self._console, f"epoch {epoch}/{self._state.epochs}  step {step}/{self._state.total_steps}  {text}")
 
     def _left(self) -> dict[str, str]:

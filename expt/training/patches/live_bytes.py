@@ -21,6 +21,9 @@ def _flop() -> dict[str, Any]:
     from torch.utils.flop_counter import flop_registry  # late: it imports triton
 
     known = {str(operation).replace(".", "::"): count for operation, count in flop_registry.items()}
+    attention = "aten::_scaled_dot_product_flash_attention"
+    for end in ("", "_backward"):  # that of a CPU, which torch counts from 2.15 on
+        known.setdefault(f"{attention}_for_cpu{end}", known[f"{attention}{end}"])
     return {**known, "aten::mkldnn_rnn_layer": _of_lstm, "aten::mkldnn_rnn_layer_backward": _twice_of_lstm}
 
 

@@ -1,0 +1,142 @@
+"""Sharded models of which a worker uses other parameters than the next, and own buffers that training reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from expt.config.schema import RunConfig
+from expt.errors import ConfigError
+from expt.runs import checkpoint
+from expt.runs.paths import RunPaths
+from expt.training import unused
+from expt.training.collectives import Worker
+from tests.worker.sharded import Configs, apart, together, trained
+
+FIND = "ddp.find_unused_parameters=true"
+SHORT = ("epochs=1", "max_steps=6", "log_every=1", "dataset.train_limit=128", "optimizer=adamw", "optimizer.lr=0.02")
+
+
+class Experts(nn.Module):
+    """Each sample goes to one of them; of the last nobody ever makes use."""
+
+    def __init__(self, width: int, number: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, number)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(number))
+
+    def forward(self, inside: Tensor) -> Tensor:
+        """As [B, width]."""
+        shares = self.gate(inside)[:, :-1].softmax(-1)
+        chosen = shares.argmax(-1)
+        for number, expert in enumerate(self.experts):
+            if len(rows := (chosen == number).nonzero()[:, 0]):
+                inside = inside.index_add(0, rows, expert(inside[rows]) * shares[rows, number, None])
+        return inside
+
+
+class Mixture(nn.Module):
+    """Two blocks of experts."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, width), nn.Linear(width, 10)
+        self.blocks = nn.ModuleList(Experts(width, 3) for _ in range(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [B, 10]."""
+        inside = self.first(images.flatten(1))
+        for block in self.blocks:
+            inside = block(inside)
+        return self.last(inside)  # type: ignore[no-any-return]
+
+
+class Centred(nn.Module):
+    """What it takes off is a running mean, in training as in evaluations."""
+
+    mean: Tensor
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64))
+        self.body, self.head = nn.Linear(64, width), nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [B, 10]."""
+        flat = images.flatten(1)
+        if self.training:
+            self.mean.mul_(0.9).add_(flat.detach().mean(0), alpha=0.1)
+        return self.head(self.body(flat - self.mean).relu())  # type: ignore[no-any-return]
+
+
+def of(model: type[nn.Module]) -> tuple[str, ...]:
+    return ("~model", f"+model._target_={__name__}.{model.__name__}")
+
+
+def ended(folder: Path, config: RunConfig) -> Path:
+    """The folder of its run."""
+    assert set(together(folder.parent, config.world_size, lambda worker: trained(folder, config, worker))) == {
+        "completed"
+    }
+    return folder
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = checkpoint.load(RunPaths(folder).last)["model"]
+    return found
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("parts", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_experts_that_some_workers_use_train_as_with_ddp(
+    size: int, parts: int, configs: Configs, tmp_path: Path
+) -> None:
+    """Each worker has a sample or two of a part, hardly ever all experts; what nobody has used does not decay."""
+    words = (
+        *of(Mixture),
+        *SHORT,
+        f"batch_size={4 * parts}",
+        f"gradient_accumulation={parts}",
+        "optimizer.weight_decay=0.5",
+    )
+    plain = ended(tmp_path / "ddp", configs("ddp", size, *words, FIND))
+    found = ended(tmp_path / "fsdp", configs("fsdp", size, *words))
+    assert apart(plain, found) < 1e-5
+    begun, there = weights(plain), weights(found)
+    assert all(torch.allclose(begun[name], there[name], atol=1e-5) for name in begun)
+
+
+def test_a_torch_that_cannot_give_zeros_ends_the_run_in_words(
+    configs: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where all have used all, or nobody: that it can do."""
+
+    class Older(unused.Unused):
+        def drop(self) -> None:
+            self._gives_zeros = False
+            self._used = {name for name in self._parameters if "last" in name or int(os.environ["RANK"])}
+            super().drop()
+
+    def each(worker: Worker) -> str:
+        os.environ["RANK"] = str(worker.rank)
+        try:
+            return trained(tmp_path / "run", config, worker)
+        except (ConfigError, RuntimeError) as error:
+            return str(error)
+
+    monkeypatch.setattr("expt.worker.sharding.Unused", Older)
+    config = configs("fsdp", 2, *of(Centred), *SHORT, "batch_size=16")
+    told, _ = together(tmp_path, 2, each)
+    assert told.startswith("the parameter body.weight was used by some workers alone in a step")
+
+
+def test_buffers_that_training_reads_are_rank_0s_on_all_workers_as_with_ddp(configs: Configs, tmp_path: Path) -> None:
+    words = (*of(Centred), *SHORT, "batch_size=16", "checkpoint.every_steps=2")
+    plain = ended(tmp_path / "ddp", configs("ddp", 2, *words))
+    found = ended(tmp_path / "fsdp", configs("fsdp", 2, *words))
+    assert apart(plain, found) < 1e-5
+    assert torch.equal(weights(plain)["mean"], weights(found)["mean"])
