@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from hydra.core.utils import filter_overrides
 from omegaconf import DictConfig
 
 from expt.command.hydra_errors import COMPOSING
+from expt.command.overrides import about_run
+from expt.command.own_class import folded
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_points import Grid
 from expt.config.identity import Content
@@ -27,6 +31,11 @@ class PointMaker:
         self, grid: Grid, composer: PointComposer, master: DictConfig, fixed: Sequence[str], space: Space
     ) -> None:
         self._grid, self._composer, self._master, self._fixed, self._space = grid, composer, master, fixed, space
+
+    def overrides(self, values: Values) -> Mapping[str, Any]:
+        """What the record of its run would say was typed."""
+        words = self._composer.parents.with_words(self._words(values))
+        return about_run("", folded(filter_overrides(words)))["overrides"]
 
     def config(self, values: Values) -> RunConfig:
         """The settings of its run. Raises ConfigError where it has none."""

@@ -34,11 +34,12 @@ class FixedSettings:
     def differences(self, values: Values, record: Record) -> list[str]:
         """The keys that change a number and are another in the run of this record, which lies at the point `values`.
 
-        None where that can't be told: of a run that was refused, or of a point that would have no settings.
+        Of a run that was refused, what was typed for it: another try is with what is typed now. None where that can't
+        be told, as of a point that would have no settings.
         """
         try:
             if "config" not in record:
-                return []
+                return self._typed_anew(values, record)
             config = self._maker.config(values)
         except (ConfigError, *COMPOSING):
             return []
@@ -50,9 +51,17 @@ class FixedSettings:
             return []
         return self._keys(config, content, record) or ["an older version of expt"]
 
+    def _typed_anew(self, values: Values, record: Record) -> list[str]:
+        then, now = record.get("overrides", {}), self._maker.overrides(values)
+        if "parent" in record.get("search", {}):  # a population's fork has the words of its parent
+            return []
+        keys = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
+        return [key for key in keys if key not in self._searched]
+
     def _of_settings(self, config: RunConfig, record: Record) -> list[str]:
+        of_population = ("fork",) if "parent" in record.get("search", {}) else ()
         try:
-            if identity(recorded(record["config"])) == identity(config):
+            if identity(recorded(record["config"]), but=of_population) == identity(config, but=of_population):
                 return []
         except (ConfigError, KeyError):  # of another version
             return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 
 import expt
+from expt.command.overrides import about_run
 from expt.errors import ConfigError
+from expt.runs.attempt import record_refusal
+from expt.runs.paths import RunPaths
 from tests.conftest import run
 
 SHORT = ("dataset.train_limit=64", "batch_size=32", "world_size=1", "threads=1", "tensorboard.images=false")
@@ -37,6 +41,14 @@ def _there(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def search(folder: Path | str, runs: int, *words: str) -> Any:
     return expt.sweep(*SEARCH, f"search.runs={runs}", *words, folder=folder, **ONE_BY_ONE)
+
+
+def rates(folder: str, **settings: Any) -> list[float]:
+    """Those of the runs there that have completed with these settings, in their order."""
+    found = [json.loads(path.read_text()) for path in Path(folder).glob("*/result.json")]
+    of_these = [each for each in found if each["status"] == "completed"]
+    of_these = [each for each in of_these if all(each["config"][key] == value for key, value in settings.items())]
+    return [each["overrides"]["optimizer.lr"] for each in sorted(of_these, key=lambda each: each["search"]["number"])]
 
 
 def files(folder: str) -> dict[Path, bytes]:
@@ -74,6 +86,35 @@ def test_what_keeps_some_points_alone_from_beginning_is_told_in_their_turn() -> 
     found = expt.sweep(*words, folder="new", **ONE_BY_ONE)
     assert [run.record["config"]["model"]["hidden"] for run in found.completed] == [[256]]
     assert ["a fork keeps its model" in run.reason for run in found.failed] == [True]
+
+
+@pytest.mark.parametrize(
+    ("mistyped", "mended", "settings"),
+    [("fork=a@3", "fork=a@2", {"fork": "a@2"}), ("weights=nosuch", "", {"fork": None, "weights": None})],
+)
+def test_a_point_that_was_refused_for_what_was_mistyped_is_made_with_what_is_typed_now(
+    mistyped: str, mended: str, settings: dict[str, Any]
+) -> None:
+    points = rates("f")
+    for number in (2, 3):
+        refused = RunPaths(Path("f", f"refused-{number}"))
+        words = [*SEARCH[1:-1], mistyped, "optimizer.lr=0.5"]
+        about: Any = {**about_run(refused.folder.name, words), "search": {"number": number}}
+        record_refusal(refused, about, None, ConfigError("as an older version left it"))
+    runs = search("f", 3, *filter(None, [mended]))
+    assert len(runs) == 3
+    made = rates("f", **settings)
+    assert len(made) == 3
+    assert made[:2] == points, "the first points of the same search"
+
+
+def test_a_point_that_was_refused_as_it_is_typed_now_is_tried_once_more() -> None:
+    refused = RunPaths(Path("f", "refused"))
+    words = [*SEARCH[1:-1], "threads=1", "optimizer.lr=0.5"]
+    about: Any = {**about_run(refused.folder.name, words), "search": {"number": 2}}
+    record_refusal(refused, about, None, ConfigError("its data was not there"))
+    search("f", 3)
+    assert rates("f")[2] == 0.5
 
 
 def test_runs_whose_first_weights_are_gone_are_known_by_their_settings() -> None:
