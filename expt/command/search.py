@@ -143,7 +143,7 @@ class SearchCommand:
         )
         searching = Searching(multirun.folder, space, settings, reader, pausing)
         if searching.unfinished or not searching.is_complete:
-            maker.refuse_if_none_can_begin()
+            maker.refuse_if_none_can_begin(anew=not searching.is_complete)
         others_told = told(searching.found, str(multirun.folder), can_learn=self._may_learn)
         for line in filter(None, (others_told, told_by_hand(searching.found, str(multirun.folder), settings))):
             warn(line)

@@ -45,15 +45,16 @@ class PointMaker:
         """What the run is made of beside its settings. Raises ConfigError where something is not there."""
         return self._grid.content_of(config)
 
-    def refuse_if_none_can_begin(self) -> None:
+    def refuse_if_none_can_begin(self, *, anew: bool) -> None:
         """Raise ConfigError for what keeps every point of the space from beginning, as far as it is the same in all.
 
-        What the data, the first weights, or the run that is forked do not allow is else told of each point anew.
+        What the data, the first weights, or the run that is forked do not allow is else told of each point anew. Those
+        that need not begin `anew` have no need of that run.
         """
         common: list[str] | None = None
         for values in self._tried():
             try:
-                self._begin(self.config(values))
+                self._begin(self.config(values), anew=anew)
             except ConfigError as error:
                 common = [line for line in error.problems if common is None or line in common]
                 if common:
@@ -67,10 +68,10 @@ class PointMaker:
     def _tried(self) -> Iterable[Values]:
         return itertools.chain(map(self._space.at, SHARES), self._space.corners())
 
-    def _begin(self, config: RunConfig) -> None:
+    def _begin(self, config: RunConfig, *, anew: bool) -> None:
         content = self.content(config)
         may_go_on = config.resume == "auto" and self._composer.parents.has(str(config.fork))  # from a shorter run
-        if config.fork and config.resume in (None, "auto") and not may_go_on:
+        if anew and config.fork and config.resume in (None, "auto") and not may_go_on:
             fork.beginning(config, content)
 
     def _words(self, values: Values) -> list[str]:

@@ -14,6 +14,7 @@ from expt.command.overrides import about_run
 from expt.errors import ConfigError
 from expt.runs.attempt import record_refusal
 from expt.runs.paths import RunPaths
+from expt.runs.result import update_result
 from tests.conftest import run
 
 SHORT = ("dataset.train_limit=64", "batch_size=32", "world_size=1", "threads=1", "tensorboard.images=false")
@@ -124,3 +125,13 @@ def test_runs_whose_first_weights_are_gone_are_known_by_their_settings() -> None
     assert again.record == before.record, "nothing is left to be begun"
     with pytest.raises(ConfigError, match="weights=a: there is no such file or folder"):
         search("new", 2, "weights=a")
+
+
+def test_a_fork_that_has_begun_goes_on_though_the_run_is_gone_of_which_no_further_one_can_begin() -> None:
+    (fork,) = search("new", 1, "fork=a@2")
+    shutil.rmtree("a")
+    update_result(RunPaths(fork.folder), status="interrupted")
+    (again,) = search("new", 1, "fork=a@2")
+    assert (again.status, again.record["attempts"]) == ("completed", 2)
+    with pytest.raises(ConfigError, match="fork=a@2: there is no folder a"):
+        search("new", 2, "fork=a@2")
