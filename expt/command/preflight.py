@@ -13,7 +13,7 @@ from rich.table import Table
 from expt.config.constraints import word
 from expt.config.identity import flat, identity, shown
 from expt.config.schema import RunConfig
-from expt.errors import INTERRUPTED_UNWRITTEN, Interrupted, RunFailed
+from expt.errors import INTERRUPTED_UNWRITTEN, ConfigError, Interrupted, RunFailed
 from expt.launch.job import Job, Options, request_of
 from expt.launch.preflight import Tried, together_s, try_out
 from expt.machine import Machine
@@ -41,7 +41,8 @@ class Samples(NamedTuple):
 def preflight(jobs: Sequence[Job], machine: Machine, options: Options, samples: Samples | None = None) -> None:
     """Try out a run of each kind among those that are not complete, and print what they take.
 
-    Raises RunFailed where some can't run, and Interrupted on Ctrl-C; nothing is written.
+    Raises ConfigError where some can't run by their settings, RunFailed where one can't for another reason, and
+    Interrupted on Ctrl-C; nothing is written.
     """
     left = [job for job in jobs if job.request is not None and job.status != COMPLETED]
     kinds: dict[str, list[Job]] = {}
@@ -60,13 +61,15 @@ def preflight(jobs: Sequence[Job], machine: Machine, options: Options, samples: 
         console.print(_table(rows, of_sweep=len(jobs) > 1, count="tried" if samples else "runs"))
     able = [(request_of(job).config, found) for kind, found in tried.items() if not found.error for job in kinds[kind]]
     _tell_total(console, [(config, found.seconds(config)) for config, found in able], machine, options, samples)
-    refused = {job: str(job.error) for job in jobs if job.error}
-    refused |= {job: str(found.error) for kind, found in tried.items() if found.error for job in kinds[kind]}
+    refused = {job: job.error for job in jobs if job.error}
+    refused |= {job: found.error for kind, found in tried.items() if found.error for job in kinds[kind]}
     for job, why in refused.items():
-        say(console, f"cannot run   {job.name}: {in_one_line(why, with_log=False)}")
+        say(console, f"cannot run   {job.name}: {in_one_line(str(why), with_log=False)}")
     if refused:
+        by_settings = all(isinstance(why, ConfigError) for why in refused.values())
         what = "points that were tried" if samples else "runs"
-        raise RunFailed(f"{len(refused)} of {len(jobs)} {what} cannot run as they are")
+        told = f"{len(refused)} of {len(jobs)} {what} cannot run as they are"
+        raise ConfigError(told) if by_settings else RunFailed(told)
 
 
 def _kind(config: RunConfig) -> str:

@@ -18,11 +18,11 @@ from expt.command.composed_run import ComposedRun
 from expt.command.overrides import last_of_each
 from expt.command.preflight import Samples
 from expt.command.search_conclusion import NOT_COUNTED
+from expt.command.search_points import SHARES, PointMaker
 from expt.command.search_settings import UNTAUGHT, FixedSettings, names_of_others, told, told_by_hand
 from expt.command.search_space import space_of
 from expt.command.sweep import Multirun, Runner, Runs
 from expt.command.sweep_display import SweepDisplay, show_dry_run
-from expt.config.identity import Content
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
 from expt.config.search import parse_search
@@ -132,16 +132,18 @@ class SearchCommand:
             pausing = PopulationTraining(settings, config, goals, space)
         elif settings.rungs:
             pausing = Pausing(settings, config, goals, space, self._begins_at(space, config))
-        multirun.open()
         multirun.typed = [*self._fixed, *self._axes]
+        maker = PointMaker(multirun.open(), multirun.composer, self._config, self._fixed, space)
         reader = Reader(
             space=space,
             goals=goals,
             limits=limits,
             with_rungs=pausing is not None,
-            differences=self._fixed_settings(space).differences,
+            differences=FixedSettings(maker, self._keys, [*map(key_of, self._fixed)]).differences,
         )
         searching = Searching(multirun.folder, space, settings, reader, pausing)
+        if searching.unfinished or not searching.is_complete:
+            maker.refuse_if_none_can_begin(anew=not searching.is_complete)
         others_told = told(searching.found, str(multirun.folder), can_learn=self._may_learn)
         for line in filter(None, (others_told, told_by_hand(searching.found, str(multirun.folder), settings))):
             warn(line)
@@ -156,21 +158,13 @@ class SearchCommand:
         sources = {Path(source).resolve() for source in self._settings.warm_start}
         return self._settings.name not in UNTAUGHT and self._multirun.folder.resolve() not in sources
 
-    def _fixed_settings(self, space: Space) -> FixedSettings:
-        multirun = self._multirun
-
-        def made_of(values: Values) -> tuple[RunConfig, Content]:
-            return multirun.open().made_of(multirun.composer, self._config, [*self._fixed, *space.words(values)])
-
-        return FixedSettings(made_of, self._keys, [*map(key_of, self._fixed)])
-
     def _settings_of(self, words: Sequence[str]) -> dict[str, Any]:
         return plain(self._multirun.composer.compose(self._config, [*self._fixed, *words]), sweep=True)
 
     def _example(self, space: Space) -> RunConfig:
         """The configuration of one of its points. Raises ConfigError where none of some has one."""
         problem: ConfigError | None = None
-        for share in (0.5, 0.0, 0.999):
+        for share in SHARES:
             try:
                 return parse(self._settings_of(space.words(space.at(share))), self._multirun.machine)
             except ConfigError as error:

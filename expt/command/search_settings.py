@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from expt.command.hydra_errors import COMPOSING
+from expt.command.search_points import PointMaker
 from expt.config.identity import NOT_IN_RESULT, OF_TRACKERS, Content, flat, identity, shown
 from expt.config.parse import recorded
 from expt.config.schema import RunConfig
@@ -26,24 +27,45 @@ NAMED = 3
 class FixedSettings:
     """Compares runs with what this command would train at their points, as a grid does to know its runs again."""
 
-    def __init__(
-        self, made_of: Callable[[Values], tuple[RunConfig, Content]], searched: Collection[str], typed: Collection[str]
-    ) -> None:
-        """`made_of` is what a point is made of, `typed` the keys that the command names beside those `searched`."""
-        self._made_of, self._searched, self._typed = made_of, searched, typed
+    def __init__(self, maker: PointMaker, searched: Collection[str], typed: Collection[str]) -> None:
+        """`typed` are the keys that the command names beside those `searched`."""
+        self._maker, self._searched, self._typed = maker, searched, typed
 
     def differences(self, values: Values, record: Record) -> list[str]:
         """The keys that change a number and are another in the run of this record, which lies at the point `values`.
 
-        None where that can't be told: of a run that was refused, or would be now.
+        Of a run that was refused, what was typed for it: another try is with what is typed now. None where that can't
+        be told, as of a point that would have no settings.
         """
         try:
-            config, content = self._made_of(values)
-            if "config" not in record or self._is_same(config, content, record):
-                return []
+            if "config" not in record:
+                return self._typed_anew(values, record)
+            config = self._maker.config(values)
         except (ConfigError, *COMPOSING):
             return []
+        try:
+            content = self._maker.content(config)
+        except ConfigError:  # its data is gone, maybe, and the run is known by its settings
+            return self._of_settings(config, record)
+        if self._is_same(config, content, record):
+            return []
         return self._keys(config, content, record) or ["an older version of expt"]
+
+    def _typed_anew(self, values: Values, record: Record) -> list[str]:
+        then, now = record.get("overrides", {}), self._maker.overrides(values)
+        if "parent" in record.get("search", {}):  # a population's fork has the words of its parent
+            return []
+        keys = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
+        return [key for key in keys if key not in self._searched]
+
+    def _of_settings(self, config: RunConfig, record: Record) -> list[str]:
+        of_population = ("fork",) if "parent" in record.get("search", {}) else ()
+        try:
+            if identity(recorded(record["config"]), but=of_population) == identity(config, but=of_population):
+                return []
+        except (ConfigError, KeyError):  # of another version
+            return []
+        return self._keys(config, None, record)
 
     def _is_same(self, config: RunConfig, content: Content, record: Record) -> bool:
         known = record.get("identity")
@@ -55,13 +77,16 @@ class FixedSettings:
             return known == identity(config, content, but=("fork",))
         return known == identity(config, content) or known == identity(config, content, by_paths=True)
 
-    def _keys(self, config: RunConfig, content: Content, record: Record) -> list[str]:
+    def _keys(self, config: RunConfig, content: Content | None, record: Record) -> list[str]:
+        """`content` is None where it can't be looked at."""
         then, now = _settings(record["config"]), _settings(json.loads(json.dumps(shown(config), default=str)))
         keys = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
         keys = [key.removesuffix(".name") for key in keys]
         found = [key for key in keys if key not in self._searched and key.partition(".")[0] not in {*keys} - {key}]
         typed = [key for key in found if key in self._typed or key in record.get("overrides", {})]
         before: Mapping[str, Any] = record.get("content") or {}
+        if content is None:
+            return typed or found
         parts = [part for part in ("data", "code", "weights") if before.get(part) != getattr(content, part)]
         return typed or found or [f"its {part}" for part in parts]
 

@@ -109,14 +109,12 @@ class Grid:
         asked = folded(filter_overrides(point))
         return self._run(composer, master, point, asked, of_search["number"], name, {"search": of_search})
 
-    def made_of(self, composer: PointComposer, master: DictConfig, point: Sequence[str]) -> tuple[RunConfig, Content]:
-        """What the run of a point would be made of. Raises ConfigError where it could not be."""
+    def config_of(self, composer: PointComposer, master: DictConfig, point: Sequence[str]) -> RunConfig:
+        """The settings of the run of a point. Raises ConfigError where it has none."""
         settings = composer.settings(master, point)
         if settings is None:
-            config = parse(plain(composer.compose(master, point), sweep=True), self._machine)
-        else:
-            config = parse(fill_auto_of_a_sweep(settings), self._machine)
-        return config, self._content_of(config)
+            return parse(plain(composer.compose(master, point), sweep=True), self._machine)
+        return parse(fill_auto_of_a_sweep(settings), self._machine)
 
     def _run(
         self,
@@ -171,7 +169,7 @@ class Grid:
             )
             with experiment.told(overrides, self._yaml):
                 config = parse(settings, self._machine)
-            content = self._content_of(config)
+            content = self.content_of(config)
             key = identity(config, content)
         except ConfigError as problem:
             error = problem
@@ -247,8 +245,11 @@ class Grid:
             self._by_settings = {_settings(found["config"]): paths for paths, found in of_runs if "config" in found}
         return self._by_settings.get(_settings(json.loads(json.dumps(shown(config), default=str))))
 
-    def _content_of(self, config: RunConfig) -> Content:
-        """Looked at once for all points that have the same data and classes: a folder may hold many images."""
+    def content_of(self, config: RunConfig) -> Content:
+        """What a run is made of beside its settings. Raises ConfigError where something is not there.
+
+        Looked at once for all points that have the same data and classes: a folder may hold many images.
+        """
         key = repr((config.dataset, user_code.targets(config), config.weights, config.fork, config.resume))
         if key not in self._contents:
             self._contents[key] = self._parents.content(config, fetch=self._fetch)

@@ -14,7 +14,7 @@ from expt.config import main_code
 from expt.config.identity import REPEATED, Content, identity, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, Interrupted, warn
-from expt.runs import fork, lineage, provenance, resume, spending, undo
+from expt.runs import checkpoint_file, fork, lineage, provenance, resume, spending, undo
 from expt.runs.folder_lock import FolderLock, at_work
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Made
@@ -86,7 +86,14 @@ class Attempt:
         if forks:
             return fork.begin(source, self.request.config, self.paths)
         update_result(self.paths, resumed_from=resume.cut_back(source, self.paths))
+        if self.request.until_epoch is not None and source.parent != self.paths.checkpoints:
+            self._take_in(source)
         return source
+
+    def _take_in(self, source: Path) -> None:
+        """Have the other run's checkpoint as one's own: one may pause before one has written any."""
+        self.paths.checkpoints.mkdir(parents=True, exist_ok=True)
+        checkpoint_file.keep_as(source, self.paths.last)
 
     def _refuse_foreign(self) -> None:
         """Raise ConfigError where nothing says that numbers are a run's: to begin anew would remove them."""

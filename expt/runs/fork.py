@@ -86,9 +86,20 @@ def find(config: RunConfig, content: Content, paths: RunPaths) -> Path:
         if (damage := checkpoint_file.damage_of(paths.forked)) is None:
             return paths.forked
         warn(f"{damage}; it is taken anew")
+    source = beginning(config, content)
+    if result_of_any(RunPaths(source.parent.parent))["content"]["code"] != content.code:
+        warn(f"fork={config.fork}: the run's own classes have other source now; its state goes on in theirs")
+    return source
+
+
+def beginning(config: RunConfig, content: Content) -> Path:
+    """The checkpoint of the other run that one with these settings begins from.
+
+    Raises ConfigError where it is gone, or can't be gone on from with these settings.
+    """
     run = named(str(config.fork)).run
-    assert content.fork is not None
-    step = content.fork.rpartition("@")[2]
+    known = content.fork or identified(str(config.fork))[0]  # with resume=auto it need not be there
+    step = known.rpartition("@")[2]
     fitting = [found for found in all_of(run) if is_meant(found, step)]
     if not fitting:
         raise ConfigError(
@@ -191,8 +202,6 @@ def _refuse(config: RunConfig, content: Content, record: Record, found: Found, r
         problems.append(f"dataset: its files are not those that {run} was trained on, {_shown(then_data)}; {weights}")
     if problems := problems or _ended(config, found, run):
         raise ConfigError(problems)
-    if record["content"]["code"] != content.code:
-        warn(f"fork={config.fork}: the run's own classes have other source now; its state goes on in theirs")
 
 
 def _ended(config: RunConfig, found: Found, run: Path) -> list[str]:

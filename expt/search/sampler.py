@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,6 +30,8 @@ RANDOM_FRACTION = {"tpe": 0.25}
 """Of each sampler's points, where nothing else is said."""
 LEAST_OTHERS = 10
 """Runs of others that CMA-ES takes its start from: it goes by their best tenth."""
+FURTHER_DRAWS = 200
+"""Of a point that is still known, in a space with too many points to name what is left."""
 PACKAGES = {"random": ["optuna"], "qmc": ["scipy"], "cmaes": ["cmaes"], "pbt": []}
 """What each sampler needs; all others need Optuna, and `gp` scipy too."""
 
@@ -81,8 +83,21 @@ def suggest(
             return values
     left = space.without([point.values for point in tried])
     if left is None:
-        return values
+        return _further(space, number, settings, goals, known) or values
     return left[_seed(settings.seed, number) % len(left)] if left else None
+
+
+def _further(
+    space: Space, number: int, settings: Search, goals: Sequence[Goal], known: Collection[Hashable]
+) -> Values | None:
+    """A new point of a space with few choices of which most are known, whatever has come of those: at random."""
+    draw = _SAMPLERS.get(settings.name, _ask_optuna)
+    settings = settings if settings.name in _SAMPLERS else replace(settings, name="random")
+    for attempt in range(REDRAWS, FURTHER_DRAWS):
+        values = draw(space, (), number, attempt, settings, goals)
+        if as_key(values) not in known:
+            return values
+    return None
 
 
 def _is_random(number: int, settings: Search) -> bool:

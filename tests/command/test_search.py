@@ -177,10 +177,12 @@ def test_several_goals_make_a_table_and_limits_leave_runs_out(
 
 
 def test_a_run_whose_settings_can_be_composed_no_more_ends_no_search() -> None:
-    def made_of(_: object) -> Any:
-        raise OverrideParseException("a=b=c", "no viable alternative")
+    class Maker:
+        def config(self, _: object) -> Any:
+            raise OverrideParseException("a=b=c", "no viable alternative")
 
-    assert FixedSettings(made_of, ["a"], ()).differences({"a": "b=c"}, {"status": "completed", "config": {}}) == []
+    maker: Any = Maker()
+    assert FixedSettings(maker, ["a"], ()).differences({"a": "b=c"}, {"status": "completed", "config": {}}) == []
 
 
 def test_a_dry_run_says_which_point_it_shows(searched: Path, tmp_path: Path) -> None:

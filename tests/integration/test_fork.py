@@ -75,3 +75,12 @@ def test_a_sweep_of_forks_is_known_again_whatever_became_of_the_parents(tmp_path
     assert forks[2].record["config"]["optimizer"]["betas"] == [0.8, 0.9], "each has its own parent's settings"
     shutil.rmtree(small)
     assert [run.record for run in expt.sweep(*sweep)] == [run.record for run in forks]
+
+
+def test_a_fork_that_is_to_be_resumed_is_refused_like_any_where_what_it_names_is_not_there(
+    tmp_path: Path, trained: Trained
+) -> None:
+    parent = trained(*SHORT, "world_size=1", "epochs=1", name="parent").folder
+    with pytest.raises(ConfigError, match=r"fork=.*@3: .* has no checkpoint of step 3; it has step 10 \(epoch 1, "):
+        trained(f"fork={parent}@3", "epochs=2", "resume=auto", name="fork")
+    assert not (tmp_path / "fork").exists()

@@ -48,6 +48,14 @@ def test_a_sweep_is_tried_by_kinds_and_what_cannot_run_is_named(tmp_path: Path) 
     assert not left
 
 
+def test_what_cannot_run_by_its_settings_alone_is_a_wrong_value(tmp_path: Path) -> None:
+    """As where it is a single run's; the test above has a point that fails for another reason, too."""
+    done = run("-m", "preflight=true", "batch_size=64,63", "epochs=1", "world_size=2", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "error: 1 of 2 runs cannot run as they are\n")
+    assert "cannot run   batch_size=63: batch_size=63: is the global batch and must divide by 2 workers" in done.stdout
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_single_run_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("preflight=true", "epochs=3", "dataset.train_limit=320", "world_size=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

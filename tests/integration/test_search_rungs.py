@@ -68,6 +68,17 @@ def test_a_fork_pauses_after_an_epoch_of_its_own(tmp_path: Path, trained: Traine
     assert [run.status for run in again] == ["paused"], "the sweep's own records say where its forks begin"
 
 
+def test_of_more_epochs_a_run_goes_on_from_its_shorter_self_past_a_rung_that_this_had_passed(tmp_path: Path) -> None:
+    """It pauses at once, without a step, and has a checkpoint all the same: that of the shorter one."""
+    words = ("search=random", "search.runs=1", LR, *SHORT, *ALONE)
+    (short,) = expt.sweep(*words, "epochs=1", folder=tmp_path / "search")
+    (waits,) = expt.sweep(*words, "search.rungs=asha", "epochs=4", "resume=auto", folder=tmp_path / "search")
+    assert (short.status, waits.status, len(waits.history)) == ("completed", "paused", 1)
+    typed = run("resume=auto", f"hydra.run.dir='{waits.folder}'", cwd=tmp_path)
+    assert (typed.returncode, typed.stderr) == (0, "")
+    assert [line.split()[1] for line in typed.stdout.splitlines() if line.startswith("epoch ")] == ["2/4", "3/4", "4/4"]
+
+
 def ends(folder: Path) -> dict[str, Any]:
     """All that a search has come to, but for times."""
     found = {}

@@ -18,7 +18,7 @@ from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING
 from expt.search.goals import Goal, Limit
 from expt.search.history import Point
 from expt.search.sampler import refuse_missing, refuse_unfit, suggest
-from expt.search.space import Parameter, Space, Values
+from expt.search.space import Parameter, Space, Values, as_key
 
 LR = Parameter("lr", "float", 1e-4, 1.0, log=True)
 WIDTH = Parameter("width", "int", 8, 64)
@@ -207,6 +207,16 @@ def test_a_small_space_is_tried_to_its_end_and_no_point_twice() -> None:
     points = searched("tpe", space, 6)
     assert len({tuple(point.values.items()) for point in points}) == 6
     assert suggest(space, points, 6, settings("tpe"), [ACCURACY]) is None
+
+
+@pytest.mark.parametrize("name", ["random", "qmc", "tpe"])
+def test_where_most_choices_are_known_the_next_point_is_of_those_that_have_more(name: str) -> None:
+    """Of nine choices eight are a point each; a number below the ninth gives as many points as are asked for."""
+    choices = tuple("abcdefghi")
+    model = Parameter("model", "categorical", choices=choices, meant=choices)
+    space = Space((model, Parameter("model.dropout", "float", 0.0, 0.5, when=("model", "i"))))
+    found = searched(name, space, 24)
+    assert len({as_key(point.values) for point in found}) == 24
 
 
 def test_what_a_sampler_cannot_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
