@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from expt.runs.result import FAILED, PAUSED
+from expt.runs.result import COMPLETED, FAILED
 from expt.search.goals import Goal, costs_of
 from expt.search.history import Point
 
@@ -16,9 +16,9 @@ class Rated(NamedTuple):
 
     point: Point
     costs: list[float] | None
-    """Of each goal, lower is better; None while it runs."""
+    """Of each goal, lower is better; None where it runs, and has come to no rung."""
     is_of_rung: bool = False
-    """Whether it has come to that at a rung, and to no end."""
+    """Whether it has come to that at a rung, and to no end yet."""
     is_bad: bool = False
     """Whether nobody wants it: it has diverged, say. Its costs are the worst of the others'."""
 
@@ -47,7 +47,7 @@ def rated(points: Sequence[Point], goals: Sequence[Goal]) -> Iterator[Rated]:
 
 
 def _cost_at_rung(point: Point, goals: Sequence[Goal]) -> float | None:
-    """That of the last rung that a paused one has come to."""
-    if point.status != PAUSED or not point.rung_values or len(goals) > 1:
+    """That of the last rung that one has come to which waits there, or trains on: it is the same point as before."""
+    if point.status in (COMPLETED, FAILED) or not point.rung_values or len(goals) > 1:
         return None
     return goals[0].cost(point.rung_values[max(point.rung_values)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import optuna
@@ -12,7 +13,7 @@ from optuna.trial import TrialState
 
 from expt.config.search import parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory
-from expt.runs.result import COMPLETED, FAILED, PAUSED
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, RUNNING
 from expt.search.goals import Goal
 from expt.search.history import Point
 from expt.search.rated import rated
@@ -84,3 +85,16 @@ def test_it_keeps_away_from_where_points_were_bad(name: str) -> None:
     rates = [float(values["lr"]) for values in drawn if values]
     assert sum(lr < 10 for lr in rates) >= 7, "of ten at random it would be six"
     assert name == "cmaes" or max(rates) < 100, "nine bad points and six others are enough to begin with"
+
+
+@pytest.mark.parametrize("status", [RUNNING, INTERRUPTED])
+def test_who_goes_on_from_a_rung_counts_as_before(status: str) -> None:
+    """The best ones do: while they train on they would count as bad ones, as a point does that has come to nothing."""
+    points = at_rungs(GOALS[0][0], 0, 20)
+    going_on = [replace(each, status=status) if each.status == PAUSED else each for each in points]
+    assert [each[1:] for each in rated(going_on, GOALS[0])] == [each[1:] for each in rated(points, GOALS[0])]
+    for number in (21, 22):
+        found = [suggest(SPACE, each, number, parse_search({"name": "tpe"}), GOALS[0]) for each in (points, going_on)]
+        assert found[0] == found[1]
+    begun = point(21, 1.0, status=status)
+    assert [*rated([begun], GOALS[0])] == [(begun, None, False, False)]
