@@ -85,7 +85,7 @@ class Reader:
     goals: Sequence[Goal]
     limits: Sequence[Limit] = ()
     with_rungs: bool = False
-    """Whether to read the values after each epoch."""
+    """Whether to read the values after each epoch of all runs, and not of those alone that have paused."""
     differences: Callable[[Values, Record], Sequence[str]] = lambda *_: ()
     """In what, beside the space, a run is none of this search; see expt.command.search_settings."""
 
@@ -112,7 +112,7 @@ class Reader:
                 limit.text: limit.violation(record, paths, had_no_memory=kind == OutOfMemory.__name__)
                 for limit in self.limits
             },
-            rung_values=self._rungs(paths, began_at) if self.with_rungs else {},
+            rung_values=self._rungs(paths, began_at) if self.with_rungs or record["status"] == PAUSED else {},
             replaces=record.get("search", {}).get("replaces"),
             parent=record.get("search", {}).get("parent"),
             began_at=began_at,

@@ -24,7 +24,7 @@ class Rated(NamedTuple):
 
 
 def rated(points: Sequence[Point], goals: Sequence[Goal]) -> Iterator[Rated]:
-    """Each point; failures of the code or the machine are left out.
+    """Each point; left out are failures of the code or the machine, and runs of others that have come to nothing yet.
 
     A bad one, and one whose last rung's value is no number, counts as the worst of all that have been measured, also at
     a rung: with rungs only the best complete, and the worst of these is a good one.
@@ -42,7 +42,7 @@ def rated(points: Sequence[Point], goals: Sequence[Goal]) -> Iterator[Rated]:
                 yield Rated(point, worst, is_bad=True)
         elif cost is not None:
             yield Rated(point, [cost], is_of_rung=True)
-        elif point.status != FAILED:
+        elif point.status != FAILED and not _is_of_others(point):
             yield Rated(point, None)
 
 
@@ -51,3 +51,8 @@ def _cost_at_rung(point: Point, goals: Sequence[Goal]) -> float | None:
     if point.status in (COMPLETED, FAILED) or not point.rung_values or len(goals) > 1:
         return None
     return goals[0].cost(point.rung_values[max(point.rung_values)])
+
+
+def _is_of_others(point: Point) -> bool:
+    """Whether it is nobody's who is at work here: a run of a warm start, or one typed by hand."""
+    return point.number is None and point.added is None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -13,9 +15,12 @@ from optuna.trial import TrialState
 
 from expt.config.search import parse_search
 from expt.errors import ConfigError, Diverged, OutOfMemory
-from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, RUNNING
+from expt.runs.metrics_file import MetricsWriter
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, RUNNING, create_result
+from expt.search.folder import of_another, read
 from expt.search.goals import Goal
-from expt.search.history import Point
+from expt.search.history import Point, Reader
 from expt.search.rated import rated
 from expt.search.sampler import _trials, suggest
 from expt.search.space import Parameter, Space
@@ -98,3 +103,26 @@ def test_who_goes_on_from_a_rung_counts_as_before(status: str) -> None:
         assert found[0] == found[1]
     begun = point(21, 1.0, status=status)
     assert [*rated([begun], GOALS[0])] == [(begun, None, False, False)]
+
+
+@pytest.mark.parametrize("status", [RUNNING, INTERRUPTED, "lost"])
+def test_a_run_of_others_that_has_come_to_nothing_yet_is_left_out(status: str) -> None:
+    own, added, other = point(0, 1.0, status=status), point(1, 1.0, status=status), point(2, 1.0, status=status)
+    added, other = replace(added, number=None, added=0), replace(other, number=None)
+    assert [each.point for each in rated([own, added, other], GOALS[0])] == [own, added]
+
+
+@pytest.mark.parametrize("number", [None, 0])
+def test_a_run_that_has_paused_informs_a_search_without_rungs_by_its_last_value(
+    number: int | None, tmp_path: Path
+) -> None:
+    """Of another search, which had rungs, or of this one's folder."""
+    about: Any = {"overrides": {"lr": 0.1}} | ({} if number is None else {"search": {"number": number}})
+    paths = RunPaths(tmp_path / "run")
+    create_result(paths, status=PAUSED, **about)
+    with contextlib.closing(MetricsWriter(paths)) as writer:
+        for epoch, value in ((1, 0.5), (2, 0.75), (3, 0.7)):
+            writer.write(epoch, epoch, {"accuracy/val": value})
+    reader = Reader(space=SPACE, goals=GOALS[0])
+    for points in (of_another(reader, tmp_path, ()), [*read(tmp_path, reader).points.values()]):
+        assert [each[1:] for each in rated(points, GOALS[0])] == [([-0.7], True, False)]
