@@ -164,7 +164,8 @@ class Median(Rungs):
         while grown:  # who goes on may make the median worse, and so let another go on
             grown = False
             for number, (rung, cost) in sorted(left.items()):
-                if self._may(trials, rung, cost, worse=len(coming)):
+                # Now, as too few have completed, maybe; later the more likely, the more have that were worse.
+                if self._may(trials, rung, cost) or self._may(trials, rung, cost, worse=len(coming)):
                     coming.add(number)
                     del left[number]
                     grown = True

@@ -211,7 +211,7 @@ def test_who_is_hopeless_never_goes_on_and_in_the_end_all_who_wait_are(kind: Kin
     assert early or kind == "median", "some are known before all have begun"
 
 
-@pytest.mark.parametrize("kind", ["asha", "hyperband"])
+@pytest.mark.parametrize("kind", ["asha", "hyperband", "median"])
 @pytest.mark.parametrize("at_a_time", [1, 4])
 def test_who_is_hopeless_stays_so_whatever_becomes_of_the_others(kind: Kind, at_a_time: int) -> None:
     """They fail, end by themselves, exceed a limit late, are as good as each other, or measure nan."""
