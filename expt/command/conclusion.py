@@ -84,10 +84,11 @@ def _paused(runs: Sequence[FoundRecord]) -> Iterator[str]:
     paused = [run for run in runs if run["status"] == PAUSED]
     if not paused:
         return
+    total = sum(run["status"] != DAMAGED for run in runs)  # which count nowhere
     kept = by_objective((run["folder"], run) for run in paused if run.get("resumable", True))
     names = [folder.name for folder in kept[:NAMED]] + ["..."] * (len(kept) > NAMED)
     of_all = "" if len(kept) == len(paused) else f", {len(kept) or 'none'} of them with a checkpoint"
-    yield f"paused       {len(paused)} of {len(runs)} runs{of_all}{': ' * bool(names)}{', '.join(names)}"
+    yield f"paused       {len(paused)} of {total} runs{of_all}{': ' * bool(names)}{', '.join(names)}"
     if kept:
         yield f"      to train {'it' if len(kept) == 1 else 'one'} to its end: {resume_command(RunPaths(kept[0]))}"
 

@@ -19,7 +19,7 @@ from expt.command.overrides import last_of_each
 from expt.command.preflight import Samples
 from expt.command.search_conclusion import NOT_COUNTED
 from expt.command.search_points import SHARES, PointMaker
-from expt.command.search_settings import UNTAUGHT, FixedSettings, names_of_others, told, told_by_hand
+from expt.command.search_settings import UNTAUGHT, FixedSettings, names_of_others, told, told_by_hand, told_copies
 from expt.command.search_space import space_of
 from expt.command.sweep import Multirun, Runner, Runs
 from expt.command.sweep_display import SweepDisplay, show_dry_run
@@ -144,10 +144,11 @@ class SearchCommand:
         searching = Searching(multirun.folder, space, settings, reader, pausing)
         if searching.unfinished or not searching.is_complete:
             maker.refuse_if_none_can_begin(anew=not searching.is_complete)
-        others_told = told(searching.found, str(multirun.folder), can_learn=self._may_learn)
-        for line in filter(None, (others_told, told_by_hand(searching.found, str(multirun.folder), settings))):
+        found, folder = searching.found, str(multirun.folder)
+        others_told = told(found, folder, can_learn=self._may_learn)
+        for line in filter(None, (others_told, told_by_hand(found, folder, settings), told_copies(found, folder))):
             warn(line)
-        others = names_of_others(searching.found)
+        others = names_of_others(found)
         record = OmegaConf.to_yaml(self._config) + (yaml.safe_dump({NOT_COUNTED: others}) if others else "")
         (multirun.folder / SWEEP_RECORD).write_text(record)
         return searching

@@ -112,6 +112,16 @@ def told(found: Found, folder: str, *, can_learn: bool) -> str:
     return line + (learn if can_learn and found.differing else "")
 
 
+def told_copies(found: Found, folder: str) -> str:
+    """What to say of folders there that a person has copied; or nothing."""
+    names = [f"{name} (of {kept})" for name, kept in sorted(found.copies.items())]
+    if not names:
+        return ""
+    what = "copies of runs, which do" if len(names) > 1 else "a copy of a run, which does"
+    shown = ", ".join([*names[:NAMED], *["..."] * (len(names) > NAMED)])
+    return f"hydra.sweep.dir={folder}: has {what} not count: {shown}"
+
+
 def told_by_hand(found: Found, folder: str, settings: Search) -> str:
     """What to say of runs there that are of the space and the settings, and that no search has chosen; or nothing."""
     if not found.by_hand:
@@ -128,4 +138,4 @@ def _runs(count: int) -> str:
 
 def names_of_others(found: Found) -> Sequence[str]:
     """Of the folders that do not count."""
-    return sorted([*found.differing, *found.outside])
+    return sorted([*found.differing, *found.outside, *found.copies])

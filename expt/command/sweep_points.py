@@ -30,6 +30,7 @@ from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
+from expt.runs.copies import has_own_name
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Objective, OfAdded, OfSearch
 from expt.runs.request import RunRequest
@@ -58,8 +59,8 @@ class Grid:
             if found["status"] == DAMAGED:
                 left = "what is there is left alone, and a run of its settings gets a new folder"
                 warn(f"{paths.result}: is damaged; {left}")
-            if key := _known_as(found):
-                self._known[key] = paths
+            if (key := _known_as(found)) and (key not in self._known or has_own_name(paths, found)):
+                self._known[key] = paths  # and no copy of it
             self._typed.add(_asked(found.get("arguments", ())))
             if found["status"] == COMPLETED:
                 self._completed[paths.folder] = found.get("objective") or Objective(name="", value=None)

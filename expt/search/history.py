@@ -11,7 +11,7 @@ from typing import Any
 from expt.errors import ConfigError, Diverged, OutOfMemory
 from expt.runs.metrics_file import MetricsReader
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, DAMAGED, FAILED, PAUSED, Record, result_of_any
+from expt.runs.result import COMPLETED, DAMAGED, FAILED, INTERRUPTED, PAUSED, Record, result_of_any, whole_epochs
 from expt.runs.spending import device_s
 from expt.runs.view.query import settings_of
 from expt.search.goals import Goal, Limit, costs_of
@@ -27,7 +27,7 @@ class Point:
 
     values: Values
     status: str
-    """As in result.json."""
+    """As in result.json; that of one which has paused on its way to a rung is INTERRUPTED: it waits at none."""
     number: int | None = None
     """Its place in this search; None for a run of a warm start, or one typed by hand."""
     objectives: tuple[float | None, ...] = ()
@@ -85,7 +85,7 @@ class Reader:
     goals: Sequence[Goal]
     limits: Sequence[Limit] = ()
     with_rungs: bool = False
-    """Whether to read the values after each epoch."""
+    """Whether to read the values after each epoch of all runs, and not of those alone that have paused."""
     differences: Callable[[Values, Record], Sequence[str]] = lambda *_: ()
     """In what, beside the space, a run is none of this search; see expt.command.search_settings."""
 
@@ -105,14 +105,14 @@ class Reader:
         kind, began_at = record.get("error_kind", ""), record["forked_from"]["epoch"] if "forked_from" in record else 0
         return Point(
             values=values,
-            status=record["status"],
+            status=INTERRUPTED if self.with_rungs and _is_under_way(record) else record["status"],
             number=record.get("search", {}).get("number"),
             objectives=tuple(goal.value(record, paths) for goal in self.goals),
             violations={
                 limit.text: limit.violation(record, paths, had_no_memory=kind == OutOfMemory.__name__)
                 for limit in self.limits
             },
-            rung_values=self._rungs(paths, began_at) if self.with_rungs else {},
+            rung_values=self._rungs(paths, began_at) if self.with_rungs or record["status"] == PAUSED else {},
             replaces=record.get("search", {}).get("replaces"),
             parent=record.get("search", {}).get("parent"),
             began_at=began_at,
@@ -126,6 +126,12 @@ class Reader:
     def _rungs(self, paths: RunPaths, began_at: int) -> dict[int, float]:
         tag, points = self.goals[0].tag, MetricsReader(paths).read()
         return {point.epoch: point.value for point in points if point.tag == tag and point.epoch > began_at}
+
+
+def _is_under_way(record: Record) -> bool:
+    """Whether a run of a search has paused on its way to a rung, or to its end, as a person had told it to."""
+    until = record.get("until_epoch", math.inf)
+    return record["status"] == PAUSED and "search" in record and whole_epochs(record) < until
 
 
 def _are_numbers(values: Sequence[float | None]) -> bool:

@@ -33,7 +33,7 @@ class Trial:
     costs: Mapping[int, float]
     """After each epoch that was evaluated: the lower the better."""
     is_allowed: bool = True
-    """Whether it keeps all limits; one that does not counts as worst."""
+    """Whether it keeps all limits; one that does not counts as worst where it came to exceed them, and no earlier."""
     is_past_rungs: bool = False
     """Whether it has completed, and it is not known what it was at each rung: it counts as best there."""
 
@@ -45,18 +45,20 @@ class Trial:
     def cost_at(self, rung: int) -> float | None:
         """Its cost when it came to the epoch `rung`; None where it has not, and may yet.
 
-        A run that completed before keeps what it had come to; one that failed on the way is the worst.
+        A run that completed before keeps what it had come to; one that failed on the way, or then exceeds a limit, is
+        the worst.
         """
+        has_ended = self.status == COMPLETED and bool(self.costs) and rung >= self.epochs
+        if has_ended and not self.is_allowed:
+            return WORST
         if rung in self.costs:
             cost = self.costs[rung]
-            return cost if self.is_allowed and not math.isnan(cost) else WORST
+            return WORST if math.isnan(cost) else cost
         if self.status == FAILED:
             return WORST
         if self.is_past_rungs:
-            return BEST if self.is_allowed else WORST
-        if self.status == COMPLETED and self.costs:
-            return self.cost_at(self.epochs)
-        return None
+            return BEST
+        return self.cost_at(self.epochs) if has_ended else None
 
 
 class Rungs(ABC):
@@ -162,7 +164,8 @@ class Median(Rungs):
         while grown:  # who goes on may make the median worse, and so let another go on
             grown = False
             for number, (rung, cost) in sorted(left.items()):
-                if self._may(trials, rung, cost, worse=len(coming)):
+                # Now, as too few have completed, maybe; later the more likely, the more have that were worse.
+                if self._may(trials, rung, cost) or self._may(trials, rung, cost, worse=len(coming)):
                     coming.add(number)
                     del left[number]
                     grown = True
@@ -171,7 +174,7 @@ class Median(Rungs):
     def _waiting(self, trials: Sequence[Trial]) -> Iterator[tuple[Trial, int, float]]:
         for trial in trials:
             rung = next((each for each in self._rungs if _waits(trial, self._rungs, each)), None)
-            cost = None if rung is None else trial.cost_at(rung)
+            cost = None if rung is None else _cost(trial, self._rungs, rung)
             if rung is not None and cost is not None:
                 yield trial, rung, cost
 
@@ -222,12 +225,20 @@ def _ranked(trials: Sequence[Trial], rungs: Sequence[int], rung: int) -> list[tu
     """Who has come to a rung, the best first; who failed on the way counts at the first that it did not come to."""
     found = []
     for trial in trials:
-        cost = trial.cost_at(rung)
+        cost = _cost(trial, rungs, rung)
         before = max((each for each in rungs if each < rung), default=0)
         if cost is None or (trial.status == FAILED and trial.epochs < before):
             continue
         found.append((cost, trial))
     return sorted(found, key=lambda pair: (pair[0], pair[1].number))
+
+
+def _cost(trial: Trial, rungs: Sequence[int], rung: int) -> float | None:
+    """That of `cost_at`; who waits at this rung and exceeds a limit is the worst: it had kept all until the one before.
+
+    There it keeps its place. No other may take that: the best of the others could have lost its checkpoints by then.
+    """
+    return WORST if not trial.is_allowed and _waits(trial, rungs, rung) else trial.cost_at(rung)
 
 
 def _waits(trial: Trial, rungs: Sequence[int], rung: int) -> bool:

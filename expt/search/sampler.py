@@ -6,7 +6,6 @@ of the point; so a search that was killed, and one whose space was edited, go on
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from expt.config.search import Search
 from expt.errors import ConfigError
-from expt.runs.result import FAILED, PAUSED
-from expt.search.goals import Goal, costs_of
+from expt.search.goals import Goal
 from expt.search.history import Point
+from expt.search.rated import rated
 from expt.search.space import Parameter, Space, Value, Values, as_key
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ REDRAWS = 10
 """How often a point that is known already is drawn again, before one is taken from what is left of a small space."""
 POPULATION = 16
 """Of a generation of NSGA-II, where nothing else is said."""
+STARTUP = 10
+"""Points that TPE draws at random first."""
 RANDOM_FRACTION = {"tpe": 0.25}
 """Of each sampler's points, where nothing else is said."""
 LEAST_OTHERS = 10
@@ -125,7 +126,8 @@ def _ask_optuna(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is new in Optuna
         padded = settings.name in ("gp", "nsga2")
-        sampler = _sampler(settings, space, _seed(settings.seed, number, attempt))
+        num_bad = sum(each.is_bad for each in rated(points, goals))
+        sampler = _sampler(settings, space, _seed(settings.seed, number, attempt), num_bad)
         study = optuna.create_study(
             directions=["maximize" if goal.highest else "minimize" for goal in goals], sampler=sampler
         )
@@ -161,11 +163,12 @@ def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution
     return FloatDistribution(low, high, log=log, step=parameter.step)
 
 
-def _sampler(settings: Search, space: Space, seed: int) -> optuna.samplers.BaseSampler:
+def _sampler(settings: Search, space: Space, seed: int, num_bad: int) -> optuna.samplers.BaseSampler:
     from optuna import samplers
 
     if settings.name == "tpe":
-        return samplers.TPESampler(seed=seed, group=space.is_conditional)
+        startup = max(1, STARTUP - num_bad)  # the bad ones are known too, and Optuna counts none that runs
+        return samplers.TPESampler(seed=seed, group=space.is_conditional, n_startup_trials=startup, constant_liar=True)
     if settings.name == "gp":
         return samplers.GPSampler(seed=seed)
     if settings.name == "nsga2":
@@ -184,15 +187,17 @@ def _trials(
     distributions = {label: _distribution(parameter) for label, parameter in named.items()}
     middle = {label: parameter.at(0.5) for label, parameter in named.items()}
     completed = 0
-    for point, costs, rung in _rated(points, goals):
+    for point, costs, is_of_rung, is_bad in rated(points, goals):
         values = {**middle, **space.labelled(point.values)} if padded else space.labelled(point.values)
         state, result, seen = TrialState.RUNNING, None, {}
+        if is_bad and settings.name == "tpe":
+            costs = None  # TPE never takes a trial that runs for a good one, and the worst of few it may
         if costs is not None:
             state, result = (
                 TrialState.COMPLETE,
                 [-c if goal.highest else c for c, goal in zip(costs, goals, strict=True)],
             )
-            if rung and settings.name == "tpe" and len(goals) == 1:
+            if is_of_rung and settings.name == "tpe":
                 state, result, seen = TrialState.PRUNED, None, dict(point.rung_values)
         attrs = {}
         if settings.name == "nsga2" and state == TrialState.COMPLETE:
@@ -211,36 +216,6 @@ def _trials(
 
 _GENERATION = "NSGAIISampler:generation"
 """Under which Optuna's sampler keeps a trial's generation."""
-
-
-def _rated(points: Sequence[Point], goals: Sequence[Goal]) -> Iterator[tuple[Point, list[float] | None, bool]]:
-    """Each point, what it has come to (lower is better; None while it runs), and whether that is of a rung alone.
-
-    A bad point, and one whose last rung's value is no number, counts as the worst of those that have been measured, be
-    it at a rung; failures of the code or the machine are left out.
-    """
-    at_rungs = {id(point): cost for point in points if (cost := _cost_at_rung(point, goals)) is not None}
-    measured = [costs_of(goals, point.objectives) for point in points if point.is_measured]
-    measured = measured or [[cost] for cost in at_rungs.values() if math.isfinite(cost)]
-    worst = [max(costs) for costs in zip(*measured, strict=True)]
-    for point in points:
-        cost = at_rungs.get(id(point))
-        if point.is_measured:
-            yield point, costs_of(goals, point.objectives), False
-        elif point.is_bad or point.is_refused or (cost is not None and not math.isfinite(cost)):
-            if worst:
-                yield point, worst, False
-        elif cost is not None:
-            yield point, [cost], True
-        elif point.status != FAILED:
-            yield point, None, False
-
-
-def _cost_at_rung(point: Point, goals: Sequence[Goal]) -> float | None:
-    """That of the last rung that a paused one has come to."""
-    if point.status != PAUSED or not point.rung_values or len(goals) > 1:
-        return None
-    return goals[0].cost(point.rung_values[max(point.rung_values)])
 
 
 def _sobol(
@@ -271,9 +246,9 @@ def _cmaes(
     def told(point: Point, costs: Sequence[float]) -> tuple[Any, float]:
         return np.array([p.share(point.values[p.name]) for p in space.parameters]), costs[0]
 
-    rated = [(point, costs) for point, costs, _ in _rated(points, goals) if costs is not None]
-    own = [told(*each) for each in rated if each[0].number is not None]
-    others = [told(*each) for each in rated if each[0].number is None]
+    known = [(each.point, each.costs) for each in rated(points, goals) if each.costs is not None]
+    own = [told(*each) for each in known if each[0].number is not None]
+    others = [told(*each) for each in known if each[0].number is None]
     size = len(space.parameters)
     mean, sigma, covariance = np.full(size, 0.5), 1 / 6, None
     if len(others) >= max(2 * size + 1, LEAST_OTHERS):

@@ -80,6 +80,10 @@ def test_what_waits_at_a_rung_is_counted_and_what_could_go_on_is_named(
     assert paused()[0] == "paused       2 of 3 runs, 1 of them with a checkpoint: lr=2"
     update_result(RunPaths(tmp_path / "s/lr=2"), resumable=False)
     assert paused() == ["paused       2 of 3 runs, none of them with a checkpoint"]
+    RunPaths(tmp_path / "s/lr=0").result.write_text("{")
+    assert paused() == ["paused       2 of 2 runs, none of them with a checkpoint"], (
+        "one that is damaged counts nowhere"
+    )
 
 
 def test_a_sweep_without_a_run_is_not_concluded(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -79,6 +80,19 @@ def test_what_is_complete_is_known_whatever_it_was_called(tmp_path: Path, compos
     assert (new.job.status, new.job.paths.folder) == ("queued", tmp_path / "epochs=2")
     returned = same.finish()
     assert (returned.status, returned.return_value) == (JobStatus.COMPLETED, 0.75)
+
+
+@pytest.mark.parametrize("copy", ["a backup", "z backup"])
+def test_a_run_is_known_under_its_own_name_and_not_as_its_copy(tmp_path: Path, composed: Composed, copy: str) -> None:
+    (run,) = composed([["seed=0"]], "seed=0,1")
+    complete(run, 0.75)
+    update_result(run.job.paths, name="seed=0")
+    shutil.copytree(tmp_path / "seed=0", tmp_path / copy)
+    (same,) = composed([["seed=0"]], "seed=0,1")
+    assert same.job.paths == run.job.paths
+    shutil.rmtree(tmp_path / "seed=0")
+    (same,) = composed([["seed=0"]], "seed=0,1")
+    assert same.job.paths.folder == tmp_path / copy, "where nothing else is left of it"
 
 
 def test_where_the_data_is_missing_runs_are_known_by_their_settings_and_read_once(

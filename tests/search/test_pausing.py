@@ -164,6 +164,40 @@ def test_a_search_that_is_killed_at_any_moment_goes_on_to_the_same_end(
     assert kept == whole.kept
 
 
+@pytest.mark.parametrize("rungs", ["asha", "hyperband", "median"])
+def test_a_run_that_a_person_has_paused_between_two_rungs_goes_on_to_the_next_in_a_later_command(
+    rungs: str, configured: Configured, tmp_path: Path
+) -> None:
+    """It waits at no rung: it had been promoted, and others may have come to be better there since."""
+    more: Any = {"rungs": rungs, "name": "random", "runs": 9}
+    whole = Machine(tmp_path / "same", configured, **more).run()
+    (tmp_path / "same").rename(tmp_path / "whole")
+    ends = set[int | None]()
+    for kill_at in range(1, 100, 3):
+        machine = Machine(tmp_path / "same", configured, kill_at=kill_at, **more)
+        with contextlib.suppress(KilledError):
+            machine.run()
+        _, _, until = machine.starts[-1]
+        paths = RunPaths(tmp_path / "same" / machine.starts[-1][0])
+        done = len(list(paths.checkpoints.glob("epoch*")))
+        if read_result(paths).get("status") == RUNNING and done and done != until:
+            update_result(paths, status=PAUSED, epoch_s=[1.0] * done)  # by `expt sweep pause`
+            later = Machine(tmp_path / "same", configured, **more)
+            later.searching.clear()
+            later.run()
+            assert later.starts[0] == (paths.folder.name, done, until)
+            outcome = later.outcome
+            shutil.move(tmp_path / "same", tmp_path / f"killed {kill_at}")
+            (tmp_path / "whole").rename(tmp_path / "same")
+            assert outcome == whole.outcome
+            (tmp_path / "same").rename(tmp_path / "whole")
+            ends.add(until)
+        else:
+            shutil.rmtree(tmp_path / "same", ignore_errors=True)
+    assert len(ends) > 1
+    assert rungs == "median" or {None, 3} <= ends
+
+
 def test_what_has_paused_goes_on_from_there_also_in_a_later_command_with_more_points(
     configured: Configured, tmp_path: Path
 ) -> None:

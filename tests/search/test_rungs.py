@@ -6,7 +6,7 @@ import dataclasses
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -18,10 +18,23 @@ Cost = Callable[[int, int], float]
 
 
 class Search:
-    """A search of so many runs, some at a time, whose costs are known beforehand."""
+    """A search of so many runs, some at a time, whose costs are known beforehand, and what else becomes of them."""
 
-    def __init__(self, rungs: Rungs, cost: Cost, *, epochs: int, runs: int, at_a_time: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        rungs: Rungs,
+        cost: Cost,
+        *,
+        epochs: int,
+        runs: int,
+        at_a_time: int = 1,
+        seed: int = 0,
+        ends: Mapping[int, int] | None = None,
+        exceeds: Mapping[int, int] | None = None,
+    ) -> None:
+        """Some runs end by themselves after an epoch, and some exceed a limit from one on."""
         self.rungs, self.cost, self.epochs, self.runs, self.at_a_time = rungs, cost, epochs, runs, at_a_time
+        self._ends, self._exceeds = ends or {}, exceeds or {}
         self.trials: dict[int, Trial] = {}
         self.until: dict[int, int] = {}
         """Of those that train, where they will stop."""
@@ -47,13 +60,19 @@ class Search:
     def advance(self) -> None:
         """Let one of those that train come to its stop, or fail."""
         number = self._random.choice(sorted(self.until))
-        epoch, trial = self.until.pop(number), self.trials[number]
+        epoch, trial, ends = self.until.pop(number), self.trials[number], self._ends.get(number, self.epochs)
+        epoch = min(epoch, ends)
         values = {each: self.cost(number, each) for each in range(trial.epochs + 1, epoch + 1)}
         if WORSE in values.values():
             self.trials[number] = dataclasses.replace(trial, status=FAILED)
             return
-        status = PAUSED if epoch < self.epochs else COMPLETED
-        self.trials[number] = dataclasses.replace(trial, status=status, costs={**trial.costs, **values})
+        status = PAUSED if epoch < ends else COMPLETED
+        self.trials[number] = dataclasses.replace(
+            trial,
+            status=status,
+            costs={**trial.costs, **values},
+            is_allowed=epoch < self._exceeds.get(number, epoch + 1),
+        )
 
     def run(self) -> Iterator[Search]:
         """To its end; yields after each thing that happens."""
@@ -155,6 +174,23 @@ def test_brackets_of_hyperband_are_mixed_in_its_proportions() -> None:
         assert len(mine) // 3 <= len(gone_on) < len(mine)
 
 
+def wild(seed: int) -> Cost:
+    """Many ties, and some values that are no numbers."""
+    plain = noisy(seed, failures=0.2)
+
+    def cost(number: int, epoch: int) -> float:
+        found, chance = plain(number, epoch), random.Random(f"wild {seed}/{number}/{epoch}").random()
+        return found if found == WORSE else math.nan if chance < 0.1 else round(found * 4)
+
+    return cost
+
+
+def some(seed: int, share: float) -> dict[int, int]:
+    """Of 30 runs, and for each an epoch of nine."""
+    chance = random.Random(seed)
+    return {number: chance.randrange(1, 9) for number in range(30) if chance.random() < share}
+
+
 @pytest.mark.parametrize("kind", ["asha", "hyperband", "median"])
 @pytest.mark.parametrize("at_a_time", [1, 4])
 def test_who_is_hopeless_never_goes_on_and_in_the_end_all_who_wait_are(kind: Kind, at_a_time: int) -> None:
@@ -173,6 +209,26 @@ def test_who_is_hopeless_never_goes_on_and_in_the_end_all_who_wait_are(kind: Kin
         failed += sum(trial.status == FAILED for trial in search.trials.values())
     assert failed
     assert early or kind == "median", "some are known before all have begun"
+
+
+@pytest.mark.parametrize("kind", ["asha", "hyperband", "median"])
+@pytest.mark.parametrize("at_a_time", [1, 4])
+def test_who_is_hopeless_stays_so_whatever_becomes_of_the_others(kind: Kind, at_a_time: int) -> None:
+    """They fail, end by themselves, exceed a limit late, are as good as each other, or measure nan."""
+    early = 0
+    for seed in range(40):
+        rungs = rungs_of(kind, epochs=9, min_epochs=1, reduction=2 + seed % 2)
+        runs, fates = 3 + seed % 28, {"ends": some(seed, 0.15), "exceeds": some(seed + 1000, 0.3)}
+        search = Search(rungs, wild(seed), epochs=9, runs=runs, at_a_time=at_a_time, seed=seed, **fates)
+        given_up: set[int] = set()
+        for now in search.run():
+            assert not now.until.keys() & given_up
+            found = {*rungs.hopeless(list(now.trials.values()), range(runs))}
+            assert given_up <= found, "once it is, it stays so"
+            given_up = found
+            early += len(given_up) if len(now.trials) < runs else 0
+        assert given_up == {trial.number for trial in search.trials.values() if trial.status == PAUSED}
+    assert early
 
 
 def paused(number: int, **costs: float) -> Trial:
@@ -195,6 +251,35 @@ def test_failed_and_diverged_runs_and_those_beyond_a_limit_count_as_worst() -> N
     assert rungs.promotable([good, went_on, paused(2, e1=0.9)]) is None, "the best has gone on, and failed"
     higher = [paused(number, e1=0.1, e3=number / 10) for number in (7, 8)]
     assert rungs.promotable([went_on, *higher]) == 7, "it counts at the rung that it did not come to"
+
+
+@pytest.mark.parametrize("status", [PAUSED, RUNNING, INTERRUPTED, FAILED, COMPLETED])
+def test_a_run_that_exceeds_a_limit_later_keeps_its_place_at_the_rungs_that_it_had_passed(status: str) -> None:
+    rungs = rungs_of("asha", epochs=9, min_epochs=1, reduction=3)
+    late = dataclasses.replace(paused(0, e1=0.1, e2=0.1, e3=0.1), is_allowed=False, status=status)
+    if status == COMPLETED:
+        late = dataclasses.replace(late, costs={**late.costs, 9: 0.1})
+    others = [paused(number, e1=0.4 + number / 10) for number in (1, 2)]
+    assert rungs.promotable([late, *others]) is None, "the first place at rung 1 is taken"
+    assert rungs.hopeless([late, *others], range(3)) == ([0, 1, 2] if status == PAUSED else [1, 2])
+    higher = [paused(number, e1=0.2, e3=0.9) for number in (3, 4)]
+    expected = 3 if status == PAUSED else None
+    assert rungs.promotable([late, *higher]) == expected, "it is the worst where it waits, and no more"
+
+
+def test_a_run_that_ends_by_itself_and_exceeds_a_limit_is_the_worst_of_the_rung_that_it_was_on_its_way_to() -> None:
+    rungs = rungs_of("asha", epochs=9, min_epochs=1, reduction=3)
+    for end in (2, 3):
+        costs = dict.fromkeys(range(1, end + 1), 0.1)
+        ended = Trial(number=0, status=COMPLETED, costs=costs, is_allowed=False)
+        assert rungs.promotable([ended, paused(1, e1=0.5), paused(2, e1=0.6)]) is None
+        assert rungs.promotable([ended, *(paused(number, e1=0.2, e3=0.9) for number in (1, 2))]) == 1
+
+
+def test_an_unknown_past_leaves_no_place_to_others_though_a_limit_is_exceeded() -> None:
+    rungs = rungs_of("asha", epochs=9, min_epochs=1, reduction=3)
+    past = Trial(number=0, status=COMPLETED, costs={}, is_allowed=False, is_past_rungs=True)
+    assert rungs.promotable([past, paused(1, e1=0.5), paused(2, e1=0.6)]) is None
 
 
 def test_a_run_that_ended_by_itself_keeps_its_place_and_what_is_under_way_is_waited_for() -> None:

@@ -1,0 +1,63 @@
+"""What counts in a search's folder where a person has copied runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from expt.command.search_settings import names_of_others, told_copies
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, PAUSED, create_result, update_result
+from expt.search.folder import Found, of_another, read
+from expt.search.goals import Goal
+from expt.search.history import Reader
+from expt.search.space import Parameter, Space
+
+READER = Reader(space=Space((Parameter("lr", "float", 0.001, 1.0),)), goals=[Goal("accuracy/val", highest=True)])
+
+
+def run(folder: Path, number: int, lr: float, **more: Any) -> RunPaths:
+    paths = RunPaths(folder)
+    about: Any = {"search": {"number": number}, "overrides": {"lr": lr}, "name": folder.name, "device_s": 1.0}
+    create_result(paths, status=PAUSED, **{**about, **more})
+    return paths
+
+
+def numbers(found: Found) -> dict[str, int | None]:
+    return {point.folder.name: point.number for point in found.points.values() if point.folder}
+
+
+def test_a_copy_of_a_run_is_no_further_point(tmp_path: Path) -> None:
+    first = run(tmp_path / "lr=0.1", 0, 0.1, identity="a")
+    run(tmp_path / "lr=0.2", 1, 0.2, identity="b")
+    for name in ("a backup", "z backup"):
+        shutil.copytree(first.folder, tmp_path / name)
+    update_result(first, status=COMPLETED, overrides={"lr": 0.1, "resume": "auto"})  # as by hand
+    found = read(tmp_path, READER)
+    assert numbers(found) == {"lr=0.1": 0, "lr=0.2": 1}
+    assert sum(point.device_s for point in found.points.values()) == 2.0
+    assert not found.spent_elsewhere_s
+    assert [*names_of_others(found)] == ["a backup", "z backup"], "nor for the report"
+    assert told_copies(found, "there") == (
+        "hydra.sweep.dir=there: has copies of runs, which do not count: a backup (of lr=0.1), z backup (of lr=0.1)"
+    )
+    assert sorted(point.folder.name for point in of_another(READER, tmp_path, ()) if point.folder) == [
+        "lr=0.1",
+        "lr=0.2",
+    ], "a warm start counts it once, too"
+    shutil.rmtree(first.folder)
+    found = read(tmp_path, READER)
+    assert numbers(found) == {"a backup": 0, "lr=0.2": 1}, "the first by name, where the run itself is gone"
+    assert told_copies(found, "there") == (
+        "hydra.sweep.dir=there: has a copy of a run, which does not count: z backup (of a backup)"
+    )
+    shutil.rmtree(tmp_path / "z backup")
+    assert not told_copies(read(tmp_path, READER), "there")
+
+
+def test_runs_that_are_alike_under_other_numbers_are_no_copies_nor_are_other_runs_of_one_number(tmp_path: Path) -> None:
+    run(tmp_path / "a", 0, 0.1)
+    run(tmp_path / "b", 1, 0.1)
+    run(tmp_path / "c", 1, 0.2)  # of an older version
+    assert numbers(read(tmp_path, READER)) == {"a": 0, "b": 1, "c": 2}
