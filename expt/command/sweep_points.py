@@ -17,7 +17,7 @@ from expt.command import experiment
 from expt.command.composed_run import ComposedRun, numbered, set_folder
 from expt.command.hydra_adapter import use_config
 from expt.command.hydra_errors import as_config_error
-from expt.command.overrides import about_run, folder_names, swept_keys
+from expt.command.overrides import about_run, folder_names, swept_keys, typed_in
 from expt.command.own_class import folded
 from expt.command.parents import Parents
 from expt.command.point_composer import PointComposer
@@ -286,7 +286,7 @@ def _hashable(content: Any) -> Hashable:
 def _swept_keys(master: DictConfig) -> list[str]:
     """The keys with several values, of the command and of a named grid."""
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
-    return swept_keys([*(f"{key}={value}" for key, value in params.items()), *master.hydra.overrides.task])
+    return swept_keys([*(f"{key}={value}" for key, value in params.items()), *typed_in(master.hydra)])
 
 
 def _env(composed: DictConfig, paths: RunPaths) -> dict[str, str]:
