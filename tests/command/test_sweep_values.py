@@ -24,7 +24,9 @@ def refused() -> Iterator[Refused]:
 
     def problems(*points: list[str]) -> tuple[str, ...]:
         try:
-            refuse_wrong_values(points, compose("config", overrides=points[0]), Machine(gpus=(), cpus=2))
+            refuse_wrong_values(
+                points, compose("config", points[0], return_hydra_config=True), Machine(gpus=(), cpus=2)
+            )
         except ConfigError as error:
             return error.problems
         return ()
