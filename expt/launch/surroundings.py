@@ -72,7 +72,7 @@ def _python() -> dict[str, Any]:
         "options": options,
         "expt": _states(sorted(Path(expt.__file__).parent.rglob("*.py"))),
         "torch": _states(_of_torch()),
-        "packages": _states(_of_packages()),
+        "packages": _states(_installed()),
     }
 
 
@@ -87,10 +87,14 @@ def _of_torch() -> Iterator[Path]:
                 yield folder / "lib"
 
 
-def _of_packages() -> Iterator[Path]:
-    """The folders of installed packages, whose time changes as one comes, goes or is upgraded."""
-    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    for folder in filter(Path.is_dir, map(Path, folders)):
+def of_packages() -> list[Path]:
+    """The folders of installed packages."""
+    return [*map(Path, site.getsitepackages()), *([Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else [])]
+
+
+def _installed() -> Iterator[Path]:
+    """Those folders, whose time changes as a package comes, goes or is upgraded."""
+    for folder in filter(Path.is_dir, of_packages()):
         yield folder
         yield from sorted(folder.glob("*.pth"))
 

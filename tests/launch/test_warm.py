@@ -274,6 +274,30 @@ def test_an_edited_file_of_what_is_imported_is_seen(tmp_path: Path, monkeypatch:
     assert Imported(0).is_stale(), "edited while it was imported, maybe"
 
 
+def test_what_appears_later_in_a_folder_of_the_path_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, last = tmp_path / "first", tmp_path / "last"
+    monkeypatch.setattr(sys, "path", [str(first), *sys.path, str(last)])
+    imported, nowhere = Imported(time.time_ns()), tmp_path / "nowhere"
+    assert not imported.is_shadowed(sys.path, nowhere)
+    for folder in first, last:
+        folder.mkdir()
+        (folder / "__main__.py").touch()
+        (folder / "own_module.py").touch()
+    (last / "pytest.py").touch()
+    assert not imported.is_shadowed(sys.path, nowhere), "the one in use comes before it"
+    (first / "pytest.py").touch()
+    assert imported.is_shadowed(sys.path, nowhere)
+
+
+def test_an_archive_on_the_path_that_changes_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (archive := tmp_path / "some.zip").touch()
+    monkeypatch.setattr(sys, "path", [str(archive), *sys.path])
+    imported = Imported(time.time_ns())
+    assert not imported.is_shadowed(sys.path, tmp_path / "nowhere")
+    archive.write_text("another")
+    assert imported.is_stale()
+
+
 @pytest.mark.slow
 def test_one_that_hangs_or_was_killed_costs_little(tmp_path: Path) -> None:
     own = Warm(tmp_path / "runtime")
