@@ -48,6 +48,12 @@ def test_each_wrong_value_is_told_once(refused: Refused) -> None:
     )
 
 
+def test_what_a_mapping_does_not_name_stays(refused: Refused) -> None:
+    assert not refused(["tensorboard={images: false}", "seed=1"], ["tensorboard={norms: false}", "seed=2"])
+    assert not refused(["dataset={train_limit: 64}"], ["optimizer={groups: [{match: x, lr: 0.1}]}"])
+    assert refused(["tensorboard={images: 3, norms: true}"]) == ("tensorboard.images=3: input should be true or false",)
+
+
 def test_what_only_some_points_cannot_have_is_left_to_them(refused: Refused) -> None:
     assert not refused(["batch_size=64", "world_size=2"], ["batch_size=63", "world_size=2"], ["gpus=0"], ["gpus=4"])
     assert not refused(["batch_size=64"], ["batch_size='32 per worker'"], ["world_size=auto"], ["seed=${epochs}"])
