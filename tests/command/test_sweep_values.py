@@ -51,7 +51,8 @@ def test_each_wrong_value_is_told_once(refused: Refused) -> None:
 def test_what_a_mapping_does_not_name_stays(refused: Refused) -> None:
     assert not refused(["tensorboard={images: false}", "seed=1"], ["tensorboard={norms: false}", "seed=2"])
     assert not refused(["dataset={train_limit: 64}"], ["optimizer={groups: [{match: x, lr: 0.1}]}"])
-    assert refused(["tensorboard={images: 3, norms: true}"]) == ("tensorboard.images=3: input should be true or false",)
+    (wrong,) = refused(["tensorboard={images: 3, norms: true}"])
+    assert wrong.startswith("tensorboard.images=3: input should be ")
 
 
 def test_what_only_some_points_cannot_have_is_left_to_them(refused: Refused) -> None:
