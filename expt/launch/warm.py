@@ -78,8 +78,12 @@ def _asked_to_fork(kind: str, request: Mapping[str, object], descriptors: Sequen
     if name is None or name in _hanging:
         raise Cold
     try:
+        here = os.getcwd()
+    except OSError as error:  # it has been removed
+        raise Cold from error
+    try:
         with _connected(name, until, kind) as server:
-            question = {"what": "fork", "folder": os.getcwd(), "path": sys.path}
+            question = {"what": "fork", "folder": here, "path": sys.path}
             if _asked(server, question, until) != {"ready": True}:
                 raise Cold
             # Only to one that is awake: the descriptors are not to be shared with a process that comes too late.
