@@ -96,10 +96,26 @@ def _ours() -> str:
         (("sh", "-c", 'trap "" TERM; exec "$@"', "sh"), (), {}),
         (("setpriv", "--no-new-privs"), (), {}),
         (("unshare", "--mount"), (), {}),
+        (("ionice", "-c", "3"), (), {}),
+        (("sh", "-c", 'echo 0x3f > /proc/self/coredump_filter; exec "$@"', "sh"), (), {}),
         ((), ("-X", "utf8"), {}),
         ((), ("-O",), {}),
     ],
-    ids=["variable", "home", "cores", "ulimit", "nice", "umask", "signals", "rights", "mounts", "option", "-O"],
+    ids=[
+        "variable",
+        "home",
+        "cores",
+        "ulimit",
+        "nice",
+        "umask",
+        "signals",
+        "rights",
+        "mounts",
+        "disk",
+        "core dumps",
+        "option",
+        "-O",
+    ],
 )
 def test_what_a_process_inherits_tells_it_apart(
     prefix: tuple[str, ...], options: tuple[str, ...], env: dict[str, str]
@@ -109,6 +125,33 @@ def test_what_a_process_inherits_tells_it_apart(
     if prefix[:1] == ("taskset",) and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
     assert _fingerprint(env, prefix=prefix, options=options) != _ours()
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="names a system call by its number")
+@pytest.mark.parametrize(
+    ("call", "changed"),
+    [("238, 3, ctypes.byref(ctypes.c_ulong(1)), 64", "memory policy"), ("157, 41, 1, 0, 0, 0", "status")],
+)
+def test_where_memory_is_taken_tells_it_apart(call: str, changed: str) -> None:
+    """As by `numactl --interleave`, and where huge pages are forbidden."""
+    program = (
+        "import ctypes, sys; from expt.launch import surroundings; before = surroundings._process()\n"
+        f"sys.exit('not allowed') if ctypes.CDLL(None).syscall({call}) else None\n"
+        "print([key for key, value in surroundings._process().items() if value != before[key]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), check=False, capture_output=True, text=True
+    )
+    if "not allowed" in done.stderr:
+        pytest.skip("not allowed here")
+    assert done.stdout == f"['{changed}']\n"
+
+
+def test_a_system_call_whose_number_is_not_known_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for numbers in "_GET_MEMPOLICY", "_IOPRIO_GET":
+        monkeypatch.setattr(surroundings, numbers, {})
+    found = surroundings._process()
+    assert (found["memory policy"], found["disk priority"]) == (None, None)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
