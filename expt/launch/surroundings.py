@@ -77,7 +77,8 @@ def _python() -> dict[str, Any]:
             sys.version,
             sys.prefix,
             sys.base_prefix,
-            *_states([sys.executable, os.path.realpath(sys.executable)]),
+            os.path.dirname(sys.executable),  # by what name, `python` or `python3`, does not matter
+            *_states([os.path.realpath(sys.executable)]),
         ],
         "options": options,
         "expt": _states(sorted(Path(expt.__file__).parent.rglob("*.py"))),

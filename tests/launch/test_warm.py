@@ -171,11 +171,12 @@ def test_another_virtual_environment_tells_it_apart(tmp_path: Path) -> None:
     venv.create(folder, symlinks=True)
     program = "from expt.launch.surroundings import fingerprint; print(fingerprint())"
     env = environment(PYTHONPATH=str(Path(expt.__file__).parents[1]))
-    here, there = (
+    here, there, same = (
         subprocess.run([python, "-c", program], env=env, check=True, capture_output=True, text=True).stdout
-        for python in (sys.executable, folder / "bin" / "python")
+        for python in (sys.executable, folder / "bin" / "python", folder / "bin" / "python3")
     )
     assert here != there
+    assert there == same, "by another name"
 
 
 def test_status_says_what_differs(server: Warm, tmp_path: Path) -> None:
