@@ -352,12 +352,6 @@ def test_one_that_hangs_or_was_killed_costs_little(tmp_path: Path) -> None:
     with pytest.raises(warm.Cold) as hung:
         _fork(own, tmp_path)
     assert 0.1 < float(str(hung.value)) < 1, "0.2 s, on a machine that is not busy"
-    assert re.search("does not answer .*; `expt warm --stop` ends it", own.command("--status"))
-    assert own.command("--stop") == "ended 1\n"
-    wait_until(lambda: not alive({pid}))
-    assert own.command("--stop") == "there was none\n"
-    own.command("--for", "2h")
-    pid = own.pid
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not alive({pid}))
     with pytest.raises(warm.Cold):
@@ -365,6 +359,18 @@ def test_one_that_hangs_or_was_killed_costs_little(tmp_path: Path) -> None:
     assert own.run(cwd=tmp_path).result["status"] == "completed"
     assert own.command("--status") == "there is none; `expt warm` starts one\n"
     assert not [*own.folder.glob("*.socket")]
+
+
+@pytest.mark.slow
+def test_one_that_hangs_is_told_and_stopped(tmp_path: Path) -> None:
+    own = Warm(tmp_path / "runtime")
+    own.command("--for", "2h")
+    pids = {own.pid, own.drivers}
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    assert re.search("does not answer .*; `expt warm --stop` ends it", own.command("--status"))
+    assert own.command("--stop") == "ended 1\n"
+    wait_until(lambda: not alive(pids))
 
 
 @pytest.mark.slow
