@@ -227,10 +227,17 @@ def refuse_unnamed(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{word}: not of the form key=value; quote values with spaces or brackets")
         if not equals and word in WORDS:
             raise ConfigError(f"{word}: a command stands alone or first, as in python -m expt {word}")
-        if is_class(word):
-            continue
-        if group in groups() and re.fullmatch(r"null|true|false|[-+.\d]+|\{.*\}", value, re.IGNORECASE):
+        is_no_name = re.compile(r"null|true|false|[-+.\d]+|\{.*\}", re.IGNORECASE).fullmatch
+        if group in groups() and any(map(is_no_name, _choices(group, value))):
             raise ConfigError(f"{word}: not one of {', '.join(path.stem for path in options_of(group))}.")
+
+
+def _choices(group: str, value: str) -> list[str]:
+    """The words for each of the values that are typed for a group; of a class by itself there is none."""
+    word = f"{group}={value}"
+    several = parsed([word])[0] if "," in value and is_readable(word) else None
+    texts = [*several.sweep_string_iterator()] if several and several.is_choice_sweep() else [value]
+    return [text for text in texts if not is_class(f"{group}={text}")]
 
 
 def refuse_several_samplers(arguments: Sequence[str]) -> None:

@@ -31,6 +31,7 @@ def main(arguments: Sequence[str], *, typed_at: float | None = None) -> None:
 
 def _exit_code(arguments: Sequence[str], typed_at: float) -> int:
     try:
+        _refuse_lost_folder()
         with terminal.quietly(arguments) as words:
             code = _run(words, typed_at)
     except ExptError as error:
@@ -44,6 +45,14 @@ def _exit_code(arguments: Sequence[str], typed_at: float) -> int:
     finally:
         forkserver.kill()
     return signals.exit_code() if signals.was_interrupted() else code
+
+
+def _refuse_lost_folder() -> None:
+    """Raise ConfigError where the current folder has been removed."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError(f"the current folder is no longer there ({error.strerror}); cd to one that is") from error
 
 
 def _run(arguments: Sequence[str], typed_at: float) -> int:

@@ -24,6 +24,7 @@ from expt.command.completion import completed
 from expt.command.conf_files import conf_dir
 from expt.command.hydra_composing import composing_sooner
 from expt.command.hydra_words import changed, replaced
+from expt.config.parse import plain
 from expt.errors import warn
 
 
@@ -217,3 +218,9 @@ def is_heard(callbacks: object) -> bool:
 def use_config(composed: DictConfig) -> None:
     """Let callbacks see this run's configuration through HydraConfig, as they do in a single run."""
     HydraConfig.instance().set_config(composed)
+
+
+def settings_of_point(composed: DictConfig) -> dict[str, Any]:
+    """What `plain` gives for a point of a sweep, whose `${hydra:...}` are read of this one's configuration."""
+    use_config(composed)
+    return plain(composed, sweep=True)

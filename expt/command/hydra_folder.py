@@ -10,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from expt.command.libyaml import as_yaml
+from expt.command.overrides import typed_in
 from expt.runs.folder_lock import is_held
 from expt.runs.paths import RunPaths, remove_empty
 
@@ -57,4 +58,4 @@ def write(run_paths: RunPaths, texts: Mapping[Path, str]) -> None:
 
 def renew(run_paths: RunPaths, settings: DictConfig) -> None:
     """Let the folder's .hydra tell what the run is now, when it goes on: Hydra was kept from writing there."""
-    save(run_paths, settings, [word for word in HydraConfig.get().overrides.task if word != "resume=auto"])
+    save(run_paths, settings, [word for word in typed_in(HydraConfig.get()) if word != "resume=auto"])

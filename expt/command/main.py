@@ -32,7 +32,7 @@ from expt.command.arguments import (
 from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.hydra_folder import leave_no_trace, renew
 from expt.command.outcome import Outcome
-from expt.command.overrides import about_run
+from expt.command.overrides import about_run, typed_in
 from expt.command.own_class import folded, spelled_out
 from expt.command.parents import with_parent
 from expt.config.parse import parse, plain
@@ -122,7 +122,7 @@ class Task:
         self.began, hydra_config = True, HydraConfig.get()
         run_paths = RunPaths(Path(hydra_config.runtime.output_dir))
         sweep = hydra_config.mode == RunMode.MULTIRUN
-        told = functools.partial(experiment.told, hydra_config.overrides.task, experiment.folders_of(hydra_config))
+        told = functools.partial(experiment.told, typed_in(hydra_config), experiment.folders_of(hydra_config))
         if sweep:
             self.outcome.sweep_folder = Path(hydra_config.sweep.dir)
         try:
@@ -177,7 +177,7 @@ class Task:
             content=content_of(config),
             paths=run_paths,
             typed_at=None if sweep else self._typed_at,
-            about=about_run(run_paths.folder.name, folded(hydra_config.overrides.task)),
+            about=about_run(run_paths.folder.name, folded(typed_in(hydra_config))),
             # The forkserver may be older than these variables.
             env={str(key): str(value) for key, value in hydra_config.job.env_set.items()},
         )

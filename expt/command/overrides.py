@@ -30,6 +30,16 @@ def about_run(name: str, overrides: Sequence[str]) -> Record:
     return {"name": name, "overrides": as_dict(settings), "arguments": list(overrides)}
 
 
+def typed_in(hydra: Any) -> list[str]:
+    """The words of a command, by Hydra's own part of what it composed; a `${KEY}` in them stays what was typed.
+
+    To read them one by one would give the value that KEY has there, and not in the run.
+    """
+    from omegaconf import OmegaConf  # late, as below
+
+    return [str(word) for word in OmegaConf.to_container(hydra.overrides.task, resolve=False) or ()]
+
+
 def swept_keys(overrides: Sequence[str]) -> list[str]:
     """The keys that have several values: `model=mlp,convnet`, `seed=range(3)`."""
     return [override.key_or_group for override in parsed(overrides) if override.is_sweep_override()]

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from expt.command.composed_run import ComposedRun
+from expt.command.hydra_adapter import settings_of_point
 from expt.command.overrides import last_of_each
 from expt.command.preflight import Samples
 from expt.command.search_conclusion import NOT_COUNTED
@@ -23,7 +24,7 @@ from expt.command.search_settings import UNTAUGHT, FixedSettings, names_of_other
 from expt.command.search_space import space_of
 from expt.command.sweep import Multirun, Runner, Runs
 from expt.command.sweep_display import SweepDisplay, show_dry_run
-from expt.config.parse import parse, plain
+from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.config.search import parse_search
 from expt.config.tasks import metrics_of
@@ -160,7 +161,7 @@ class SearchCommand:
         return self._settings.name not in UNTAUGHT and self._multirun.folder.resolve() not in sources
 
     def _settings_of(self, words: Sequence[str]) -> dict[str, Any]:
-        return plain(self._multirun.composer.compose(self._config, [*self._fixed, *words]), sweep=True)
+        return settings_of_point(self._multirun.composer.compose(self._config, [*self._fixed, *words]))
 
     def _example(self, space: Space) -> RunConfig:
         """The configuration of one of its points. Raises ConfigError where none of some has one."""

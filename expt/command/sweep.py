@@ -69,7 +69,7 @@ class Multirun:
         runner: Callable[[Observer], Runner] | None = None,
     ) -> None:
         self._context, self._config = context, config
-        self.typed = [str(word) for word in config.hydra.overrides.task]
+        self.typed = overrides.typed_in(config.hydra)
         """The words that points added by `expt sweep` share with those of the command."""
         self.composer = PointComposer(context, config)
         self._task = cast("Task", task_function)  # Hydra hands on what expt.command.main gave it

@@ -15,9 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from expt.command import experiment
 from expt.command.composed_run import ComposedRun, numbered, set_folder
-from expt.command.hydra_adapter import use_config
+from expt.command.hydra_adapter import settings_of_point, use_config
 from expt.command.hydra_errors import as_config_error
-from expt.command.overrides import about_run, folder_names, swept_keys
+from expt.command.overrides import about_run, folder_names, swept_keys, typed_in
 from expt.command.own_class import folded
 from expt.command.parents import Parents
 from expt.command.point_composer import PointComposer
@@ -25,7 +25,7 @@ from expt.command.sweep_shorter import ShorterRuns
 from expt.config import main_code, user_code
 from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.identity import OF_TRACKERS, Content, identity, shown
-from expt.config.parse import parse, plain
+from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, warn
 from expt.launch.job import QUEUED, Job
@@ -114,7 +114,7 @@ class Grid:
         """The settings of the run of a point. Raises ConfigError where it has none."""
         settings = composer.settings(master, point)
         if settings is None:
-            return parse(plain(composer.compose(master, point), sweep=True), self._machine)
+            return parse(settings_of_point(composer.compose(master, point)), self._machine)
         return parse(fill_auto_of_a_sweep(settings), self._machine)
 
     def _run(
@@ -131,6 +131,7 @@ class Grid:
         settings, composed = composer.settings(master, point), None
         if settings is None:
             composed = numbered(composer.compose(master, point), number)
+            set_folder(composed, RunPaths(self.folder / name))  # which `${hydra:...}` may ask for
         job = self._job(settings, composed, overrides, name, more)
         about = job.request.about if job.request else {}
         if about.get("arguments") != overrides:  # refused, or another point's too
@@ -166,7 +167,7 @@ class Grid:
         config, settings, content, key = None, None, None, ""
         try:
             settings = (
-                plain(composed, sweep=True) if composed is not None else fill_auto_of_a_sweep(known_settings or {})
+                settings_of_point(composed) if composed is not None else fill_auto_of_a_sweep(known_settings or {})
             )
             with experiment.told(overrides, self._yaml):
                 config = parse(settings, self._machine)
@@ -288,7 +289,7 @@ def _hashable(content: Any) -> Hashable:
 def _swept_keys(master: DictConfig) -> list[str]:
     """The keys with several values, of the command and of a named grid."""
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
-    return swept_keys([*(f"{key}={value}" for key, value in params.items()), *master.hydra.overrides.task])
+    return swept_keys([*(f"{key}={value}" for key, value in params.items()), *typed_in(master.hydra)])
 
 
 def _env(composed: DictConfig, paths: RunPaths) -> dict[str, str]:

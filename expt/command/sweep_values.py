@@ -13,8 +13,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from expt.command.conf_files import groups
+from expt.command.hydra_adapter import settings_of_point
 from expt.command.overrides import parsed
-from expt.config.parse import plain, wrong_values
+from expt.config.parse import wrong_values
 from expt.errors import ConfigError
 from expt.machine import Machine
 
@@ -45,7 +46,7 @@ def why_empty(override: Override) -> str:
 def refuse_wrong_values(points: Sequence[Sequence[str]], composed: DictConfig, machine: Machine) -> None:
     """Raise ConfigError for values that no point of the grid can have; `composed` is one of its points."""
     try:
-        settings = plain(composed, sweep=True)
+        settings = settings_of_point(composed)
     except OmegaConfBaseException:  # it has an error of its own
         return
     values: dict[str, list[object]] = {}

@@ -52,7 +52,8 @@ def main(words: Sequence[str]) -> int:
     if asked.stop:
         _stop_all()
     elif asked.status:
-        _show(list(_answering()))
+        found = list(_answering())
+        _show(found, sorted({*_listening()} - {each["name"] for each in found}))
     else:
         try:
             _show([_started(idle_s)])
@@ -86,6 +87,7 @@ def _started(idle_s: float) -> dict[str, Any]:
             if other["prefix"] == sys.prefix:  # of before an upgrade, or with another `ulimit`
                 _stop(other["name"])
                 warn(f"process {other['pid']}, of another environment ({_other(other['parts'])}), makes way")
+        warm.kill(name)  # one that hangs: it would be in nobody's reach as the other has its socket
         _start(name, idle_s)
         if fingerprint() != name:
             _stop(name)
@@ -141,9 +143,18 @@ def _stop_all() -> None:
     found = list(_answering())
     for each in found:
         _stop(each["name"])
-    if left := list(warm.sockets()):
+    hanging = _listening()
+    for name in hanging:
+        warm.kill(name)
+    if left := _listening():
         raise RunFailed(f"{warm.folder()}: {len(left)} does not answer; `pkill -9 -f warm_drivers` ends it")
-    Console().print(f"ended {len(found)}" if found else "there was none")
+    number = len(found) + len(hanging)
+    Console().print(f"ended {number}" if number else "there was none")
+
+
+def _listening() -> list[str]:
+    """The names of all that listen: once those that answer have been stopped, of those that hang."""
+    return [*warm.sockets()] if warm.is_private(warm.folder()) else []
 
 
 def _stop(name: str) -> None:
@@ -151,9 +162,11 @@ def _stop(name: str) -> None:
         warm.ask(name, "stop")
 
 
-def _show(servers: Sequence[dict[str, Any]]) -> None:
+def _show(servers: Sequence[dict[str, Any]], hanging: Sequence[str] = ()) -> None:
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    if not servers:
+    for name in hanging:
+        console.print(f"warm    {name} does not answer (stopped, or the machine is busy); `expt warm --stop` ends it")
+    if not (servers or hanging):
         console.print("there is none; `expt warm` starts one")
     for found in servers:
         here = found["name"] == fingerprint()

@@ -57,6 +57,7 @@ def _serve(name: str, ends: int, ready: int) -> None:
     began = time.time_ns()
     for number in signal.SIGINT, signal.SIGHUP:
         signal.signal(number, signal.SIG_IGN)
+    plugins = _plugins()
     gc.disable()
     for module in MODULES:
         importlib.import_module(module)
@@ -65,7 +66,7 @@ def _serve(name: str, ends: int, ready: int) -> None:
     gc.enable()
     with warm.listening(name, warm.DRIVERS) as listener:
         os.close(ready)
-        Drivers(listener.detach(), ends, name, Imported(began, read)).serve()
+        Drivers(listener.detach(), ends, name, Imported(began, read), plugins).serve()
 
 
 def _used_once() -> list[Path]:
@@ -87,9 +88,9 @@ def _used_once() -> list[Path]:
 class Drivers:
     """Forks them, and tells who stands in for each how it has ended."""
 
-    def __init__(self, listener: int, ends: int, name: str, imported: Imported) -> None:
+    def __init__(self, listener: int, ends: int, name: str, imported: Imported, plugins: object) -> None:
         self._asked: tuple[int, ...] = (listener, ends)  # by number: in a driver they mean something else
-        self._name, self._imported = name, imported
+        self._name, self._imported, self._plugins = name, imported, plugins
         self._forked: dict[int, tuple[int, int]] = {}  # from a descriptor of the process to its pid and the line
 
     def serve(self) -> None:
@@ -122,7 +123,7 @@ class Drivers:
             asked = json.loads(connection.recv(warm.MAX_BYTES))
             path, there = asked["path"], Path(asked["folder"])
             stale = self._imported.is_stale() or self._imported.is_shadowed(path, there)
-            ready = not (stale or _brings_plugins(path, there))
+            ready = not (stale or _brings_plugins(path, there, self._plugins))
             warm_server.tell(connection, ready=ready)
             if ready:
                 self._fork(connection, asked["folder"], path)
@@ -143,9 +144,16 @@ class Drivers:
                 os.close(descriptor)
 
 
-def _brings_plugins(path: Sequence[str], folder: Path) -> bool:
-    """Whether Hydra would find plugins there that it has not found here."""
-    return any((folder / entry / "hydra_plugins").exists() for entry in path if entry not in sys.path)
+def _plugins() -> list[tuple[str, int, int]]:
+    """The files in which Hydra looks for plugins here."""
+    files = [file for entry in sys.path for file in Path(entry, "hydra_plugins").rglob("*.py")]
+    return sorted((str(file), found.st_mtime_ns, found.st_size) for file in files for found in [file.stat()])
+
+
+def _brings_plugins(path: Sequence[str], folder: Path, known: object) -> bool:
+    """Whether Hydra would find plugins there that it has not found here, where it has found those `known`."""
+    others = {folder, *(folder / entry for entry in path)} - {*map(Path, sys.path)}
+    return any((other / "hydra_plugins").exists() for other in others) or _plugins() != known
 
 
 def _become(

@@ -66,18 +66,23 @@ def wrong_values(composed: Mapping[str, Any], values: Mapping[str, Iterable[Any]
     for key, several in values.items():
         for value in several:
             try:
-                _typed(_complete(with_value(composed, key.split("."), value), machine))
+                _typed(_complete(with_value(composed, key.split("."), value, merge=True), machine))
             except ConfigError as error:
                 found += [line for line in error.problems if line.startswith((f"{key}=", f"{key}."))]
     return found
 
 
-def with_value(settings: Any, path: Sequence[str], value: Any) -> Any:
-    """A copy of `settings` with another value at `path`, which shares all else."""
-    if not path:
-        return value
+def with_value(settings: Any, path: Sequence[str], value: Any, *, merge: bool = False) -> Any:
+    """A copy of `settings` with another value at `path`, which shares all else.
+
+    With `merge` a mapping changes what it names of the one that is there, as where it is typed.
+    """
     above = settings if isinstance(settings, Mapping) else {}
-    return {**above, path[0]: with_value(above.get(path[0]), path[1:], value)}
+    if path:
+        return {**above, path[0]: with_value(above.get(path[0]), path[1:], value, merge=merge)}
+    if not (merge and isinstance(value, Mapping)):
+        return value
+    return {**above, **{key: with_value(above.get(key), (), below, merge=True) for key, below in value.items()}}
 
 
 def _complete(composed: Mapping[str, Any], machine: Machine) -> dict[str, Any]:

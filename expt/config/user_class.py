@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from expt.config import secrets
+from expt.config import own_source, secrets
 from expt.config.constraints import DOTTED_NAME
 from expt.config.main_code import PREFIX
 from expt.config.user_code import own_frame
@@ -25,6 +25,7 @@ T = TypeVar("T")
 def resolve(path: str, base: type[T]) -> type[T]:
     """The class that the dotted `path` names. Raises ConfigError unless it is a subclass of `base`."""
     module_name, _, name = path.rpartition(".")
+    own_source.install()
     try:
         module = importlib.import_module(module_name)
     except SyntaxError as error:

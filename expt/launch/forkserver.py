@@ -37,6 +37,10 @@ _KILLED_WITH_THE_DRIVER = (
 """Has the kernel kill it as a pipe closes that the driver alone holds open, in the middle of its imports too: until it
 has read what was sent to it, it has the lock of the run. Python's own pipe does not close by then, as it is sent along.
 So it dies without a word of what its libraries have left."""
+_READS_NOTHING = (
+    "import os; nothing = os.open(os.devnull, os.O_RDONLY); os.dup2(nothing, 0); nothing and os.close(nothing); "
+)
+"""Workers get nothing of what is typed for the command, which several of them would share, in any order."""
 _QUIET_AT_ITS_END = "import atexit, os; atexit.register(lambda me=os.getpid(): me == os.getpid() and os._exit(0)); "
 """Where the kernel does not do that: the process ends by itself after its imports, without that word."""
 
@@ -198,6 +202,8 @@ def _spawned(how: Callable[[Spawn, Sequence[Any], Sequence[int]], int]) -> Itera
         ends = _held_open()
         try:
             first = _KILLED_WITH_THE_DRIVER.format(ends) if hasattr(fcntl, "F_SETSIG") else _QUIET_AT_ITS_END
+            if 0 not in (*descriptors, ends):  # a command whose stdin is closed may have any of these there
+                first = _READS_NOTHING + first
             return how(real, [*options, first + program], [*descriptors, ends])
         finally:
             os.close(ends)

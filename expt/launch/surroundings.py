@@ -14,7 +14,7 @@ import resource
 import signal
 import site
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,21 @@ OF_THE_TERMINAL = {
     *("XDG_SESSION_ID", "GNOME_TERMINAL_SCREEN", "GNOME_TERMINAL_SERVICE", "VIRTUAL_ENV_PROMPT", "HYDRA_FULL_ERROR"),
     *("CUDA_VISIBLE_DEVICES", "EXPT_CACHE_GB", "EXPT_SIMULATED_GPUS"),
 }
-# Of /proc/self/status: users and groups, rights, umask, what may not be called, signals that are blocked or ignored.
-_STATUS = ("Uid", "Gid", "Groups", "Umask", "NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+# Of /proc/self/status: users and groups, rights, umask, what may not be called, huge pages, whose memory; signals that
+# are blocked or ignored.
+_STATUS = (
+    *("Uid", "Gid", "Groups", "Umask", "NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+    *("THP_enabled", "Mems_allowed"),
+)
 _SIGNALS = ("SigBlk", "SigIgn")
 # Each forkserver is deaf to the first two, see expt.launch.forkserver; the third is told apart, see expt.launch.warm.
 _DEAF_TO = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+_GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}
+_IOPRIO_GET = {"x86_64": 252, "aarch64": 31}
+"""The numbers of system calls for which Python has no function."""
+_OF_PROCESS, _MOST_NODES = 1, 4096
 
 
 def fingerprint() -> str | None:
@@ -67,12 +77,13 @@ def _python() -> dict[str, Any]:
             sys.version,
             sys.prefix,
             sys.base_prefix,
-            *_states([sys.executable, os.path.realpath(sys.executable)]),
+            os.path.dirname(sys.executable),  # by what name, `python` or `python3`, does not matter
+            *_states([os.path.realpath(sys.executable)]),
         ],
         "options": options,
         "expt": _states(sorted(Path(expt.__file__).parent.rglob("*.py"))),
         "torch": _states(_of_torch()),
-        "packages": _states(_of_packages()),
+        "packages": _states(_installed()),
     }
 
 
@@ -87,10 +98,14 @@ def _of_torch() -> Iterator[Path]:
                 yield folder / "lib"
 
 
-def _of_packages() -> Iterator[Path]:
-    """The folders of installed packages, whose time changes as one comes, goes or is upgraded."""
-    folders = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
-    for folder in filter(Path.is_dir, map(Path, folders)):
+def of_packages() -> list[Path]:
+    """The folders of installed packages."""
+    return [*map(Path, site.getsitepackages()), *([Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else [])]
+
+
+def _installed() -> Iterator[Path]:
+    """Those folders, whose time changes as a package comes, goes or is upgraded."""
+    for folder in filter(Path.is_dir, of_packages()):
         yield folder
         yield from sorted(folder.glob("*.pth"))
 
@@ -112,6 +127,9 @@ def _process() -> dict[str, Any]:
         "cgroup": Path("/proc/self/cgroup").read_text(),
         "namespaces": sorted(f"{path.name} {path.readlink()}" for path in namespaces.iterdir()),
         "root": [root.st_dev, root.st_ino],
+        "memory policy": _memory_policy(),
+        "disk priority": _call(_IOPRIO_GET, _OF_PROCESS, 0),
+        "core dumps": _readable("/proc/self/coredump_filter"),
         "oom": Path("/proc/self/oom_score_adj").read_text(),
         "personality": _readable("/proc/self/personality"),
         "label": _readable("/proc/self/attr/current"),
@@ -123,6 +141,23 @@ def _status() -> dict[str, str | int]:
     heard = ~sum(1 << number - 1 for number in _DEAF_TO)
     found: dict[str, str | int] = {name: lines[name].strip() for name in _STATUS if name in lines}
     return found | {name: int(lines[name], 16) & heard for name in _SIGNALS}
+
+
+def _memory_policy() -> list[int] | None:
+    """On which NUMA nodes memory is taken, and how (`numactl`)."""
+    import ctypes  # late, as below
+
+    mode, nodes = ctypes.c_int(), (ctypes.c_ulong * (_MOST_NODES // ctypes.sizeof(ctypes.c_ulong) // 8))()
+    done = _call(_GET_MEMPOLICY, ctypes.byref(mode), nodes, ctypes.c_ulong(_MOST_NODES), None, 0)
+    return None if done is None else [done, mode.value, *nodes]
+
+
+def _call(numbers: Mapping[str, int], *arguments: Any) -> int | None:
+    """What a system call gives, -1 where it is not allowed; None where its number is not known."""
+    import ctypes  # late: of those that start cold nobody asks
+
+    number = numbers.get(os.uname().machine)
+    return None if number is None else int(ctypes.CDLL(None).syscall(number, *arguments))
 
 
 def _readable(path: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import stat
@@ -78,8 +79,12 @@ def _asked_to_fork(kind: str, request: Mapping[str, object], descriptors: Sequen
     if name is None or name in _hanging:
         raise Cold
     try:
+        here = os.getcwd()
+    except OSError as error:  # it has been removed
+        raise Cold from error
+    try:
         with _connected(name, until, kind) as server:
-            question = {"what": "fork", "folder": os.getcwd(), "path": sys.path}
+            question = {"what": "fork", "folder": here, "path": sys.path}
             if _asked(server, question, until) != {"ready": True}:
                 raise Cold
             # Only to one that is awake: the descriptors are not to be shared with a process that comes too late.
@@ -121,6 +126,21 @@ def listens(name: str) -> bool:
     with contextlib.suppress(Cold), _connected(name, time.monotonic() + PATIENCE_S):
         return True
     return False
+
+
+def kill(name: str) -> None:
+    """End a server that does not answer; what was forked from it goes on."""
+    for kind, number in (SERVER, signal.SIGKILL), (DRIVERS, signal.SIGCONT):  # the other one ends by itself then
+        with contextlib.suppress(Cold, OSError), _connected(name, time.monotonic() + PATIENCE_S, kind) as server:
+            listener = server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            pid = int.from_bytes(listener[:4], sys.byteorder)
+            handle = os.pidfd_open(pid)
+            os.kill(pid, number)
+            if number == signal.SIGKILL:
+                select.select([handle], [], [], FORK_PATIENCE_S)
+            os.close(handle)
+    if not listens(name):
+        hide(name, SERVER)
 
 
 def folder() -> Path:

@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,8 @@ class Imported:
 
     def __init__(self, began_ns: int, read: Iterable[Path] = ()) -> None:
         found = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-        self._states = {file: _state(file) for file in (*found, *map(str, read)) if file}
+        archives = filter(os.path.isfile, sys.path)
+        self._states = {file: _state(file) for file in (*found, *archives, *map(str, read)) if file}
         self._newer = any(state and state[0] > began_ns for state in self._states.values())
 
     def is_stale(self) -> bool:
@@ -64,7 +66,8 @@ class Imported:
         if ours != list(dict.fromkeys(entry for entry in path if entry in ours)):
             return True
         others = {folder, *(folder / entry for entry in path if entry not in ours)}
-        return any(map(_shadows, others))
+        own = [index for index, entry in enumerate(ours) if not (_is_of_packages(entry) or os.path.isfile(entry))]
+        return any(map(_shadows, others)) or any(_shadows(Path(ours[index]), ours[:index]) for index in own)
 
 
 def exit_code(run: Callable[[], object]) -> int:
@@ -175,6 +178,7 @@ def _become(request: Mapping[str, Any], folder: str, received: Sequence[int]) ->
             signal.signal(signal.SIGQUIT, signal.SIG_IGN)
         os.environ.clear()
         os.environ.update(request["env"])
+        importlib.invalidate_caches()  # a folder that was not there may be
     except BaseException:
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()
@@ -209,17 +213,28 @@ def _state(file: str) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-def _shadows(folder: Path) -> bool:
-    """Whether something in it would be imported in the place of what is imported here."""
+def _is_of_packages(entry: str) -> bool:
+    """Whether what comes or goes there is seen elsewhere, see expt.launch.surroundings, or is Python's own."""
+    installed = (*surroundings.of_packages(), Path(sysconfig.get_path("stdlib")))
+    return any(Path(entry).is_relative_to(folder) for folder in installed)
+
+
+def _shadows(folder: Path, before: Sequence[str] = ()) -> bool:
+    """Whether something in it would be imported in the place of what is imported here, if not from what is `before`."""
     if not folder.is_dir():
         return folder.exists()  # a zip file, which is not looked into
     files = {path.name.partition(".")[0] for path in folder.iterdir() if path.suffix in (".py", ".pyc", ".so")}
     packages = {path.parent.name for path in folder.glob("*/__init__.py")}
-    for name in (files | packages) & {*sys.modules}:
+    for name in (files | packages) & {*sys.modules} - {"__main__"}:
         file = getattr(sys.modules[name], "__file__", None)
-        if file is None or not Path(file).is_relative_to(folder):
+        if file is None or not (Path(file).is_relative_to(folder) or str(_entry_of(Path(file))) in before):
             return True
     return False
+
+
+def _entry_of(file: Path) -> Path:
+    """The folder of sys.path in which a module or package was found."""
+    return file.parents[1] if file.stem == "__init__" else file.parent
 
 
 def _mebibytes(pid: int | str) -> int:

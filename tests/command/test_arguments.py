@@ -137,7 +137,7 @@ def test_options_come_first(words: list[str], first: list[str]) -> None:
     assert options_first(words) == first
 
 
-@pytest.mark.parametrize("value", ["null", "true", "3", "-0.5", "+1", "{a:1}", "NULL"])
+@pytest.mark.parametrize("value", ["null", "true", "3", "-0.5", "+1", "{a:1}", "NULL", "{lr:1},mlp", "mlp,null"])
 def test_a_group_is_chosen_by_name(value: str) -> None:
     with pytest.raises(ConfigError, match="not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm"):
         refuse_unnamed([f"model={value}"])
@@ -147,7 +147,7 @@ def test_a_group_is_chosen_by_name(value: str) -> None:
 def test_a_setting_has_a_name() -> None:
     with pytest.raises(ConfigError, match="=3: not of the form key=value"):
         refuse_unnamed(["seed=1", "=3"])
-    refuse_unnamed(["model=mlp", "model=mlp,convnet", "-m", "model.hidden=[3]"])
+    refuse_unnamed(["model=mlp", "model=mlp,convnet", "-m", "model.hidden=[3]", "model={_target_: a.B, x: 1},mlp"])
 
 
 def test_a_folder_that_holds_a_run_is_taken_by_that_run_alone(tmp_path: Path) -> None:

@@ -37,6 +37,18 @@ def test_each_word_has_help_of_its_own(
     assert WORDS[word].meaning in whole_help()
 
 
+@pytest.mark.parametrize("word", ["epochs=1", "report"])
+def test_a_folder_that_is_gone_is_told_in_a_line(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert ended(word, monkeypatch=monkeypatch) == 2
+    told = capsys.readouterr().err
+    assert told == "error: the current folder is no longer there (No such file or directory); cd to one that is\n"
+
+
 @functools.cache
 def whole_help() -> str:
     return help_text()

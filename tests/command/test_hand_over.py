@@ -103,6 +103,19 @@ def _first_words(text: str) -> list[list[str]]:
     return [line.split()[:1] for line in text.splitlines()]
 
 
+def test_plugins_that_appear_later_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "lib"), *sys.path])
+    known, path, here = warm_drivers._plugins(), [*sys.path, str(tmp_path / "other")], tmp_path / "here"
+    assert not warm_drivers._brings_plugins(path, here, known)
+    for folder in "lib", "other", "here":
+        plugins = tmp_path / folder / "hydra_plugins"
+        plugins.mkdir(parents=True)
+        (plugins / "mine.py").touch()
+        assert warm_drivers._brings_plugins(path, here, known)
+        shutil.rmtree(plugins)
+    assert not warm_drivers._brings_plugins(path, here, known)
+
+
 def test_what_drivers_are_forked_from_has_no_torch_and_one_thread(server: Warm) -> None:
     assert "torch" not in Path(f"/proc/{server.drivers}/maps").read_text()
     assert len([*Path(f"/proc/{server.drivers}/task").iterdir()]) == 1

@@ -37,6 +37,13 @@ def test_three_files_tell_what_hydra_composed(run: RunPaths) -> None:
     }
 
 
+def test_words_are_told_as_they_were_typed(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = OmegaConf.create({"lr": 0.1, "hydra": {"overrides": {"task": ["decay=${lr}", "resume=auto"]}}})
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", now)
+    renew(run, OmegaConf.create({"lr": 0.1}))
+    assert content(run)["overrides.yaml"] == "- decay=${lr}\n"
+
+
 def test_a_run_that_goes_on_tells_what_it_is_now(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     now = OmegaConf.create({"hydra": {"overrides": {"task": ["epochs=5", "resume=auto"]}}})
     monkeypatch.setattr(HydraConfig.instance(), "cfg", now)

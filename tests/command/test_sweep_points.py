@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobStatus
 from hydra.types import HydraContext, RunMode
 
@@ -64,6 +65,16 @@ def test_each_point_is_a_run_in_a_folder_that_says_what_differs(tmp_path: Path, 
     assert second.about["overrides"] == {"seed": 1, "epochs": 2}
     assert (second.prepare_return().overrides, second.prepare_return().cfg["seed"]) == (points[1], 1)  # type: ignore[index]
     assert not any(tmp_path.iterdir()), "nothing is written before a run's turn comes"
+
+
+def test_a_value_may_be_of_hydras_own_part_as_in_a_single_run(
+    tmp_path: Path, composed: Composed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+    about = "mlflow.experiment='${hydra:job.config_name} ${hydra:job.num} ${hydra:runtime.output_dir}'"
+    runs = composed([["seed=0", about], ["seed=1", about]], "seed=0,1", about)
+    found = [request_of(run.job).config.mlflow.experiment for run in runs]
+    assert found == [f"config {number} {tmp_path}/seed={number}" for number in (0, 1)]
 
 
 def test_a_point_named_twice_is_one_run(composed: Composed) -> None:

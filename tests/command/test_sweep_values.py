@@ -24,7 +24,9 @@ def refused() -> Iterator[Refused]:
 
     def problems(*points: list[str]) -> tuple[str, ...]:
         try:
-            refuse_wrong_values(points, compose("config", overrides=points[0]), Machine(gpus=(), cpus=2))
+            refuse_wrong_values(
+                points, compose("config", points[0], return_hydra_config=True), Machine(gpus=(), cpus=2)
+            )
         except ConfigError as error:
             return error.problems
         return ()
@@ -44,6 +46,13 @@ def test_each_wrong_value_is_told_once(refused: Refused) -> None:
     assert refused(["model.hidden=[4]"], ["model.hidden=[4,x]"]) == (
         "model.hidden='x': input should be a valid integer",
     )
+
+
+def test_what_a_mapping_does_not_name_stays(refused: Refused) -> None:
+    assert not refused(["tensorboard={images: false}", "seed=1"], ["tensorboard={norms: false}", "seed=2"])
+    assert not refused(["dataset={train_limit: 64}"], ["optimizer={groups: [{match: x, lr: 0.1}]}"])
+    (wrong,) = refused(["tensorboard={images: 3, norms: true}"])
+    assert wrong.startswith("tensorboard.images=3: input should be ")
 
 
 def test_what_only_some_points_cannot_have_is_left_to_them(refused: Refused) -> None:

@@ -77,6 +77,16 @@ def test_runs_pause_and_go_on_to_the_same_numbers_others_are_dropped_and_added(t
     assert not (sweep / orders.FOLDER).exists()
 
 
+def test_what_a_word_takes_from_another_key_is_that_of_the_run_that_is_added(tmp_path: Path) -> None:
+    sweep, decay = tmp_path / "sweep", "optimizer.weight_decay=${optimizer.lr}"
+    process = start("-m", decay, "optimizer.lr=0.01,0.02", *LONG, f"hydra.sweep.dir={sweep}", cwd=tmp_path)
+    until(RunPaths(sweep / "lr=0.01").metrics.exists)
+    assert orders.give(sweep, "add", ("optimizer.lr=0.07", "epochs=1")) == ["added 1 run: epochs=1,lr=0.07"]
+    assert ended(process).returncode == 0
+    added = read_result(RunPaths(sweep / "epochs=1,lr=0.07"))["config"]["optimizer"]
+    assert (added["lr"], added["weight_decay"]) == (0.07, 0.07)
+
+
 @pytest.mark.slow
 def test_a_sweep_of_cluster_jobs_takes_orders(tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="needs expt[slurm]")

@@ -26,12 +26,18 @@ def alive(pid):
 """
 
 
-def python(code: str, cwd: Path) -> list[str]:
+def python(code: str, cwd: Path, typed: str = "") -> list[str]:
     """What the code prints, line by line."""
     script = cwd / "script.py"
     script.write_text(ALONE + textwrap.dedent(code))
     done = subprocess.run(
-        [sys.executable, str(script)], env=environment(), cwd=cwd, capture_output=True, text=True, timeout=60
+        [sys.executable, str(script)],
+        env=environment(),
+        cwd=cwd,
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -51,6 +57,20 @@ def test_there_is_one_and_kill_ends_it(tmp_path: Path) -> None:
         forkserver.kill()
     """
     assert python(code, tmp_path) == ["True True", "False None", "True"]
+
+
+def test_what_is_typed_for_the_command_is_left_to_it(tmp_path: Path) -> None:
+    """So a class of one's own that reads it gets the same with a warm server as without."""
+    (tmp_path / "reads.py").write_text("import os\ndef now(): print(os.read(0, 9), os.readlink('/proc/self/fd/0'))\n")
+    code = """
+        forkserver.warm()
+        started("reads:now").join(30)
+        print(open("out").read(), end="")
+        print(sys.stdin.read())
+        forkserver.kill()
+    """
+    found = python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path, typed="typed")
+    assert found == ["b'' /dev/null", "typed"]
 
 
 def test_ctrl_c_does_not_reach_it_and_the_driver_hears_it_still(tmp_path: Path) -> None:

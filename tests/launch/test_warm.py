@@ -7,6 +7,7 @@ import functools
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -96,10 +97,26 @@ def _ours() -> str:
         (("sh", "-c", 'trap "" TERM; exec "$@"', "sh"), (), {}),
         (("setpriv", "--no-new-privs"), (), {}),
         (("unshare", "--mount"), (), {}),
+        (("ionice", "-c", "3"), (), {}),
+        (("sh", "-c", 'echo 0x3f > /proc/self/coredump_filter; exec "$@"', "sh"), (), {}),
         ((), ("-X", "utf8"), {}),
         ((), ("-O",), {}),
     ],
-    ids=["variable", "home", "cores", "ulimit", "nice", "umask", "signals", "rights", "mounts", "option", "-O"],
+    ids=[
+        "variable",
+        "home",
+        "cores",
+        "ulimit",
+        "nice",
+        "umask",
+        "signals",
+        "rights",
+        "mounts",
+        "disk",
+        "core dumps",
+        "option",
+        "-O",
+    ],
 )
 def test_what_a_process_inherits_tells_it_apart(
     prefix: tuple[str, ...], options: tuple[str, ...], env: dict[str, str]
@@ -109,6 +126,33 @@ def test_what_a_process_inherits_tells_it_apart(
     if prefix[:1] == ("taskset",) and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
     assert _fingerprint(env, prefix=prefix, options=options) != _ours()
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="names a system call by its number")
+@pytest.mark.parametrize(
+    ("call", "changed"),
+    [("238, 3, ctypes.byref(ctypes.c_ulong(1)), 64", "memory policy"), ("157, 41, 1, 0, 0, 0", "status")],
+)
+def test_where_memory_is_taken_tells_it_apart(call: str, changed: str) -> None:
+    """As by `numactl --interleave`, and where huge pages are forbidden."""
+    program = (
+        "import ctypes, sys; from expt.launch import surroundings; before = surroundings._process()\n"
+        f"sys.exit('not allowed') if ctypes.CDLL(None).syscall({call}) else None\n"
+        "print([key for key, value in surroundings._process().items() if value != before[key]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment(), check=False, capture_output=True, text=True
+    )
+    if "not allowed" in done.stderr:
+        pytest.skip("not allowed here")
+    assert done.stdout == f"['{changed}']\n"
+
+
+def test_a_system_call_whose_number_is_not_known_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for numbers in "_GET_MEMPOLICY", "_IOPRIO_GET":
+        monkeypatch.setattr(surroundings, numbers, {})
+    found = surroundings._process()
+    assert (found["memory policy"], found["disk priority"]) == (None, None)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -127,11 +171,12 @@ def test_another_virtual_environment_tells_it_apart(tmp_path: Path) -> None:
     venv.create(folder, symlinks=True)
     program = "from expt.launch.surroundings import fingerprint; print(fingerprint())"
     env = environment(PYTHONPATH=str(Path(expt.__file__).parents[1]))
-    here, there = (
+    here, there, same = (
         subprocess.run([python, "-c", program], env=env, check=True, capture_output=True, text=True).stdout
-        for python in (sys.executable, folder / "bin" / "python")
+        for python in (sys.executable, folder / "bin" / "python", folder / "bin" / "python3")
     )
     assert here != there
+    assert there == same, "by another name"
 
 
 def test_status_says_what_differs(server: Warm, tmp_path: Path) -> None:
@@ -274,6 +319,30 @@ def test_an_edited_file_of_what_is_imported_is_seen(tmp_path: Path, monkeypatch:
     assert Imported(0).is_stale(), "edited while it was imported, maybe"
 
 
+def test_what_appears_later_in_a_folder_of_the_path_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, last = tmp_path / "first", tmp_path / "last"
+    monkeypatch.setattr(sys, "path", [str(first), *sys.path, str(last)])
+    imported, nowhere = Imported(time.time_ns()), tmp_path / "nowhere"
+    assert not imported.is_shadowed(sys.path, nowhere)
+    for folder in first, last:
+        folder.mkdir()
+        (folder / "__main__.py").touch()
+        (folder / "own_module.py").touch()
+    (last / "pytest.py").touch()
+    assert not imported.is_shadowed(sys.path, nowhere), "the one in use comes before it"
+    (first / "pytest.py").touch()
+    assert imported.is_shadowed(sys.path, nowhere)
+
+
+def test_an_archive_on_the_path_that_changes_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (archive := tmp_path / "some.zip").touch()
+    monkeypatch.setattr(sys, "path", [str(archive), *sys.path])
+    imported = Imported(time.time_ns())
+    assert not imported.is_shadowed(sys.path, tmp_path / "nowhere")
+    archive.write_text("another")
+    assert imported.is_stale()
+
+
 @pytest.mark.slow
 def test_one_that_hangs_or_was_killed_costs_little(tmp_path: Path) -> None:
     own = Warm(tmp_path / "runtime")
@@ -283,9 +352,6 @@ def test_one_that_hangs_or_was_killed_costs_little(tmp_path: Path) -> None:
     with pytest.raises(warm.Cold) as hung:
         _fork(own, tmp_path)
     assert 0.1 < float(str(hung.value)) < 1, "0.2 s, on a machine that is not busy"
-    refused = run("warm", "--stop", cwd=tmp_path, **own.runtime)
-    assert refused.returncode == 1
-    assert "does not answer" in refused.stderr
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not alive({pid}))
     with pytest.raises(warm.Cold):
@@ -293,6 +359,18 @@ def test_one_that_hangs_or_was_killed_costs_little(tmp_path: Path) -> None:
     assert own.run(cwd=tmp_path).result["status"] == "completed"
     assert own.command("--status") == "there is none; `expt warm` starts one\n"
     assert not [*own.folder.glob("*.socket")]
+
+
+@pytest.mark.slow
+def test_one_that_hangs_is_told_and_stopped(tmp_path: Path) -> None:
+    own = Warm(tmp_path / "runtime")
+    own.command("--for", "2h")
+    pids = {own.pid, own.drivers}
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    assert re.search("does not answer .*; `expt warm --stop` ends it", own.command("--status"))
+    assert own.command("--stop") == "ended 1\n"
+    wait_until(lambda: not alive(pids))
 
 
 @pytest.mark.slow
