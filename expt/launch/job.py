@@ -63,6 +63,11 @@ class Job:
             warn(f"{self.paths.folder}: has failed twice by the same mistake in the code, and is not tried again")
         return not alike
 
+    def try_again(self) -> None:
+        """Let the run, which has failed, wait for another start; what it has cost until now is counted already."""
+        self.retries, self.status = self.retries + 1, QUEUED
+        self.request = dataclasses.replace(request_of(self), may_have_run=True, typed_at=None)
+
     def fails_alike(self, error: ExptError) -> bool:
         """Whether this attempt fails as the one before: by the same mistake in the code, and no further on."""
         before, points = self._mistake, MetricsReader(self.paths).read()
