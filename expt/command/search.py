@@ -145,9 +145,10 @@ class SearchCommand:
         others_told = told(searching.found, str(multirun.folder), can_learn=self._may_learn)
         for line in filter(None, (others_told, told_by_hand(searching.found, str(multirun.folder), settings))):
             warn(line)
-        others = names_of_others(searching.found)
-        record = OmegaConf.to_yaml(self._config) + (yaml.safe_dump({NOT_COUNTED: others}) if others else "")
-        (multirun.folder / SWEEP_RECORD).write_text(record)
+        if not (multirun.is_dry_run or multirun.is_preflight):
+            others = names_of_others(searching.found)
+            record = OmegaConf.to_yaml(self._config) + (yaml.safe_dump({NOT_COUNTED: others}) if others else "")
+            (multirun.folder / SWEEP_RECORD).write_text(record)
         return searching
 
     @property
