@@ -172,6 +172,14 @@ def test_a_run_with_the_seed_of_one_before_it_does_not_take_its_place() -> None:
     assert len([*verdict.notes(verdict.verdicts(runs))]) == 1
 
 
+def test_runs_of_several_objectives_are_compared_by_one_that_is_named() -> None:
+    runs = [*runs_of(a=A), *runs_of("loss/val", b=B)]
+    said = "these were chosen by accuracy/val and loss/val; name one, as in --metric accuracy/val"
+    with pytest.raises(ConfigError, match=f"^--verdict: compares runs by one number, and {said}$"):
+        verdict.verdicts(runs)
+    assert len(verdict.verdicts(runs, "loss/test").others) == 1
+
+
 def test_a_mean_that_is_but_rounding_is_none() -> None:
     runs = runs_of(a=[0.1 + 0.2, 0.4], b=[0.4, 0.3])
     assert verdict.verdicts(runs).others[0].lead == 0

@@ -102,6 +102,8 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference:
         from statsmodels.stats.multitest import multipletests
     except ImportError:
         raise ConfigError("--verdict: needs statsmodels; pip install 'expt[verdict]'") from None
+    if metric is None:
+        _check_objectives(runs)
     found = [one for row in rows(runs, metric) if (one := _measured(row, metric)).values]
     _check_seeds(found)
     raw = {
@@ -195,6 +197,15 @@ def _measured(row: Row, metric: str | None) -> _Measured:
             values[key] = value
     finite = {key: value for key, value in values.items() if math.isfinite(value)}
     return _Measured(row, finite, len(values) - len(finite), tuple(again))
+
+
+def _check_objectives(runs: Sequence[FoundRecord]) -> None:
+    done = [run["objective"] for run in runs if run["status"] == COMPLETED]
+    if len(names := [*dict.fromkeys(objective["name"] for objective in done if objective)]) > 1:
+        raise ConfigError(
+            f"--verdict: compares runs by one number, and these were chosen by {' and '.join(names)}; name one, as in "
+            f"--metric {names[0]}"
+        )
 
 
 def _check_seeds(found: Sequence[_Measured]) -> None:
