@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ from rich.console import Console
 import expt
 from expt.command import report
 from expt.errors import ConfigError
-from expt.runs.result import COMPLETED, FAILED, FoundRecord
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, FAILED, FoundRecord, create_result
 from expt.runs.view import verdict
 
 A = [0.90, 0.91, 0.93, 0.92, 0.94]
@@ -222,6 +224,24 @@ def test_of_a_real_sweep(sweep_of_seeds: Path, capsys: pytest.CaptureFixture[str
             report.main([str(sweep_of_seeds), "--verdict", "--metric", metric])
     with pytest.raises(ConfigError, match=r"^--metric, --difference: say what --verdict compares"):
         report.main([str(sweep_of_seeds), "--metric", "accuracy/test"])
+
+
+def test_runs_that_break_a_limit_of_their_search_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs: list[Any] = runs_of(a=A, b=B, c=C)
+    for number, run in enumerate(runs):
+        name, of_search = str(run.pop("folder")), {"number": number}
+        create_result(RunPaths(tmp_path / name), name=name, search=of_search, identity=name, **run)
+    record = {"objective": "accuracy/val", "search": {"constraints": ["loss/test>0.065"]}}
+    (tmp_path / "multirun.yaml").write_text(json.dumps(record))
+    assert report.main([str(tmp_path), "--verdict"]) == 0
+    *shown, note = capsys.readouterr().out.splitlines()
+    assert (shown[1].split()[:2], note) == (["a", "4"], "left out: 1 completed run that breaks search.constraints")
+    (tmp_path / "multirun.yaml").write_text(json.dumps({**record, "search": {"constraints": ["loss/test>0.3"]}}))
+    told = r"here 1 setting has .*; left out: 10 completed runs that break search\.constraints$"
+    with pytest.raises(ConfigError, match=told):
+        report.main([str(tmp_path), "--verdict"])
 
 
 def test_the_table_says_what_would_show_it() -> None:
