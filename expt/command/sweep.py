@@ -28,7 +28,7 @@ from expt.command.sweep_points import Grid
 from expt.command.sweep_values import refuse_empty, refuse_wrong_values
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, warn
 from expt.launch import forkserver
-from expt.launch.job import Job, Observer, Options
+from expt.launch.job import Job, Observer, Options, check_options
 from expt.launch.live_pool import LivePool
 from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine, detect
@@ -68,6 +68,7 @@ class Multirun:
         machine: Callable[[], Machine] = detect,
         runner: Callable[[Observer], Runner] | None = None,
     ) -> None:
+        check_options(options)
         self._context, self._config = context, config
         self.typed = [str(word) for word in config.hydra.overrides.task]
         """The words that points added by `expt sweep` share with those of the command."""
