@@ -234,10 +234,13 @@ class Multirun:
         if self._grid is not None:
             return self._grid
         self.folder.mkdir(parents=True, exist_ok=True)
+        unheard = orders.left(self.folder)  # to a command that was killed; from the lock on they are this one's
         try:
             self._lock.acquire()
         except Timeout:
             raise ConfigError(f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it") from None
+        for file in unheard:
+            file.unlink(missing_ok=True)
         self._task.began = True
         self._grid = Grid(self.folder, self.machine, fetch=not self.is_dry_run)
         return self._grid
