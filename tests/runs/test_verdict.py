@@ -174,6 +174,22 @@ def test_a_run_with_the_seed_of_one_before_it_does_not_take_its_place() -> None:
     assert len([*verdict.notes(verdict.verdicts(runs))]) == 1
 
 
+def test_the_rounding_of_one_large_seed_hides_no_difference_of_the_others() -> None:
+    large, sure = 2.0**20, [0.5] * 4
+    found = verdict.verdicts(runs_of("loss/val", a=[large, *sure], b=[large, 0.75, 0.8125, 0.75, 0.8125]))
+    (b,) = found.others
+    assert (b.lead, b.p < 0.05, b.in_words) == (0.225, True, "a difference")
+    (b,) = verdict.verdicts(runs_of("loss/val", a=[large, *sure], b=[large, *[0.75] * 4])).others
+    assert (b.lead, b.in_words) == (0.25, "the same lead in each, no spread to judge it by")
+
+
+def test_no_lead_is_written_as_0_and_one_below_the_digits_shown_with_its_own() -> None:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(verdict.table(verdict.verdicts(runs_of("loss/val", a=A, b=A, c=[value + 2e-5 for value in A]))))
+    same, more = (line.split("  ") for line in console.export_text().splitlines()[2:])
+    assert ("0" in [cell.strip() for cell in same], "+2.0e-05" in [cell.strip() for cell in more]) == (True, True)
+
+
 def test_runs_of_several_objectives_are_compared_by_one_that_is_named() -> None:
     runs = [*runs_of(a=A), *runs_of("loss/val", b=B)]
     said = "these were chosen by accuracy/val and loss/val; name one, as in --metric accuracy/val"
