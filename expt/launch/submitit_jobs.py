@@ -14,7 +14,7 @@ from typing import Any
 
 from expt import machine, signals
 from expt.config import main_code, secrets
-from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
+from expt.errors import ConfigError, Diverged, ExptError, Interrupted, OutOfMemory, RunFailed
 from expt.launch import forkserver, slurm_variables
 from expt.launch.job import Job, Observer, has_come_so_far, request_of
 from expt.launch.launcher import launcher
@@ -26,6 +26,8 @@ from expt.runs.worker_error import LOG
 POLL_S = 0.2
 PREEMPTED = signal.SIGUSR2
 """What submitit lets Slurm send to a job that has to go; its own handler then puts the job into the queue again."""
+SPARED = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
+"""What a search takes for a bad point, and no failure."""
 OF_SUBMITIT = ("nodes", "gpus_per_node", "cpus_per_task", "mem_gb", "timeout_min")
 
 
@@ -119,7 +121,7 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")
     if status == FAILED:
-        return RunFailed(result["error"])
+        return SPARED.get(result.get("error_kind", ""), RunFailed)(result["error"])
     problem = str(submitted.exception() or "it ended without a result").strip().splitlines()[-1]
     return RunFailed(f"job {submitted.job_id}: {problem}\n{LOG}{submitted.paths.stderr}")
 
