@@ -159,6 +159,7 @@ def test_an_order_to_nobody_is_refused_in_one_line(tmp_path: Path) -> None:
     for words, text in (
         (("pause", "sweep"), "sweep: no sweep is under way there; type its command again, which resumes it"),
         (("pause", "nowhere"), "nowhere: there is no such folder; name that of a sweep"),
+        (("pause",), "the following arguments are required: FOLDER; see python -m expt sweep --help"),
         (("stop", "sweep"), "stop: is no order; use one of add, drop, pause, resume, gpus"),
         (("drop", "sweep"), "drop: say what, see python -m expt sweep --help"),
     ):
