@@ -114,6 +114,9 @@ def test_of_a_sweep_the_best_is_by_its_objective_and_failures_do_not_pass_for_nu
     assert (halfway.best.folder, len(halfway.completed), len(halfway.paused)) == (folders[2], 3, 1)
     with pytest.raises(expt.RunFailed, match="no run of the sweep has completed and measured"):
         _ = SweepResult(runs[3:]).best
+    of_another = expt.Result.of(run("e", 0.9, of="accuracy/val"))
+    with pytest.raises(expt.RunFailed, match="chosen by accuracy/val and loss/val: none is best by all"):
+        _ = SweepResult([*runs, of_another]).best
 
 
 def test_a_result_is_shown_in_five_lines() -> None:

@@ -59,7 +59,6 @@ class LiveSweep:
         self._next = 0.0
         self._rests_since: float | None = None
         self._has_told_of_rest = False
-        orders.clear(self._folder)
 
     def look(self) -> None:
         """Carry out what has come since the last time."""

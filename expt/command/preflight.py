@@ -59,8 +59,8 @@ def preflight(jobs: Sequence[Job], machine: Machine, options: Options, samples: 
     console = wide_console()
     if rows := [(kinds[kind], found) for kind, found in tried.items() if not found.error]:
         console.print(_table(rows, of_sweep=len(jobs) > 1, count="tried" if samples else "runs"))
-    able = [(request_of(job).config, found) for kind, found in tried.items() if not found.error for job in kinds[kind]]
-    _tell_total(console, [(config, found.seconds(config)) for config, found in able], machine, options, samples)
+    able = [(request_of(job), found) for kind, found in tried.items() if not found.error for job in kinds[kind]]
+    _tell_total(console, [(asked.config, found.seconds(asked)) for asked, found in able], machine, options, samples)
     refused = {job: job.error for job in jobs if job.error}
     refused |= {job: found.error for kind, found in tried.items() if found.error for job in kinds[kind]}
     for job, why in refused.items():
@@ -88,7 +88,7 @@ def _table(rows: Sequence[tuple[Sequence[Job], Tried]], *, of_sweep: bool, count
         memory = mebibytes(found["memory/worker_mib"])
         if "memory/gpu_mib" in found:
             memory = f"{mebibytes(found['memory/gpu_mib'])} of the GPU, {memory}"
-        lengths = sorted(tried.seconds(request_of(job).config) for job in alike)
+        lengths = sorted(tried.seconds(request_of(job)) for job in alike)
         a_run = " to ".join(dict.fromkeys(about(length) for length in (lengths[0], lengths[-1])))
         step, evaluation = brief(found["step_s"]), brief(found["eval_s"])
         name = alike[0].name if of_sweep else f"{word(config.model)} on {word(config.dataset)}"

@@ -14,11 +14,12 @@ from rich.console import Console
 
 from expt import machine
 from expt.command.conclusion import conclude, print_lost
+from expt.command.search_conclusion import search_in
 from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.atomic import write_atomically
 from expt.runs.paths import is_sweep
-from expt.runs.result import LOST, FoundRecord
+from expt.runs.result import COMPLETED, LOST, FoundRecord
 from expt.runs.view import verdict
 from expt.runs.view.ancestry import print_ancestry, print_forks
 from expt.runs.view.cells import say
@@ -71,11 +72,32 @@ def _judge(asked: argparse.Namespace) -> None:
     records: list[FoundRecord] = [{**run.result, "folder": run.folder} for run in runs]
     if asked.metric is not None:
         verdict.check_metric(asked.metric, records)
-    found = verdict.verdicts(records, asked.metric, asked.difference)
+    kept = _within_limits(records)
+    left_out = len(records) - len(kept)
+    note = (
+        f"left out: {left_out} completed run{'s' * (left_out > 1)} that break{'s' * (left_out == 1)} search.constraints"
+    )
+    try:
+        found = verdict.verdicts(kept, asked.metric, asked.difference)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {note}") if left_out else error from None
     console = wide_console()
     console.print(verdict.table(found, asked.difference))
-    for line in verdict.notes(found):
+    for line in (*verdict.notes(found), *([note] if left_out else [])):
         say(console, line)
+
+
+def _within_limits(runs: Sequence[FoundRecord]) -> list[FoundRecord]:
+    """Without the completed ones that a search would not call its best, since they break its limits."""
+    by_sweep: dict[Path, list[FoundRecord]] = {}
+    for run in runs:
+        by_sweep.setdefault(run["folder"].parent, []).append(run)
+    broken = set[Path]()
+    for folder, own in by_sweep.items():
+        if (search := search_in(folder, own)) and search.limits:
+            points = [run for run in own if run["status"] == COMPLETED and run["folder"].name not in search.others]
+            broken.update(run["folder"] for run in points if search.breaks_limits(run))
+    return [run for run in runs if run["folder"] not in broken]
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

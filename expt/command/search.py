@@ -31,6 +31,7 @@ from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, Diverged, OutOfMemory, warn
 from expt.launch.job import Job
 from expt.launch.live_pool import LivePool
+from expt.launch.live_queue import LiveQueue
 from expt.runs.parent import key_of
 from expt.runs.paths import SWEEP_RECORD, RunPaths
 from expt.runs.record_parts import OfSearch
@@ -44,7 +45,7 @@ from expt.search.pausing import Pausing
 from expt.search.population import NewRun, PopulationTraining
 from expt.search.sampler import refuse_missing, refuse_unfit
 from expt.search.search import Searching
-from expt.search.source import Source
+from expt.search.source import Source, running_elsewhere_s
 from expt.search.space import Space, Values
 
 BATCH = 8
@@ -149,9 +150,10 @@ class SearchCommand:
         others_told = told(found, folder, can_learn=self._may_learn)
         for line in filter(None, (others_told, told_by_hand(found, folder, settings), told_copies(found, folder))):
             warn(line)
-        others = names_of_others(found)
-        record = OmegaConf.to_yaml(self._config) + (yaml.safe_dump({NOT_COUNTED: others}) if others else "")
-        (multirun.folder / SWEEP_RECORD).write_text(record)
+        if not (multirun.is_dry_run or multirun.is_preflight):
+            others = names_of_others(found)
+            record = OmegaConf.to_yaml(self._config) + (yaml.safe_dump({NOT_COUNTED: others}) if others else "")
+            (multirun.folder / SWEEP_RECORD).write_text(record)
         return searching
 
     @property
@@ -247,17 +249,21 @@ class SearchCommand:
         for number in searching.forks_gone:
             gone = f"point {number + 1} has no run in {multirun.folder} any more"
             display.told(f"{gone}; as a fork it is not made again: the run whose place it had goes on, if it can")
-        budget = self._budget
-        if isinstance(runner, LivePool):
-            batch = self._settings.batch
-            room, finish = runner.has_room, runner.finish
-            more: Any = {"batch": batch, "budget": budget, "finish": finish, "all_jobs": lambda: runner.jobs}
-            source = Source(searching, make, again, room, added(), **more)
-        else:
-            source = Source(searching, make, again, None, added(), batch=self._settings.batch or BATCH, budget=budget)
-        self._source = source
+        self._source = source = self._source_for(runner, searching, make, again, added())
         while not source.is_over:
             yield source
+
+    def _source_for(self, runner: Runner, searching: Searching, make: Any, again: Any, added: Any) -> Source:
+        more: Any = {"batch": self._settings.batch, "budget": self._budget}
+        if isinstance(runner, LivePool | LiveQueue):
+            more |= {"finish": runner.finish, "all_jobs": lambda: runner.jobs}
+        if isinstance(runner, LivePool):
+            return Source(searching, make, again, runner.has_room, added, **more)
+        more |= {"batch": more["batch"] or BATCH, "running_s": running_elsewhere_s}
+        source = Source(searching, make, again, None, added, **more)
+        if isinstance(runner, LiveQueue):
+            runner.look_on = source.has_spent_all
+        return source
 
     def _at_end(self, searching: Searching) -> Iterator[str]:
         """What the budget has left, and what is left to do."""

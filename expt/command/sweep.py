@@ -28,7 +28,7 @@ from expt.command.sweep_points import Grid
 from expt.command.sweep_values import refuse_empty, refuse_wrong_values
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, warn
 from expt.launch import forkserver
-from expt.launch.job import Job, Observer, Options
+from expt.launch.job import Job, Observer, Options, check_options
 from expt.launch.live_pool import LivePool
 from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine, detect
@@ -68,6 +68,7 @@ class Multirun:
         machine: Callable[[], Machine] = detect,
         runner: Callable[[Observer], Runner] | None = None,
     ) -> None:
+        check_options(options)
         self._context, self._config = context, config
         self.typed = overrides.typed_in(config.hydra)
         """The words that points added by `expt sweep` share with those of the command."""
@@ -79,6 +80,9 @@ class Multirun:
         self._launcher_options = options
         self.folder = Path(str(config.hydra.sweep.dir))
         self._lock = FileLock(paths.RunPaths(self.folder).lock, timeout=0)
+        self._is_grid = config.hydra.runtime.choices.get("hydra/sweeper") == "basic"
+        self._record = self.folder / paths.SWEEP_RECORD
+        self._record_before = self._record.read_bytes() if self._record.is_file() else None
         self._task.at_end.callback(self._leave)
         self.machine = machine()
         self._runner = runner or self._pool
@@ -94,8 +98,7 @@ class Multirun:
         if not points:
             params = self._config.hydra.sweeper.get("params") or {}
             refuse_empty([*(f"{key}={value}" for key, value in params.items()), *self.typed], self.composer.loader)
-        is_grid = self._config.hydra.runtime.choices.get("hydra/sweeper") == "basic"  # others count what they asked for
-        more = self.added(points) if is_grid and self._grid is None else []
+        more = self.added(points) if self._is_grid and self._grid is None else []  # others count what they asked for
         try:
             composed = itertools.chain(
                 self._composed(points, first_number), self.composed_of(more, first_number + len(points))
@@ -231,10 +234,13 @@ class Multirun:
         if self._grid is not None:
             return self._grid
         self.folder.mkdir(parents=True, exist_ok=True)
+        unheard = orders.left(self.folder)  # to a command that was killed; from the lock on they are this one's
         try:
             self._lock.acquire()
         except Timeout:
             raise ConfigError(f"hydra.sweep.dir={self.folder}: another command is at work there; wait for it") from None
+        for file in unheard:
+            file.unlink(missing_ok=True)
         self._task.began = True
         self._grid = Grid(self.folder, self.machine, fetch=not self.is_dry_run)
         return self._grid
@@ -243,7 +249,9 @@ class Multirun:
         """Let others into the sweep's folder; it goes if it holds nothing but what Hydra and the lock put there."""
         if self._lock.is_locked:
             orders.clear(self.folder)
-        own = {self.folder / paths.SWEEP_RECORD, paths.RunPaths(self.folder).lock}
+        with contextlib.suppress(OSError):
+            self._put_back()
+        own = {self._record, paths.RunPaths(self.folder).lock}
         with contextlib.suppress(Timeout, OSError):  # another command is at work there, or the disk is read-only
             if self.folder.is_dir() and {*self.folder.iterdir()} <= own:
                 self._lock.acquire()
@@ -251,6 +259,16 @@ class Multirun:
                     path.unlink(missing_ok=True)
                 paths.remove_empty(self.folder)
         self._lock.release(force=True)
+
+    def _put_back(self) -> None:
+        """Let the folder say of its sweep what it did, where this command has run none; of a grid Hydra wrote it."""
+        before, is_ours = self._record_before, self._lock.is_locked
+        if is_ours and not (self.is_dry_run or self.is_preflight):
+            return
+        if before is None and is_ours:
+            self._record.unlink(missing_ok=True)
+        elif before is not None and (is_ours or self._is_grid) and self._record.read_bytes() != before:
+            self._record.write_bytes(before)  # of a search the other command there may have written it meanwhile
 
     def _source(self, composed: Iterator[ComposedRun], runs: Runs, display: SweepDisplay) -> Iterator[Job]:
         for run in composed:

@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
     parser.usage = f"{parser.prog} {{{','.join(WORDS)}}} FOLDER [ABOUT ...]"
     parser.add_argument("order", metavar="ORDER", help="see below")
     parser.add_argument("folder", metavar="FOLDER", help="that of the sweep, or latest")
-    parser.add_argument("about", nargs="*", metavar="ABOUT", help="see below")
+    parser.add_argument("about", nargs="*", default=[], metavar="ABOUT", help="see below")
     asked = parser.parse_args(list(words))
     if asked.order not in WORDS:
         raise ConfigError(f"{asked.order}: is no order; use one of {', '.join(WORDS)}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from expt.errors import ConfigError, Diverged, ExptError, Interrupted, WorkersLost, warn
 from expt.launch.workers import Live
@@ -62,6 +63,11 @@ class Job:
         if alike := self.fails_alike(error):
             warn(f"{self.paths.folder}: has failed twice by the same mistake in the code, and is not tried again")
         return not alike
+
+    def try_again(self) -> None:
+        """Let the run, which has failed, wait for another start; what it has cost until now is counted already."""
+        self.retries, self.status = self.retries + 1, QUEUED
+        self.request = dataclasses.replace(request_of(self), may_have_run=True, typed_at=None)
 
     def fails_alike(self, error: ExptError) -> bool:
         """Whether this attempt fails as the one before: by the same mistake in the code, and no further on."""
@@ -134,6 +140,20 @@ class Options:
     fail_fast: bool = False
     retries: int = 0
     stagger_s: float = 0.0
+
+
+LEAST = {"max_concurrent": 1, "runs_per_gpu": 1, "retries": 0, "stagger_s": 0}
+"""Of `hydra.launcher`, and on a cluster:"""
+LEAST |= {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "timeout_min": 1}
+LEAST |= {"max_num_timeout": 0, "signal_delay_s": 0, "array_parallelism": 1}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for numbers of a launcher by which nothing would ever start."""
+    for key, least in LEAST.items():
+        value = options.get(key)
+        if value is not None and not (isinstance(value, int | float) and value >= least):
+            raise ConfigError(f"hydra.launcher.{key}={value}: is not possible; give a number of at least {least}")
 
 
 def has_come_so_far(record: Record, until_epoch: int | None) -> bool:

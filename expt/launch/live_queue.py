@@ -7,7 +7,7 @@ from typing import Any
 
 from expt.errors import ExptError, Interrupted
 from expt.launch.job import DROPPED, QUEUED, Job, request_of
-from expt.launch.submitit_jobs import Queue, outcome
+from expt.launch.submitit_jobs import Queue
 from expt.runs.attempt import record_end, record_pause
 from expt.runs.result import INTERRUPTED, PAUSED, RUNNING, read_result
 
@@ -77,7 +77,7 @@ class LiveQueue(Queue):
 
     def _submit(self, jobs: list[Job]) -> None:
         self._all |= dict.fromkeys(jobs)
-        held = [job for job in jobs if self.is_paused and not job.error]
+        held = [job for job in jobs if (self.is_paused or self._finishing) and not job.error]
         self._held |= dict.fromkeys(held)
         super()._submit([job for job in jobs if job not in held])
 
@@ -86,10 +86,10 @@ class LiveQueue(Queue):
             self._active[job].cancel(check=False)
 
     def _is_busy(self) -> bool:
-        return super()._is_busy() or bool(self._held)
+        return super()._is_busy() or (bool(self._held) and self._finishing is None)
 
     def _conclude(self, job: Job, submitted: Any) -> None:
-        error = outcome(job, submitted)
+        error = self._outcome(job, submitted)
         if error is None or not (job in self._stopping or job in self._dropped):
             self._end(job, error)  # also one that has come to its end before it was cancelled
         elif job in self._dropped:

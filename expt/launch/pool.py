@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from expt.data.fingerprint import refuse_changed
 from expt.errors import ExptError, Interrupted, RunFailed, warn
 from expt.launch import workers
 from expt.launch.gpu_locks import GpuLocks
-from expt.launch.job import QUEUED, Job, Observer, Options, has_come_so_far, request_of, workers_of
+from expt.launch.job import Job, Observer, Options, has_come_so_far, request_of, workers_of
 from expt.launch.packing import Packing, demand_of
 from expt.launch.spares import Spares
 from expt.launch.workers import Live
@@ -253,8 +252,7 @@ class Pool:
 
     def _retry(self, number: int, error: ExptError) -> None:
         job = self._jobs[number]
-        job.retries, job.status = job.retries + 1, QUEUED
-        job.request = dataclasses.replace(request_of(job), may_have_run=True)
+        job.try_again()
         self._observer.job_retrying(job, error)
         self._release(number)
         self._leave_folder(number)

@@ -19,6 +19,7 @@ from expt.launch.job import Job, Observer, Options
 from expt.launch.packing import Packing, demand_of
 from expt.launch.pool import Pool
 from expt.machine import Machine
+from expt.runs import begun
 from expt.runs.paths import RunPaths
 from expt.runs.request import Preflight, RunRequest
 from expt.runs.result import Record, read_result
@@ -31,12 +32,15 @@ class Tried:
     error: ExptError | None
     record: Record
 
-    def seconds(self, config: RunConfig) -> float:
+    def seconds(self, request: RunRequest) -> float:
         """Of a whole run alike but for its length, from its turn on, if nothing stops it early."""
-        found, per_epoch = self.record["metrics"], self.record["steps_per_epoch"]
+        found, per_epoch, config = self.record["metrics"], self.record["steps_per_epoch"], request.config
         steps = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
-        evaluations = math.ceil(steps / per_epoch)
-        steps_s = found["first_step_s"] + (steps - 1) * found["step_s"]
+        done = min(steps, begun.steps_done(request, per_epoch))
+        if done == steps:  # it ends with its test
+            return found["start_s"] + found["eval_s"]
+        evaluations = math.ceil(steps / per_epoch) - done // per_epoch
+        steps_s = found["first_step_s"] + (steps - done - 1) * found["step_s"]
         return found["start_s"] + steps_s + evaluations * found["eval_s"]
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from expt import machine, signals
 from expt.config import main_code, secrets
-from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
+from expt.errors import ConfigError, Diverged, ExptError, Interrupted, OutOfMemory, RunFailed
 from expt.launch import forkserver, slurm_variables
 from expt.launch.job import Job, Observer, has_come_so_far, request_of
 from expt.launch.launcher import launcher
+from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
 from expt.runs.request import received
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING, read_result
@@ -26,6 +27,8 @@ from expt.runs.worker_error import LOG
 POLL_S = 0.2
 PREEMPTED = signal.SIGUSR2
 """What submitit lets Slurm send to a job that has to go; its own handler then puts the job into the queue again."""
+SPARED = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
+"""What a search takes for a bad point, and no failure."""
 OF_SUBMITIT = ("nodes", "gpus_per_node", "cpus_per_task", "mem_gb", "timeout_min")
 
 
@@ -54,6 +57,16 @@ class Queue:
     def __init__(self, executor: Any, observer: Observer) -> None:
         self._executor, self._observer = executor, observer
         self._active: dict[Job, Any] = {}
+        self._finishing: str | None = None
+        self.look_on: Callable[[], object] = lambda: None
+        """Called between two looks at the jobs, as the observer is."""
+
+    def finish(self, why: str) -> None:
+        """Have the jobs under way save and end, as when one is cancelled; that is no interruption of the command."""
+        if self._finishing is None:
+            self._finishing = why
+            for submitted in self._active.values():
+                submitted.cancel(check=False)
 
     def run(self, source: Iterator[Job | None]) -> None:
         """Submit the jobs that `source` yields before None, and wait for them.
@@ -68,6 +81,7 @@ class Queue:
                     if submitted.done():
                         self._conclude(job, submitted)
                 self._observer.tick(list(self._active))
+                self.look_on()
                 time.sleep(POLL_S)
             if self._is_busy():
                 if not signals.asked_by(signal.SIGHUP):  # the jobs need no terminal
@@ -93,7 +107,16 @@ class Queue:
         return bool(self._active)
 
     def _conclude(self, job: Job, submitted: Any) -> None:
-        self._end(job, outcome(job, submitted))
+        self._end(job, self._outcome(job, submitted))
+
+    def _outcome(self, job: Job, submitted: Any) -> ExptError | None:
+        error = outcome(job, submitted)
+        if error is None or self._finishing is None:
+            return error
+        stopped = Interrupted(self._finishing)
+        if read_result(job.paths).get("status") == RUNNING:  # it was killed before it could say so
+            record_end(job.paths, stopped)
+        return stopped
 
     def _cancel(self) -> None:
         for submitted in self._active.values():
@@ -119,7 +142,7 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
     if status == INTERRUPTED:
         return Interrupted(result.get("error") or "interrupted, and saved")
     if status == FAILED:
-        return RunFailed(result["error"])
+        return SPARED.get(result.get("error_kind", ""), RunFailed)(result["error"])
     problem = str(submitted.exception() or "it ended without a result").strip().splitlines()[-1]
     return RunFailed(f"job {submitted.job_id}: {problem}\n{LOG}{submitted.paths.stderr}")
 

@@ -94,6 +94,8 @@ class SweepResult(Runs):
         ranked = by_objective((run, run.record) for run in self.completed if run.objective is not None)
         if not ranked:
             raise RunFailed("no run of the sweep has completed and measured its objective")
+        if len(names := {run.record["objective"]["name"] for run in ranked}) > 1:
+            raise RunFailed(f"the runs were chosen by {' and '.join(sorted(names))}: none is best by all")
         return ranked[0]
 
     def _best_of_search(self) -> Result | None:

@@ -72,6 +72,11 @@ def given(sweep: Path) -> list[Order]:
     return [Order(content["word"], tuple(content["about"]), file) for file, content in found]
 
 
+def left(sweep: Path) -> list[Path]:
+    """All files of orders; while nobody is at work in the folder nobody has heard them, or will."""
+    return [*(sweep / FOLDER).glob("*")]
+
+
 def clear(sweep: Path) -> None:
     """Remove the orders that nobody has heard, and nobody will; who waits for an answer gets a moment to read it."""
     deadline = time.monotonic() + READ_S

@@ -123,7 +123,7 @@ def goals_for(found: Sequence[str], task: Any) -> list[Goal]:
 
 def limits_of(constraints: Sequence[str], config: RunConfig) -> list[Limit]:
     """The limits that `search.constraints` names. Raises ConfigError for one that is none, or of an unknown tag."""
-    found = limits_for(constraints)
+    found = [limit for limit in limits_for(constraints) if not math.isnan(limit.bound)]
     if len(found) < len(constraints):
         wrong = next(text for text in constraints if text not in [limit.text for limit in found])
         raise ConfigError(f"search.constraints={wrong}: write TAG<NUMBER or TAG>NUMBER, as in 'memory/gpu_mib<20000'")

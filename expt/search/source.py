@@ -8,6 +8,7 @@ from pathlib import Path
 
 from expt.errors import RunFailed
 from expt.launch.job import QUEUED, Job, request_of
+from expt.runs import spending
 from expt.runs.paths import RunPaths
 from expt.runs.result import INTERRUPTED, RUNNING, read_result
 from expt.runs.view.summary import epochs_done
@@ -21,6 +22,19 @@ from expt.search.space import Values
 def _devices(job: Job) -> int:
     config = request_of(job).config
     return len(job.devices) or config.world_size * config.threads
+
+
+def running_s(job: Job, now: float) -> float:
+    """What devices of this machine have been busy for with a job since it has started."""
+    return _devices(job) * (now - job.started_at)
+
+
+def running_elsewhere_s(job: Job, _: float) -> float:
+    """The same of a job of a cluster, which may wait in its queue: by its record."""
+    record = read_result(job.paths)
+    if record.get("status") != RUNNING:
+        return 0.0
+    return spending.num_devices(record) * max(0.0, time.time() - record["started"])
 
 
 class Source(Iterator[Job | None]):
@@ -41,17 +55,19 @@ class Source(Iterator[Job | None]):
         budget: Budget | None = None,
         finish: Callable[[str], None] = lambda _: None,
         all_jobs: Callable[[], Iterable[Job]] = tuple,
+        running_s: Callable[[Job, float], float] = running_s,
     ) -> None:
         """`make` gives the job of a new point, `again` that of one that has come to no end; None for a known job.
 
         Those `added` to an earlier command come first. `finish` is told that the budget is used up: all is to end.
         Among `all_jobs` are those that others have given to the pool: they count for the budget, until their ends.
+        `running_s` is what devices have been busy for with a job since it has started.
         """
         self._searching, self._make, self._again, self._has_room = searching, make, again, has_room
         self._batch, self._left_of_batch = batch, 0
         self._budget, self._finish = budget, finish
         self._added, self._unfinished = iter(added), searching.unfinished
-        self._all_jobs = all_jobs
+        self._all_jobs, self._running_s = all_jobs, running_s
         self._under_way: list[Job] = []
         self._of_others: list[Job] = []  # those under way
         self._seen = set[Job]()
@@ -66,10 +82,7 @@ class Source(Iterator[Job | None]):
         """Whether that is because the budget is used up."""
 
     def __next__(self) -> Job | None:
-        self._look()
-        if self._budget is not None and self._budget.left_s(self.spent_s) <= 0:
-            self.is_over = self.is_spent = True
-            self._finish(f"search.budget={self._budget.text} is used up")
+        if self.has_spent_all():
             raise StopIteration
         if not self._may_ask():
             return None
@@ -85,12 +98,20 @@ class Source(Iterator[Job | None]):
             raise StopIteration
         return job
 
+    def has_spent_all(self) -> bool:
+        """Look what has ended since, and whether the budget is used up; then all is to end."""
+        self._look()
+        if self._budget is not None and self._budget.left_s(self.spent_s) <= 0:
+            self.is_over = self.is_spent = True
+            self._finish(f"search.budget={self._budget.text} is used up")
+        return self.is_spent
+
     @property
     def spent_s(self) -> float:
         """What devices have been busy for, with the runs under way."""
         now = time.monotonic()
         live = [job for job in (*self._under_way, *self._of_others) if job.status == RUNNING]
-        return self._searching.spent_s + sum(_devices(job) * (now - job.started_at) for job in live)
+        return self._searching.spent_s + sum(self._running_s(job, now) for job in live)
 
     def _may_ask(self) -> bool:
         """Whether another run could start now; of a batch, whether it is to be filled."""

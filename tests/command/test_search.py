@@ -197,6 +197,22 @@ def test_a_dry_run_says_which_point_it_shows(searched: Path, tmp_path: Path) -> 
     assert none.stdout == "no further point of 3\n", none.stderr
 
 
+def test_what_a_folder_says_of_its_search_stays_where_nothing_is_trained(searched: Path, tmp_path: Path) -> None:
+    """`expt report` reads the limits there, and the goals."""
+    folder = tmp_path / "search"
+    shutil.copytree(searched, folder)
+    before = (folder / "multirun.yaml").read_bytes()
+    other: Any = {"name": "tpe", "runs": 3, "constraints": ["loss/val<0.001"]}
+    for instead in ({"hydra": {"launcher": {"dry_run": True}}}, {"preflight": True}):
+        expt.sweep(SMALL, **{**SPACE, **instead}, search=other, folder=folder)
+        assert (folder / "multirun.yaml").read_bytes() == before
+        expt.sweep(SMALL, seed=[1, 2], quiet=True, **instead, folder=folder)
+        assert (folder / "multirun.yaml").read_bytes() == before, "a grid's is Hydra's"
+    with FileLock(RunPaths(folder).lock), pytest.raises(ConfigError, match="another command is at work there"):
+        expt.sweep(SMALL, seed=[1, 2], quiet=True, folder=folder)
+    assert (folder / "multirun.yaml").read_bytes() == before
+
+
 def space(*words: str, when: tuple[str, ...] = ()) -> dict[str, Parameter]:
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra

@@ -6,9 +6,13 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import expt
+from expt.command import sweep as command
+from expt.command.sweep_points import Grid
 from expt.errors import ConfigError
 from expt.runs import added, orders
 from expt.runs.folder_lock import is_held
@@ -138,12 +142,34 @@ def test_a_search_of_several_goals_takes_further_points_and_no_other_settings_of
     assert read_result(RunPaths(sweep / "epochs=1,lr=0.5"))["objective"]["name"] == "loss/val"
 
 
+def test_an_order_that_comes_while_the_sweep_starts_is_carried_out_and_one_to_a_killed_command_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / orders.FOLDER
+    folder.mkdir()
+    (folder / "1-1.json").write_text('{"word": "drop", "about": ["lr=0.1"]}')
+
+    class Opened(Grid):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            assert is_held(RunPaths(tmp_path)), "from now on orders are given"
+            folder.mkdir(exist_ok=True)
+            (folder / "2-2.json").write_text('{"word": "add", "about": ["optimizer.lr=0.2"]}')
+            super().__init__(*arguments, **more)
+
+    monkeypatch.setattr(command, "Grid", Opened)
+    small = ("epochs=1", "dataset.train_limit=64", "world_size=1", f"hydra.sweep.dir='{tmp_path}'")
+    expt.sweep("optimizer.lr=0.1,0.3", *small, quiet=True)
+    status = {path.parent.name: read_result(RunPaths(path.parent))["status"] for path in tmp_path.glob("*/result.json")}
+    assert status == dict.fromkeys(("lr=0.1", "lr=0.2", "lr=0.3"), COMPLETED)
+
+
 def test_an_order_to_nobody_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     assert not is_held(RunPaths(tmp_path / "sweep"))
     for words, text in (
         (("pause", "sweep"), "sweep: no sweep is under way there; type its command again, which resumes it"),
         (("pause", "nowhere"), "nowhere: there is no such folder; name that of a sweep"),
+        (("pause",), "the following arguments are required: FOLDER; see python -m expt sweep --help"),
         (("stop", "sweep"), "stop: is no order; use one of add, drop, pause, resume, gpus"),
         (("drop", "sweep"), "drop: say what, see python -m expt sweep --help"),
     ):

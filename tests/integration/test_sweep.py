@@ -187,6 +187,13 @@ def test_a_dry_run_starts_nothing(
     assert not any(tmp_path.iterdir())
 
 
+def test_a_launcher_that_would_wait_for_ever_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^hydra\.launcher\.max_concurrent=0: "):
+        expt.sweep("seed=0,1", "hydra.launcher.max_concurrent=0")
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("word", "told"),
     [

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from expt.errors import ConfigError, ExptError, Interrupted, RunFailed
-from expt.launch.job import Job, Observer, request_of, workers_of
+from expt.launch.job import Job, Observer, check_options, request_of, workers_of
 from expt.runs.paths import RunPaths
 from tests.requests import request
 
@@ -31,6 +32,22 @@ def test_a_job_that_never_started_was_refused(tmp_path: Path) -> None:
     for missing in (request_of, workers_of):
         with pytest.raises(AssertionError):
             missing(job)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "least"),
+    [
+        ("max_concurrent", 0, 1),
+        ("runs_per_gpu", 0, 1),
+        ("retries", -1, 0),
+        ("stagger_s", math.nan, 0),
+        ("nodes", "a", 1),
+    ],
+)
+def test_a_launcher_by_which_nothing_would_start_is_refused(key: str, value: object, least: int) -> None:
+    with pytest.raises(ConfigError, match=f"^hydra.launcher.{key}={value}: .* a number of at least {least}$"):
+        check_options({"fail_fast": False, key: value})
+    check_options({"max_concurrent": None, "gpus_per_node": None, "executor": "slurm", key: least})
 
 
 @pytest.mark.parametrize(("max_restarts", "retries", "told"), [(3, 2, "restart 2 of 3"), (0, 1, "restart 1 of 1")])

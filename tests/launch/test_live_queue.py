@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from expt.launch.submitit_jobs import ClusterJob
 from expt.machine import Machine
 from expt.runs.request import received
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, create_result, read_result, update_result
+from expt.search.source import running_elsewhere_s
 from tests.launch.test_submitit_jobs import jobs
 
 
@@ -172,3 +174,30 @@ def test_a_further_job_is_submitted_and_while_all_is_paused_kept(tmp_path: Path)
     executor = Executor((5, True), (5, True), (1, True))
     run(executor, Orders(lambda queue: queue.add(second), pause, *[wait] * 20, resume), first)
     assert [job.status for job in (first, second, third)] == [COMPLETED] * 3
+
+
+def test_to_finish_cancels_what_runs_waits_or_is_held_and_is_no_interruption(tmp_path: Path) -> None:
+    running, waiting, held = jobs(tmp_path, 3)
+    executor = Executor(LONG, WAITS, WAITS)
+    orders = Orders(lambda queue: queue.pause([held]), wait, lambda queue: queue.finish("the budget is used up"))
+    run(executor, orders, running, waiting, held)
+    assert [each.cancelled for each in executor.submitted] == [1, 1, 1]
+    assert [str(job.error) for job in (running, waiting)] == ["the budget is used up"] * 2
+    assert [job.status for job in (running, waiting, held)] == [INTERRUPTED, INTERRUPTED, "queued"]
+
+
+def test_it_is_asked_between_two_looks_whether_to_finish(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, 1)
+    queue = LiveQueue(executor := Executor(LONG), Observer())
+    queue.look_on = lambda: queue.finish("enough")
+    queue.run(iter([job]))
+    assert (job.status, executor.submitted[0].cancelled) == (INTERRUPTED, 1)
+
+
+def test_a_job_in_the_queue_has_cost_nothing_yet(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, 1)
+    assert running_elsewhere_s(job, 9e9) == 0
+    create_result(job.paths, status=RUNNING, started=time.time() - 100, devices=["0", "1"])
+    assert running_elsewhere_s(job, 9e9) == pytest.approx(200, abs=20)
+    update_result(job.paths, status=INTERRUPTED)
+    assert running_elsewhere_s(job, 9e9) == 0, "its record says what it has cost"

@@ -379,6 +379,14 @@ def test_a_failed_run_starts_again(world: World, option: dict[str, int], config:
     assert ("retrying", "a", "first") in world.told.events
 
 
+def test_the_time_of_a_run_that_starts_again_counts_once(world: World) -> None:
+    asked = request(world.folder / "a", typed_at=world.clock.now - 60, max_restarts=1)
+    world.plans["a"] = [{"error": RunFailed("first")}, {}]
+    world.run(Job(asked.paths, asked))
+    assert [workers.attempt.waited_since for workers in world.started] == [world.clock.now - 60, world.clock.now]
+    assert read_result(asked.paths)["device_s_before"] > 0
+
+
 def test_retries_come_to_an_end(world: World) -> None:
     job = world.job("a")
     world.plans["a"] = [{"error": RunFailed("again")}]

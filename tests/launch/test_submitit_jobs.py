@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from expt.config import secrets
-from expt.errors import ConfigError, Interrupted
+from expt.errors import ConfigError, Diverged, Interrupted, OutOfMemory, RunFailed
 from expt.launch.job import Job, Observer
 from expt.launch.submitit_jobs import ClusterJob, Queue, executor_of
 from expt.machine import Machine
@@ -89,6 +89,14 @@ def test_a_jobs_outcome(tmp_path: Path, outcome: dict[str, Any], status: str, er
     job.go_on(until_epoch=2)
     Queue(Executor(outcome), Observer()).run(iter([job]))
     assert (job.status, None if job.error is None else str(job.error)) == (status, error)
+
+
+@pytest.mark.parametrize("kind", [Diverged, OutOfMemory, RunFailed])
+def test_a_failure_is_of_the_kind_that_the_record_says(tmp_path: Path, kind: type[RunFailed]) -> None:
+    """Of a search the first two are bad points, and no failures."""
+    (job,) = jobs(tmp_path, 1)
+    Queue(Executor({"status": "failed", "error": "x", "error_kind": kind.__name__}), Observer()).run(iter([job]))
+    assert type(job.error) is kind
 
 
 def test_a_sweep_is_one_batch_of_what_is_left_to_do(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from expt.config import user_code
+from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, create_result, update_result
 from expt.runs.view import leaderboard
@@ -268,6 +269,22 @@ def test_the_test_stands_beside_the_objective_and_may_sort(tmp_path: Path) -> No
     ]
     assert [line[0] for line in shown(tmp_path, sort="accuracy/test")[1:]] == ["1", "3", "2"]
     assert [line[0] for line in shown(tmp_path, sort="accuracy/test", reverse=True)[1:]] == ["2", "3", "1"]
+
+
+def test_a_run_that_was_chosen_by_another_objective_shows_that_of_the_table(tmp_path: Path) -> None:
+    """In the epoch whose checkpoint it keeps, as the others do."""
+    leave_run(tmp_path, "lr=1", 0.9)
+    for name, metrics in {"lr=2": {"loss/val": 7.0, "accuracy/val": 0.8}, "lr=3": {"loss/val": 8.0}}.items():
+        leave_run(tmp_path, name, 7.0, objective="loss/val")
+        update_result(RunPaths(tmp_path / name), metrics=metrics, best={"metric": "loss/val", "value": 7.0, "epoch": 1})
+    writer = MetricsWriter(RunPaths(tmp_path / "lr=2"))
+    writer.write(10, 1, {"accuracy/val": 0.95})
+    writer.write(20, 2, {"accuracy/val": 0.8})
+    writer.close()
+    leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
+    shown = [line.split("|")[1:3] for line in lines_of(tmp_path, "summary.md")]
+    assert shown[0] == [" lr ", " accuracy/val "]
+    assert shown[2:] == [[" 2 ", " 0.9500 "], [" 1 ", " 0.9000 "], [" 3 ", "  "]]
 
 
 def test_a_narrow_terminal_folds_settings_and_no_number(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ from rich.console import Console
 import expt
 from expt.command import report
 from expt.errors import ConfigError
-from expt.runs.result import COMPLETED, FAILED, FoundRecord
+from expt.runs.paths import RunPaths
+from expt.runs.result import COMPLETED, FAILED, FoundRecord, create_result
 from expt.runs.view import verdict
 
 A = [0.90, 0.91, 0.93, 0.92, 0.94]
@@ -172,6 +174,30 @@ def test_a_run_with_the_seed_of_one_before_it_does_not_take_its_place() -> None:
     assert len([*verdict.notes(verdict.verdicts(runs))]) == 1
 
 
+def test_the_rounding_of_one_large_seed_hides_no_difference_of_the_others() -> None:
+    large, sure = 2.0**20, [0.5] * 4
+    found = verdict.verdicts(runs_of("loss/val", a=[large, *sure], b=[large, 0.75, 0.8125, 0.75, 0.8125]))
+    (b,) = found.others
+    assert (b.lead, b.p < 0.05, b.in_words) == (0.225, True, "a difference")
+    (b,) = verdict.verdicts(runs_of("loss/val", a=[large, *sure], b=[large, *[0.75] * 4])).others
+    assert (b.lead, b.in_words) == (0.25, "the same lead in each, no spread to judge it by")
+
+
+def test_no_lead_is_written_as_0_and_one_below_the_digits_shown_with_its_own() -> None:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(verdict.table(verdict.verdicts(runs_of("loss/val", a=A, b=A, c=[value + 2e-5 for value in A]))))
+    same, more = (line.split("  ") for line in console.export_text().splitlines()[2:])
+    assert ("0" in [cell.strip() for cell in same], "+2.0e-05" in [cell.strip() for cell in more]) == (True, True)
+
+
+def test_runs_of_several_objectives_are_compared_by_one_that_is_named() -> None:
+    runs = [*runs_of(a=A), *runs_of("loss/val", b=B)]
+    said = "these were chosen by accuracy/val and loss/val; name one, as in --metric accuracy/val"
+    with pytest.raises(ConfigError, match=f"^--verdict: compares runs by one number, and {said}$"):
+        verdict.verdicts(runs)
+    assert len(verdict.verdicts(runs, "loss/test").others) == 1
+
+
 def test_a_mean_that_is_but_rounding_is_none() -> None:
     runs = runs_of(a=[0.1 + 0.2, 0.4], b=[0.4, 0.3])
     assert verdict.verdicts(runs).others[0].lead == 0
@@ -214,6 +240,24 @@ def test_of_a_real_sweep(sweep_of_seeds: Path, capsys: pytest.CaptureFixture[str
             report.main([str(sweep_of_seeds), "--verdict", "--metric", metric])
     with pytest.raises(ConfigError, match=r"^--metric, --difference: say what --verdict compares"):
         report.main([str(sweep_of_seeds), "--metric", "accuracy/test"])
+
+
+def test_runs_that_break_a_limit_of_their_search_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs: list[Any] = runs_of(a=A, b=B, c=C)
+    for number, run in enumerate(runs):
+        name, of_search = str(run.pop("folder")), {"number": number}
+        create_result(RunPaths(tmp_path / name), name=name, search=of_search, identity=name, **run)
+    record = {"objective": "accuracy/val", "search": {"constraints": ["loss/test>0.065"]}}
+    (tmp_path / "multirun.yaml").write_text(json.dumps(record))
+    assert report.main([str(tmp_path), "--verdict"]) == 0
+    *shown, note = capsys.readouterr().out.splitlines()
+    assert (shown[1].split()[:2], note) == (["a", "4"], "left out: 1 completed run that breaks search.constraints")
+    (tmp_path / "multirun.yaml").write_text(json.dumps({**record, "search": {"constraints": ["loss/test>0.3"]}}))
+    told = r"here 1 setting has .*; left out: 10 completed runs that break search\.constraints$"
+    with pytest.raises(ConfigError, match=told):
+        report.main([str(tmp_path), "--verdict"])
 
 
 def test_the_table_says_what_would_show_it() -> None:

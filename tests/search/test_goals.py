@@ -144,6 +144,7 @@ def test_the_bound_itself_exceeds_a_strict_limit_and_nan_any(
     [
         ("memry/gpu_mib<3", "no run has a tag memry/gpu_mib. Did you mean 'memory/gpu_mib'?"),
         ("memory/gpu_mib", "write TAG<NUMBER or TAG>NUMBER, as in 'memory/gpu_mib<20000'"),
+        ("memory/gpu_mib<nan", "write TAG<NUMBER or TAG>NUMBER, as in 'memory/gpu_mib<20000'"),
         ("memory/gpu_mib<lots", "write TAG<NUMBER or TAG>NUMBER, as in 'memory/gpu_mib<20000'"),
     ],
 )

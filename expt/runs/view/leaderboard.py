@@ -19,6 +19,8 @@ from rich.table import Table
 from expt.config.identity import REPEATED
 from expt.errors import printable
 from expt.runs.atomic import write_atomically
+from expt.runs.metrics_file import of_epochs
+from expt.runs.paths import RunPaths
 from expt.runs.ranking import place
 from expt.runs.result import COMPLETED, PAUSED, FoundRecord
 from expt.runs.spending import device_s
@@ -42,6 +44,8 @@ class Row:
 
     settings: dict[str, Any]
     runs: tuple[FoundRecord, ...]
+    objective: str
+    """That of the table; what a run was chosen by may be another."""
 
     @functools.cached_property
     def counted(self) -> list[FoundRecord]:
@@ -55,7 +59,7 @@ class Row:
     @property
     def values(self) -> list[float]:
         """The objective of each run that counts and has measured it; nan where it was nan."""
-        found = [run["objective"]["value"] for run in self.counted if run.get("objective")]
+        found = [_value_of(run, self.objective) for run in self.counted if run.get("objective")]
         return [value for value in found if value is not None]
 
     def values_of(self, tag: str) -> list[float]:
@@ -92,11 +96,11 @@ def rows(runs: Sequence[FoundRecord], sort: str | None = None, *, reverse: bool 
     groups = experiments(runs)
     settings = [_Settings(group[0]) for group in groups]
     keys = _columns(settings, [_typed(group[0]) for group in groups])
+    objective = objective_of(runs)
     found = [
-        Row({key: _parents(group) if key == "fork" else known.get(key) for key in keys}, tuple(group))
+        Row({key: _parents(group) if key == "fork" else known.get(key) for key in keys}, tuple(group), objective)
         for known, group in zip(settings, groups, strict=True)
     ]
-    objective = objective_of(runs)
     by = {
         id(row): (row.mean if row.values else None) if sort in (None, "best", objective) else _mean(row, str(sort))
         for row in found
@@ -270,6 +274,16 @@ def _mean(row: Row, key: str) -> Any:
 def objective_of(runs: Sequence[FoundRecord]) -> str:
     """The name of what the runs are chosen by."""
     return next((run["objective"]["name"] for run in runs if run.get("objective")), "objective")
+
+
+def _value_of(run: FoundRecord, tag: str) -> float | None:
+    """The objective; of a run that was chosen by another one, `tag` in the epoch whose checkpoint it keeps."""
+    if (objective := run["objective"]) and objective["name"] == tag:
+        return objective["value"]
+    last, best = (run.get("metrics") or {}).get(tag), run.get("best")
+    if last is None or not best:
+        return last
+    return of_epochs(RunPaths(run["folder"]), tag).get(best["epoch"], last)
 
 
 def _cell(value: Any) -> str:

@@ -102,6 +102,8 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference:
         from statsmodels.stats.multitest import multipletests
     except ImportError:
         raise ConfigError("--verdict: needs statsmodels; pip install 'expt[verdict]'") from None
+    if metric is None:
+        _check_objectives(runs)
     found = [one for row in rows(runs, metric) if (one := _measured(row, metric)).values]
     _check_seeds(found)
     raw = {
@@ -145,13 +147,17 @@ def table(found: Verdicts, difference: float | None = None) -> Table:
         shown.add_column(cells(column)[0], justify="left" if column in {*keys, "verdict"} else "right", overflow="fold")
     shown.add_row(*cells(*(setting(best.settings[key]) for key in keys), str(found.best_seeds), "", "", "", "the best"))
     for one in found.others:
-        interval = "" if math.isnan(one.low) else f"{one.low:+.4f} to {one.high:+.4f}"
+        interval = "" if math.isnan(one.low) else f"{_signed(one.low)} to {_signed(one.high)}"
         p = "" if math.isnan(one.p) else "<0.0001" if one.p < 1e-4 else f"{one.p:.4f}"
-        lead = "" if math.isnan(one.lead) else f"{one.lead:+.4f}"
+        lead = "" if math.isnan(one.lead) else _signed(one.lead)
         words = one.in_words + (f" show one of {difference:g}" if difference and "would" in one.in_words else "")
         settings = (setting(one.other.settings.get(key, "")) for key in keys)
         shown.add_row(*cells(*settings, str(one.pairs), lead, interval, p, words))
     return shown
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}" if abs(value) >= 5e-5 else f"{value:+.1e}" if value else "0"
 
 
 def notes(found: Verdicts) -> Iterator[str]:
@@ -197,6 +203,15 @@ def _measured(row: Row, metric: str | None) -> _Measured:
     return _Measured(row, finite, len(values) - len(finite), tuple(again))
 
 
+def _check_objectives(runs: Sequence[FoundRecord]) -> None:
+    done = [run["objective"] for run in runs if run["status"] == COMPLETED]
+    if len(names := [*dict.fromkeys(objective["name"] for objective in done if objective)]) > 1:
+        raise ConfigError(
+            f"--verdict: compares runs by one number, and these were chosen by {' and '.join(names)}; name one, as in "
+            f"--metric {names[0]}"
+        )
+
+
 def _check_seeds(found: Sequence[_Measured]) -> None:
     most = max((len(one.values) for one in found), default=0)
     if len(found) < 2 or most < 2:
@@ -223,21 +238,28 @@ def _leads(first: _OfSeeds, second: _OfSeeds, sign: int) -> bool:
 
 def _differences(first: _OfSeeds, second: _OfSeeds) -> list[float]:
     """By how much the first is above the second with each seed that both have, without what rounding has done."""
-    rounding = _rounding(first, second)
-    found = [first[key] - second[key] for key in first if key in second]
-    return [found[0]] * len(found) if found and max(found) - min(found) <= rounding else found
+    pairs = _pairs(first, second)
+    rounding = _rounding(pairs)
+    found = [a - b for a, b in pairs]
+    # Where one number lies within the rounding of each of them, all may be that one.
+    low = max((value - bound for value, bound in zip(found, rounding, strict=True)), default=0.0)
+    high = min((value + bound for value, bound in zip(found, rounding, strict=True)), default=0.0)
+    return [min(zip(rounding, found, strict=True))[1]] * len(found) if found and low <= high else found
 
 
 def _mean(differences: Sequence[float], first: _OfSeeds, second: _OfSeeds) -> float:
     mean = statistics.fmean(differences) if differences else math.nan
-    return 0.0 if abs(mean) <= _rounding(first, second) else mean
+    return 0.0 if abs(mean) <= statistics.fmean(_rounding(_pairs(first, second)) or [0.0]) else mean
 
 
-def _rounding(first: _OfSeeds, second: _OfSeeds) -> float:
-    """How far apart differences of such values may lie by their last digits alone: twice what two quotients' can."""
-    values = [*first.values(), *second.values()]
-    is_single = all(ctypes.c_float(value).value == value for value in values)  # torchmetrics' are
-    return 8 * (2**-23 if is_single else 2**-52) * max(map(abs, values))
+def _pairs(first: _OfSeeds, second: _OfSeeds) -> list[tuple[float, float]]:
+    return [(first[key], second[key]) for key in first if key in second]
+
+
+def _rounding(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    """How far each difference may be off by the last digits of its two values alone: of quotients, half of this."""
+    is_single = all(ctypes.c_float(value).value == value for pair in pairs for value in pair)  # torchmetrics' are
+    return [4 * (2**-23 if is_single else 2**-52) * max(map(abs, pair)) for pair in pairs]
 
 
 def _t_test(differences: Sequence[float]) -> tuple[float, float, float]:
@@ -257,7 +279,8 @@ def _verdict(
     best: _Measured, other: _Measured, sign: int, p: float, seeds_for: Callable[[Sequence[float], float], _Seeds]
 ) -> Verdict:
     differences = _differences(best.values, other.values)
-    leads, lead = [sign * value for value in differences], sign * _mean(differences, best.values, other.values)
+    leads = [sign * value for value in differences]
+    lead = sign * _mean(differences, best.values, other.values) + 0.0  # which is no -0.0
     _, low, high = _t_test(leads)
     return Verdict(other.row, len(leads), lead, low, high, p, *seeds_for(leads, lead))
 
