@@ -86,7 +86,7 @@ def test_what_keeps_some_points_alone_from_beginning_is_told_in_their_turn() -> 
     words = (*SEARCH[:-1], "search.runs=2", "fork=a@2", "model.hidden=[64],[256]")
     found = expt.sweep(*words, folder="new", **ONE_BY_ONE)
     assert [run.record["config"]["model"]["hidden"] for run in found.completed] == [[256]]
-    assert ["a fork keeps its model" in run.reason for run in found.failed] == [True]
+    assert ["a fork keeps its model" in str(run.error) for run in found.failed] == [True]
 
 
 @pytest.mark.parametrize(

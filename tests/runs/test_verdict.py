@@ -247,8 +247,8 @@ def test_runs_that_break_a_limit_of_their_search_are_left_out(
 ) -> None:
     runs: list[Any] = runs_of(a=A, b=B, c=C)
     for number, run in enumerate(runs):
-        name, of_search = str(run.pop("folder")), {"number": number}
-        create_result(RunPaths(tmp_path / name), name=name, search=of_search, identity=name, **run)
+        name = str(run.pop("folder"))
+        create_result(RunPaths(tmp_path / name), name=name, search={"number": number}, identity=name, **run)
     record = {"objective": "accuracy/val", "search": {"constraints": ["loss/test>0.065"]}}
     (tmp_path / "multirun.yaml").write_text(json.dumps(record))
     assert report.main([str(tmp_path), "--verdict"]) == 0
