@@ -77,6 +77,8 @@ def _run(arguments: Sequence[str], typed_at: float) -> int:
             # At once: it imports torch on another core while this process composes the configuration.
             forkserver.warm([*(forkserver.SWEEP_MODULES if several else ()), *forkserver.libraries_in(arguments)])
     try:
+        if not several:  # to compose many takes longer than all the imports
+            forkserver.leave_it_both_cores()
         with machine.seldom_collecting():  # a tenth sooner
             from expt.command.main import command  # late: it imports Hydra
     except KeyboardInterrupt:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from expt import signals
 from expt.launch import warm as warm_server
+from expt.machine import usable_cpus
 
 Spawn: TypeAlias = Callable[[Any, Sequence[Any], Sequence[int]], int]
 
@@ -43,6 +44,11 @@ _READS_NOTHING = (
 """Workers get nothing of what is typed for the command, which several of them would share, in any order."""
 _QUIET_AT_ITS_END = "import atexit, os; atexit.register(lambda me=os.getpid(): me == os.getpid() and os._exit(0)); "
 """Where the kernel does not do that: the process ends by itself after its imports, without that word."""
+LOADING = "EXPT_LOADING"
+"""Environment variable of the forkserver: a descriptor that it closes once it has loaded torch's libraries. One that
+was forked with them closes it at once."""
+_TELLS = f"import os, sys; os.close({{0}}) if 'torch' in sys.modules else os.environ.update({LOADING}='{{0}}'); "
+_LONGEST_LOAD_S = 1.0
 
 
 def libraries_in(words: Sequence[str]) -> list[str]:
@@ -54,6 +60,15 @@ def warm(extra_modules: Sequence[str] = ()) -> None:
     """Start importing what a worker needs, in the background; returns at once. Later calls do nothing."""
     multiprocessing.set_forkserver_preload([*WORKER_MODULES, *extra_modules])
     ensure_running()
+
+
+def leave_it_both_cores() -> None:
+    """Wait, on a machine of two, until the forkserver has loaded torch's libraries while it imports, on a core each.
+
+    Nothing that this process has to do is due before all is imported. Where the warm server has forked it, it has them.
+    """
+    if _loading is not None and usable_cpus() <= 2:
+        select.select([_loading], [], [], _LONGEST_LOAD_S)
 
 
 def ensure_running() -> int | None:
@@ -184,10 +199,25 @@ def _deaf_from_birth(spawn: Spawn, command: Sequence[Any], descriptors: Sequence
         f"import signal; [signal.signal(number, signal.SIG_IGN) for number in {numbers}]; "
         f"signal.pthread_sigmask(signal.SIG_SETMASK, {before}); "
     )
+    loads = _heard_when_loaded()
     try:
-        return spawn(command[0], [*options, deaf + program], descriptors)
+        return spawn(command[0], [*options, deaf + _TELLS.format(loads) + program], [*descriptors, loads])
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(loads)
+
+
+_loading: int | None = None
+"""A pipe that is closed at its other end as the forkserver has loaded torch's libraries."""
+
+
+def _heard_when_loaded() -> int:
+    """The end for it, of a new pipe of which this process keeps the other."""
+    global _loading
+    if _loading is not None:
+        os.close(_loading)
+    _loading, loads = os.pipe()
+    return loads
 
 
 @contextlib.contextmanager

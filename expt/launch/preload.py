@@ -12,6 +12,7 @@ try:
     with torch_import.dataclasses_compiled_late():
         with torch_import.libraries_loaded():
             torch_import.import_meanwhile()
+        torch_import.tell_loaded()
         with torch_import.without_cuda(), torch_import.without_source():
             import torch  # noqa: F401
         import expt.worker.main  # noqa: F401

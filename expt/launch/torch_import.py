@@ -79,6 +79,14 @@ def _load(folder: str) -> None:
             return
 
 
+def tell_loaded() -> None:
+    """Let the driver know, which may be waiting for it."""
+    from expt.launch.forkserver import LOADING  # late: meanwhile its own imports were made
+
+    if descriptor := os.environ.pop(LOADING, ""):
+        os.close(int(descriptor))
+
+
 def import_meanwhile() -> None:
     """Import what torch's libraries are not needed for. What is not installed, torch does without as well."""
     for name in MEANWHILE:

@@ -15,7 +15,7 @@ from expt.config.search import Search
 from expt.errors import ConfigError
 from expt.search.goals import Goal
 from expt.search.history import Point
-from expt.search.rated import rated
+from expt.search.rated import Rated, rated
 from expt.search.space import Parameter, Space, Value, Values, as_key
 
 if TYPE_CHECKING:
@@ -126,13 +126,14 @@ def _ask_optuna(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is new in Optuna
         padded = settings.name in ("gp", "nsga2")
-        num_bad = sum(each.is_bad for each in rated(points, goals))
+        known = list(rated(points, goals))
+        num_bad = sum(each.is_bad for each in known)
         sampler = _sampler(settings, space, _seed(settings.seed, number, attempt), num_bad)
         study = optuna.create_study(
             directions=["maximize" if goal.highest else "minimize" for goal in goals], sampler=sampler
         )
         if settings.name != "random":
-            study.add_trials(_trials(space, points, settings, goals, padded=padded))
+            study.add_trials(_trials(space, known, settings, goals, padded=padded))
         trial = study.ask()
         found: Values = {}
         for label, parameter in zip(space.labels, space.parameters, strict=True):
@@ -177,7 +178,7 @@ def _sampler(settings: Search, space: Space, seed: int, num_bad: int) -> optuna.
 
 
 def _trials(
-    space: Space, points: Sequence[Point], settings: Search, goals: Sequence[Goal], *, padded: bool
+    space: Space, known: Sequence[Rated], settings: Search, goals: Sequence[Goal], *, padded: bool
 ) -> Iterator[optuna.trial.FrozenTrial]:
     """The history as Optuna has it. With `padded` each has all parameters, those that it lacks in their middle."""
     import optuna
@@ -187,7 +188,7 @@ def _trials(
     distributions = {label: _distribution(parameter) for label, parameter in named.items()}
     middle = {label: parameter.at(0.5) for label, parameter in named.items()}
     completed = 0
-    for point, costs, is_of_rung, is_bad in rated(points, goals):
+    for point, costs, is_of_rung, is_bad in known:
         values = {**middle, **space.labelled(point.values)} if padded else space.labelled(point.values)
         state, result, seen = TrialState.RUNNING, None, {}
         if is_bad and settings.name == "tpe":

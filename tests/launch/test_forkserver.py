@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -117,6 +118,38 @@ def test_a_signal_that_comes_as_it_is_started_is_heard_after_that(tmp_path: Path
         forkserver.kill()
     """
     assert python(code, tmp_path) == ["started started asked asked"]
+
+
+LOADS = """
+import os
+from expt.launch import forkserver, torch_import
+open("go").read()  # until the driver is seen to wait
+open("told", "w").close()
+torch_import.tell_loaded()
+def left(): print(os.environ.get(forkserver.LOADING))
+"""
+
+
+@pytest.mark.parametrize(("cpus", "waits"), [(1, True), (2, True), (3, False)])
+def test_where_cores_are_few_the_driver_waits_for_torch_libraries(tmp_path: Path, cpus: int, waits: bool) -> None:
+    (tmp_path / "loads.py").write_text(LOADS)
+    os.mkfifo(tmp_path / "go")
+    code = f"""
+        import select, threading
+        forkserver.usable_cpus = lambda: {cpus}
+        forkserver._LONGEST_LOAD_S = 30
+        go, real = threading.Event(), select.select
+        threading.Thread(target=lambda: go.wait() and open("go", "w").write("now")).start()
+        select.select = lambda *arguments: go.set() or real(*arguments)
+        forkserver.warm(["loads"])
+        forkserver.leave_it_both_cores()
+        print(os.path.exists("told"))
+        go.set()
+        started("loads:left").join(30)
+        print(open("out").read(), end="")
+        forkserver.kill()
+    """
+    assert python(textwrap.dedent(STARTS) + textwrap.dedent(code), tmp_path) == [str(waits), "None"]
 
 
 @pytest.mark.parametrize("name", ["_forkserver", "_forkserver_pid", "_stop"])

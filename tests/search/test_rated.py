@@ -63,7 +63,7 @@ def test_tpe_takes_no_bad_point_for_a_good_one(
 ) -> None:
     points = at_rungs(goals[0], num_bad, num_paused, num_completed=num_completed)
     study = optuna.create_study(direction="maximize" if goals[0].highest else "minimize")
-    study.add_trials(_trials(SPACE, points, parse_search({"name": "tpe"}), goals, padded=False))
+    study.add_trials(_trials(SPACE, list(rated(points, goals)), parse_search({"name": "tpe"}), goals, padded=False))
     assert len(study.trials) == len(points)
     measured = sum(trial.state != TrialState.RUNNING for trial in study.trials)
     for count in {default_gamma(measured), default_gamma(len(points))}:
