@@ -71,6 +71,7 @@ class Run:
         self.sums = Sums(self.learner.task, worker.device, finite_only=skips, at_once=at_once)
         self.snapshot = Snapshot(self.learner, self.position, self.sums, worker)
         self.directions = metrics_of(config.task)
+        self._is_at_best = False  # whether the epoch that this process has trained last is the best
         self.history = History(config.objective, self.directions[config.objective.partition("/")[0]])
         self.early_stop = EarlyStop(config.early_stop, self.directions)
         self.health = RankHealth(self.learner, self.position, worker, check_weights=config.tensorboard.health)
@@ -99,16 +100,18 @@ class Run:
                     optim.advance_after_epoch(self.learner.scheduler, values.values, self.directions, self.history.last)
                 self.health.refuse_unequal()
                 self.early_stop.look(self.history.last, self.position.epoch)
-                is_best = self._note_best()
+                self._is_at_best = self.history.note_best(self.position.epoch)
+                self.record.best()
                 self.callbacks.end_epoch(self._told_model(), self.record, self.config.eval_split)
-                self._save_after_epoch(is_best=is_best)
+                self._save_after_epoch(is_best=self._is_at_best)
         self.steps.close()
+        if self.is_done:
+            self._test()
         self.checkpoints.wait()
         forked.release(self.paths, self.worker)
-        if not self.is_done:
-            return self.record.pause(self._outcome()) if self.is_paused else self.record.interrupt()
-        self._test()
-        return self.record.complete(self._outcome())
+        if self.is_done:
+            return self.record.complete(self._outcome())
+        return self.record.pause(self._outcome()) if self.is_paused else self.record.interrupt()
 
     @property
     def is_done(self) -> bool:
@@ -215,11 +218,6 @@ class Run:
         copy = self.learner.copy_evaluated
         return copy() if copy else self.learner.evaluated
 
-    def _note_best(self) -> bool:
-        improved = self.history.note_best(self.position.epoch)
-        self.record.best()
-        return improved
-
     def _save_after_epoch(self, *, is_best: bool) -> None:
         due = is_best or self.is_paused or self.early_stop.is_due or self.save_times.is_due_after_epoch(self.position)
         due = self.agreement.meet(save=due)
@@ -279,7 +277,9 @@ class Run:
         """Once, on the weights of the best checkpoint; not where the test set was looked at after each epoch."""
         if self.config.eval_split == "test" or self.data.test is None:
             return
-        self.snapshot.load_best(self.paths.best)
+        if not self._is_at_best:  # else the model has these weights
+            self.checkpoints.wait()
+            self.snapshot.load_best(self.paths.best)
         self._evaluate("test")
 
     def _outcome(self) -> dict[str, Any]:

@@ -89,6 +89,20 @@ def test_the_best_epoch_is_saved_tested_and_the_objective(turning: Trained) -> N
     assert measured(last, turning.run, "test")[0] != pytest.approx(loss, abs=1e-4)
 
 
+@pytest.mark.parametrize("more", [(), ("model=convnet", "ema=0.5"), ("lookahead={every_steps: 3, keep: 0.5}",)])
+def test_where_the_last_epoch_is_the_best_its_weights_are_tested(
+    train_alone: TrainAlone, more: tuple[str, ...]
+) -> None:
+    """They are in memory, and not read again."""
+    done = train_alone("objective=loss/val", "dataset.train_limit=640", "epochs=3", "optimizer.lr=1e-3", *more)
+    assert done.result["best"]["epoch"] == 3
+    assert checkpoint.load(done.folder / "checkpoints" / "best.pt")["position"]["epoch"] == 3
+    done.run.snapshot.load_best(done.folder / "checkpoints" / "best.pt")
+    loss, accuracy = measured(done.run.learner.evaluated, done.run, "test")
+    metrics = done.result["metrics"]
+    assert (metrics["loss/test"], metrics["accuracy/test"]) == (pytest.approx(loss, abs=1e-6), pytest.approx(accuracy))
+
+
 def test_it_works_with_nobody_looking_on(turning: Trained, train_alone: TrainAlone) -> None:
     alone = train_alone(
         *TURNING, "checkpoint.every_epochs=null", "checkpoint.keep=0", name="alone", observe=lambda *_: Observer()
