@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import yaml
+from hydra.core.override_parser.types import ValueType
 from omegaconf import OmegaConf
 
 from expt.command.conf_files import conf_dir, groups, keys
@@ -236,7 +237,8 @@ def _choices(group: str, value: str) -> list[str]:
     """The words for each of the values that are typed for a group; of a class by itself there is none."""
     word = f"{group}={value}"
     several = parsed([word])[0] if "," in value and is_readable(word) else None
-    texts = [*several.sweep_string_iterator()] if several and several.is_choice_sweep() else [value]
+    is_named = several is not None and several.is_choice_sweep() and several.value_type != ValueType.GLOB_CHOICE_SWEEP
+    texts = [*several.sweep_string_iterator()] if several and is_named else [value]
     return [text for text in texts if not is_class(f"{group}={text}")]
 
 

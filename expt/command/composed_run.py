@@ -10,7 +10,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, open_dict, read_write
 
 from expt.command import hydra_folder
-from expt.command.hydra_adapter import fail, parted
+from expt.command.hydra_adapter import fail, parted, use_config
 from expt.errors import ExptError
 from expt.launch.job import Job
 from expt.runs.paths import RunPaths
@@ -86,3 +86,11 @@ def set_folder(composed: DictConfig, paths: RunPaths) -> None:
     with read_write(composed.hydra), open_dict(composed.hydra):
         composed.hydra.runtime.output_dir = str(paths.folder.absolute())
         composed.hydra.sweep.subdir = paths.folder.name
+
+
+def env_of(composed: DictConfig, paths: RunPaths) -> dict[str, str]:
+    """What the run's workers find in their environment, by `hydra.job.env_set`."""
+    set_folder(composed, paths)
+    if composed.hydra.job.env_set:
+        use_config(composed)  # an interpolation there may ask for it
+    return {str(key): str(value) for key, value in composed.hydra.job.env_set.items()}

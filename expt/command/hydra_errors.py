@@ -67,6 +67,10 @@ def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
         return f"{typed}: there is no key '{key}' yet; type +{typed}"
     if _last(key) == "_target_" and key.count(".") == 1:
         return f"{typed}: the chosen {group} is no class of your own; write conf/{group}/NAME.yaml, or type +{typed}"
+    inner = str(getattr(error.__cause__, "full_key", None) or key)
+    if inner.startswith(f"{key}."):  # of a mapping that was typed
+        mend = "; add it there" if _is_own(group, overrides) else _meant(inner, known)
+        return f"{typed}: there is no key '{inner}'{'' if mend[:1] == ';' else '.'}{mend}"
     if key in known:
         return f"{typed}: the chosen {group} has no key '{key}'; another {group}=... has"
     above = getattr(error.__cause__, "parent_node", None)  # where in the YAML the key was looked for
@@ -84,6 +88,13 @@ def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
     if there and meant and meant[1] not in there:
         hint = hint.replace("?", f", which another {group}=... has?")
     return f"{typed}: there is no key '{key}'.{hint}"
+
+
+def _not_there(key: str) -> str:
+    if key in (known := set(keys())):
+        group = key.partition(".")[0]
+        return f"~{key}: the chosen {group} has no key '{key}'; another {group}=... has"
+    return f"~{key}: there is no key '{key}'.{_meant(key, known)}"
 
 
 def _known_key(key: str, overrides: Sequence[str]) -> str:
@@ -212,7 +223,7 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     ),
     (
         *(Exception, r"Could not delete from config\. '([^']+)' does not exist"),
-        lambda _, key, __: f"~{key}: there is no key '{key}'.{_meant(key, set(keys()))}",
+        lambda _, key, __: _not_there(key),
     ),
     (
         *(Exception, r"Could not (?:override|load|delete) '?([\w/]+)'?\.? ?No match in the defaults list"),

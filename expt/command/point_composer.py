@@ -182,6 +182,7 @@ class _Checks:
         return self._composer.compose(master_config, sweep_overrides)
 
     def _what_to_check(self, master: DictConfig, override: str) -> str:
-        """Of a group every choice, of another key its name: its value is checked when the run's turn comes."""
-        key = override.partition("=")[0]
-        return override if self._composer.is_group(master, key.lstrip("+~").partition("@")[0]) else key
+        """Of a group every choice, of a mapping all keys, of another key its name: its value is checked in its turn."""
+        key, _, value = override.partition("=")
+        names = value.startswith("{") or self._composer.is_group(master, key.lstrip("+~").partition("@")[0])
+        return override if names else key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
@@ -14,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from expt.command import experiment
-from expt.command.composed_run import ComposedRun, numbered, set_folder
-from expt.command.hydra_adapter import settings_of_point, use_config
-from expt.command.hydra_errors import as_config_error
+from expt.command.composed_run import ComposedRun, env_of, numbered, set_folder
+from expt.command.hydra_adapter import settings_of_point
+from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.overrides import about_run, folder_names, swept_keys, typed_in
 from expt.command.own_class import folded
 from expt.command.parents import Parents
@@ -27,7 +28,7 @@ from expt.config.auto import fill_auto_of_a_sweep
 from expt.config.identity import OF_TRACKERS, Content, identity, shown
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
-from expt.errors import ConfigError, ExptError, warn
+from expt.errors import ConfigError, warn
 from expt.launch.job import QUEUED, Job
 from expt.machine import Machine
 from expt.runs.copies import has_own_name
@@ -128,15 +129,19 @@ class Grid:
         more: Record,
     ) -> ComposedRun:
         self._yaml = self._yaml or experiment.folders_of(master.hydra)
-        settings, composed = composer.settings(master, point), None
-        if settings is None:
-            composed = numbered(composer.compose(master, point), number)
-            set_folder(composed, RunPaths(self.folder / name))  # which `${hydra:...}` may ask for
-        job = self._job(settings, composed, overrides, name, more)
+        settings, composed, refused = composer.settings(master, point), None, None
+        compose = functools.partial(composer.compose, master, point)
+        try:
+            if settings is None:
+                composed = numbered(compose(), number)
+                set_folder(composed, RunPaths(self.folder / name))  # which `${hydra:...}` may ask for
+        except COMPOSING as problem:
+            refused, compose = as_config_error(problem, overrides), functools.partial(copy.deepcopy, master)
+        job = self._job(settings, composed, overrides, name, more, refused)
         about = job.request.about if job.request else {}
         if about.get("arguments") != overrides:  # refused, or another point's too
             about = {**about_run(job.name, overrides), **more}
-        return ComposedRun(number, overrides, job, functools.partial(composer.compose, master, point), about)
+        return ComposedRun(number, overrides, job, compose, about)
 
     def _warn_of_others(self, num_points: int) -> None:
         """The newest sweep may not be the one that was meant; to add points to a sweep is fine."""
@@ -161,11 +166,13 @@ class Grid:
         overrides: Sequence[str],
         name: str,
         more: Record,
+        refused: ConfigError | None,
     ) -> Job:
-        """The job of a point, by its settings or its whole configuration; the same if the grid names it twice."""
-        error: ExptError | None = None
-        config, settings, content, key = None, None, None, ""
+        """The job of a point, by its settings, its whole configuration or `refused`; the same if it is named twice."""
+        config, settings, content, key, error = None, None, None, "", refused
         try:
+            if refused is not None:
+                raise refused
             settings = (
                 settings_of_point(composed) if composed is not None else fill_auto_of_a_sweep(known_settings or {})
             )
@@ -197,7 +204,7 @@ class Grid:
                 content=content,
                 paths=paths,
                 about=about,
-                env={} if composed is None else _env(composed, paths),
+                env={} if composed is None else env_of(composed, paths),
                 may_have_run=True,
                 goes_on_from=shorter.folder if shorter and config.resume == "auto" else None,
             )
@@ -290,11 +297,3 @@ def _swept_keys(master: DictConfig) -> list[str]:
     """The keys with several values, of the command and of a named grid."""
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
     return swept_keys([*(f"{key}={value}" for key, value in params.items()), *typed_in(master.hydra)])
-
-
-def _env(composed: DictConfig, paths: RunPaths) -> dict[str, str]:
-    """What the run's workers find in their environment, by `hydra.job.env_set`."""
-    set_folder(composed, paths)
-    if composed.hydra.job.env_set:
-        use_config(composed)  # an interpolation there may ask for it
-    return {str(key): str(value) for key, value in composed.hydra.job.env_set.items()}

@@ -173,6 +173,8 @@ def _show(servers: Sequence[dict[str, Any]], hanging: Sequence[str] = ()) -> Non
         console.print(f"warm    process {found['pid']}, {_whose(found['parts'], here=here)}")
         console.print(f"holds   {found['mebibytes']} MiB")
         console.print(f"used    by {found['commands']} commands, {found['under_way']} under way")
+        if found.get("stopped"):
+            console.print(f"stopped process {found['stopped']}, in which commands begin; they begin without it now")
         left = "" if found["under_way"] else f" ({_length(found['left_s'])} left)"
         console.print(f"ends    after {_length(found['idle_s'])} without one{left}, or by `expt warm --stop`")
 

@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import marshal
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -63,7 +64,8 @@ class _FromSource(SourceFileLoader):
         code: CodeType = self.source_to_code(source, path)
         if not sys.dont_write_bytecode:
             with contextlib.suppress(OSError):
-                self.set_data(cache, head + marshal.dumps(code))
+                mode = os.stat(path).st_mode | stat.S_IWUSR  # who may not read the source may not read this
+                self.set_data(cache, head + marshal.dumps(code), _mode=mode)
         return code
 
 

@@ -108,6 +108,8 @@ class Server:
             if self._listener.fileno() in ready and self._attend():
                 break
         self._hide()
+        if self._beside:
+            os.kill(self._beside, signal.SIGCONT)  # it ends by itself, but not while it is stopped
 
     def _hide(self) -> None:
         for kind in warm.DRIVERS, warm.SERVER:
@@ -148,6 +150,7 @@ class Server:
             under_way=len(self._forked),
             commands=self._num_forked,
             parts=self._parts,
+            stopped=self._beside if self._beside and _is_stopped(self._beside) else None,
         )
         return bool(asked["what"] == "stop")
 
@@ -243,6 +246,12 @@ def _mebibytes(pid: int | str) -> int:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0) // 1024
     return 0
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+    return False
 
 
 def tell(connection: socket.socket, **answer: object) -> None:

@@ -144,6 +144,11 @@ def test_a_group_is_chosen_by_name(value: str) -> None:
     refuse_unnamed([f"epochs={value}"])
 
 
+def test_several_of_a_group_may_be_named_by_a_pattern() -> None:
+    """Which Hydra looks up."""
+    refuse_unnamed(["model=glob([mlp,conv*])", "optimizer=glob(*,exclude=[m*])"])
+
+
 def test_a_setting_has_a_name() -> None:
     with pytest.raises(ConfigError, match="=3: not of the form key=value"):
         refuse_unnamed(["seed=1", "=3"])

@@ -69,6 +69,12 @@ MISTAKES = {
         "model: is empty; choose one, as in model=mlp, of mlp, convnet, paddle_convnet, resnet18, airbench, "
         "torchvision, timm, transformer, unet and your own"
     ),
+    "optimizer=adam ~optimizer.nesterov": (
+        "~optimizer.nesterov: the chosen optimizer has no key 'optimizer.nesterov'; another optimizer=... has"
+    ),
+    "tensorboard={imagez:true}": (
+        "tensorboard={imagez:true}: there is no key 'tensorboard.imagez'. Did you mean 'tensorboard.images'?"
+    ),
     "~model.hiden": "~model.hiden: there is no key 'model.hiden'. Did you mean 'model.hidden'?",
     "metrics=f1": "metrics=f1: there is no key 'metrics'. Did you mean 'task.metrics'?",
     "seed=range(3)": ("seed=range(3): several values make a sweep; add -m, as in python -m expt -m 'seed=range(3)'"),

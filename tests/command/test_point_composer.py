@@ -53,7 +53,9 @@ def test_a_sweeper_checks_what_is_new_alone(loader: ConfigLoader) -> None:
     seen = context.config_loader.load_sweep_config(master, ["seed=1", "model=mlp"])
     with pytest.raises(ConfigAttributeError):
         _ = seen.seed
-    for mistake in (["seed=2", "model=mpl"], ["seeed=2", "model=mlp"], ["seed=[", "model=convnet"]):
+    context.config_loader.load_sweep_config(master, ["seed=2", "tensorboard={images:false}"])
+    keys = ["seed=2", "tensorboard={imagez:false}"]
+    for mistake in (keys, ["seed=2", "model=mpl"], ["seeed=2", "model=mlp"], ["seed=[", "model=convnet"]):
         with pytest.raises(HydraException):
             context.config_loader.load_sweep_config(master, mistake)
     assert composer.compose(master, ["seed=1", "model=mlp"]).seed == 1

@@ -77,6 +77,15 @@ def test_a_value_may_be_of_hydras_own_part_as_in_a_single_run(
     assert found == [f"config {number} {tmp_path}/seed={number}" for number in (0, 1)]
 
 
+def test_a_point_that_cannot_be_composed_is_refused_by_itself(composed: Composed) -> None:
+    refused, run = composed([["tensorboard={imagez:true}"], ["seed=1"]], "seed=0,1")
+    assert isinstance(refused.job.error, ConfigError)
+    assert "tensorboard.imagez" in str(refused.job.error)
+    assert refused.hydra_config.hydra.runtime.output_dir == str(refused.job.paths.folder)
+    assert refused.finish().status == JobStatus.FAILED
+    assert (run.job.error, request_of(run.job).config.seed) == (None, 1)
+
+
 def test_a_point_named_twice_is_one_run(composed: Composed) -> None:
     first, second, other = composed([["seed=0"], ["seed=0"], ["seed=0", "epochs=10"]], "seed=0,0")
     assert first.job is second.job

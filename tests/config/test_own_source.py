@@ -74,6 +74,13 @@ def test_a_source_is_compiled_once(own: Path, monkeypatch: pytest.MonkeyPatch) -
     assert _width() == 1
 
 
+def test_who_may_not_read_the_source_may_not_read_what_is_cached(own: Path) -> None:
+    (file := own / "width.py").chmod(0o600)
+    _width()
+    cached = Path(importlib.util.cache_from_source(str(file)))
+    assert (cached.stat().st_mode & 0o777, (own / "parts.py").stat().st_mode & 0o044 > 0) == (0o600, True)
+
+
 def test_a_folder_may_get_another_name(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _width() == 1
     import_anew([NAME])

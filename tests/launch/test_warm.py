@@ -374,6 +374,18 @@ def test_one_that_hangs_is_told_and_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_one_whose_second_process_is_stopped_ends_whole(tmp_path: Path) -> None:
+    own = Warm(tmp_path / "runtime")
+    own.command("--for", "2h")
+    pids = {own.pid, own.drivers}
+    assert "stopped" not in own.command("--status")
+    os.kill(own.drivers, signal.SIGSTOP)
+    assert f"stopped process {own.drivers}, in which commands begin" in own.command("--status")
+    assert own.command("--stop") == "ended 1\n"
+    wait_until(lambda: not alive(pids))
+
+
+@pytest.mark.slow
 def test_it_ends_when_it_was_not_used_and_not_while_it_is(tmp_path: Path) -> None:
     own = Warm(tmp_path / "runtime")
     own.command("--for", "2h")
