@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import json
@@ -17,17 +16,20 @@ import tempfile
 import threading
 import time
 import venv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 import expt
+from expt.command.conf_files import conf_dir
 from expt.launch import surroundings, warm
 from expt.launch.warm_server import Imported
 from tests.conftest import RunFolder, alive, environment, run
 from tests.faults.running import ranks, wait_until, working_in
 from tests.launch.warmed import SMALL, Warm
+
+PACKAGES = "site-packages"
 
 
 def test_a_command_uses_it_and_leaves_nothing_behind(server: Warm, tmp_path: Path) -> None:
@@ -217,19 +219,8 @@ def test_a_command_with_another_variable_starts_its_own(server: Warm, tmp_path: 
     assert server.num_used == used
 
 
-@contextlib.contextmanager
-def _touched(file: Path) -> Iterator[None]:
-    """While entered, the file is one that was written just now."""
-    before = file.stat()
-    file.touch()
-    try:
-        yield
-    finally:
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("other", ["cores", "ulimit", "user", "virtual environment", "expt"])
+@pytest.mark.parametrize("other", ["cores", "ulimit", "user", "virtual environment"])
 def test_a_command_in_other_surroundings_starts_its_own(server: Warm, tmp_path: Path, other: str) -> None:
     """Typed, and without a word; what is typed then as the server was is forked from it again."""
     before = {"cores": ("taskset", "-c", "0"), "ulimit": ("prlimit", "--nofile=900")}.get(other, ())
@@ -247,23 +238,54 @@ def test_a_command_in_other_surroundings_starts_its_own(server: Warm, tmp_path: 
     with tempfile.TemporaryDirectory() as name:  # that another user can enter, too
         folder = Path(name)
         folder.chmod(0o777)
-        with _touched(Path(expt.__file__).parent / "report.py") if other == "expt" else contextlib.nullcontext():
-            used = server.num_used
-            command = [*before, program, "-m", "expt", *SMALL, "hydra.run.dir=run"]
-            env = environment(**server.runtime, **more)
-            done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-            assert (done.returncode, done.stderr) == (0, "")
-            assert RunFolder(folder / "run").result["status"] == "completed"
-            assert server.num_used == used
+        used = server.num_used
+        command = [*before, program, "-m", "expt", *SMALL, "hydra.run.dir=run"]
+        env = environment(**server.runtime, **more)
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert RunFolder(folder / "run").result["status"] == "completed"
+        assert server.num_used == used
     server.used_by(lambda folder: server.run(cwd=folder), tmp_path)
+
+
+@pytest.mark.slow
+def test_what_is_typed_after_an_upgrade_starts_its_own(tmp_path: Path) -> None:
+    """Of a copy of expt, for other tests use the files of this one."""
+    root, package = tmp_path / "root", Path(expt.__file__).parent
+    for folder in package, conf_dir(), package.parent / "hydra_plugins":
+        shutil.copytree(folder, root / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    python = _environment(tmp_path / "env", [str(root), *(path for path in sys.path if path.endswith(PACKAGES))])
+    env = environment(XDG_RUNTIME_DIR=str(tmp_path / "runtime"))
+
+    def typed(*words: str) -> str:
+        command = [str(python), "-m", "expt", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    typed("warm", "--for", "2h")
+    for number in range(5):  # a command waits 0.2 s for it, on a busy machine too
+        typed(*SMALL, f"hydra.run.dir=before-{number}")
+        if "by 1 commands" in typed("warm", "--status"):
+            break
+    (root / "expt" / "report.py").touch()
+    typed(*SMALL, "hydra.run.dir=after")
+    status = typed("warm", "--status")
+    assert "by 1 commands" in status
+    assert "expt differs; `expt warm` starts one" in status
+    typed("warm", "--stop")
 
 
 def _environment_like_ours(folder: Path) -> Path:
     """The Python of another virtual environment, which has what ours has."""
+    return _environment(folder, [f"import site; site.addsitedir({p!r})" for p in sys.path if p.endswith(PACKAGES)])
+
+
+def _environment(folder: Path, lines: Sequence[str]) -> Path:
+    """The Python of a virtual environment with these lines in a .pth."""
     venv.create(folder, symlinks=True)
-    packages = next(folder.glob("lib/python*/site-packages"))
-    ours = [f"import site; site.addsitedir({path!r})" for path in sys.path if path.endswith("site-packages")]
-    (packages / "ours.pth").write_text("\n".join(ours))
+    (next(folder.glob(f"lib/python*/{PACKAGES}")) / "ours.pth").write_text("\n".join(lines))
     return folder / "bin" / "python"
 
 
