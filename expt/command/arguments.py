@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import yaml
-from hydra.core.override_parser.types import ValueType
 from omegaconf import OmegaConf
 
 from expt.command.conf_files import conf_dir, groups, keys
 from expt.command.conf_files import options as options_of
-from expt.command.overrides import is_readable, parsed
+from expt.command.overrides import is_readable, named_values, parsed
 from expt.command.own_class import is_class
 from expt.command.words import WORDS
 from expt.config import main_code
@@ -235,10 +234,7 @@ def refuse_unnamed(arguments: Sequence[str]) -> None:
 
 def _choices(group: str, value: str) -> list[str]:
     """The words for each of the values that are typed for a group; of a class by itself there is none."""
-    word = f"{group}={value}"
-    several = parsed([word])[0] if "," in value and is_readable(word) else None
-    is_named = several is not None and several.is_choice_sweep() and several.value_type != ValueType.GLOB_CHOICE_SWEEP
-    texts = [*several.sweep_string_iterator()] if several and is_named else [value]
+    texts = named_values(f"{group}={value}") or [value]
     return [text for text in texts if not is_class(f"{group}={text}")]
 
 

@@ -45,6 +45,20 @@ def swept_keys(overrides: Sequence[str]) -> list[str]:
     return [override.key_or_group for override in parsed(overrides) if override.is_sweep_override()]
 
 
+def named_values(word: str) -> list[str]:
+    """The words for each of several values of a key, `mlp` and `convnet` of `model=mlp,convnet`; else none.
+
+    Those that a pattern stands for are Hydra's to look up.
+    """
+    from hydra.core.override_parser.types import ValueType  # late, as below
+
+    if "," not in word or not is_readable(word):
+        return []
+    (override,) = parsed([word])
+    named = override.value_type in (ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP)
+    return [*override.sweep_string_iterator()] if named else []
+
+
 def parsed(overrides: Sequence[str]) -> list[Override]:
     """The words by Hydra's grammar. Raises OverrideParseException."""
     from expt.command.hydra_words import simple  # late, as below
