@@ -29,6 +29,7 @@ from expt.tasks.task import Task
 from expt.training import offload, optim, sharding
 from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.half_weights import halve
+from expt.training.patches import fused_attention
 from expt.training.patches.fake_tensors import NUMBERS_WANTED, FakeTensorMode
 from expt.training.patches.live_bytes import LiveBytes, bytes_of
 
@@ -92,10 +93,11 @@ class Pass:
 class Measuring:
     """Of one configuration; makes its model anew for each question."""
 
-    def __init__(self, config: RunConfig, sample: Sample) -> None:
-        """`sample` is of the dataset."""
+    def __init__(self, config: RunConfig, sample: Sample, *, on_gpus: bool = False) -> None:
+        """`sample` is of the dataset; `on_gpus` is for cards that the run itself does not name."""
         self._config = config
         self._sample = sample
+        self._on_gpus = on_gpus or config.num_gpus > 0
 
     def model(self) -> Model:
         """What it takes whatever the batch. Raises as `measure`."""
@@ -162,7 +164,7 @@ class Measuring:
             for parameter in module.parameters():
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(note)
-            with live:
+            with live, fused_attention.as_on_gpus() if self._on_gpus else contextlib.nullcontext():
                 with self._autocast():
                     outputs = task.forward(module, batch)
                     loss, _ = task.training_loss(outputs, batch)

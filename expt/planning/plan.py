@@ -46,7 +46,7 @@ def planned(config: RunConfig, card: Card | None, *, tokens: int | None, per_nod
 
     `tokens` is the size of a vocabulary that no file says. Raises ConfigError and DataError, see Measuring and sample.
     """
-    measuring = Measuring(config, sample(config, tokens))
+    measuring = Measuring(config, sample(config, tokens), on_gpus=card is not None)
     part = config.batch_size // config.world_size // config.gradient_accumulation
     model = measuring.model()
     setting = _setting(config, model, card, per_node)

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from expt.training.optim import OneCycle, Schedule
+from expt.training.optimizer_state import adapted
 
 Group = dict[str, Any]
 State = Mapping[str, Any]
@@ -51,7 +52,7 @@ def carry_over(
     states = _states(optimizer, earlier) if same_optimizer else {}
     indices = itertools.count()
     numbered = [{**group, "params": [next(indices) for _ in group["params"]]} for group in groups]
-    optimizer.load_state_dict({"state": states, "param_groups": numbered})
+    optimizer.load_state_dict(adapted(optimizer, {"state": states, "param_groups": numbered}))
     _fill_momentum(optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no step of the optimiser has come before

@@ -42,7 +42,10 @@ def scattered(state: Any, like: Callable[[Place], Tensor | None], device: torch.
 
     def received(place: Place, empty: Tensor) -> Tensor:
         mine = next(next_of_rank_0, None)
-        full = torch.empty_like(empty, device=device) if mine is None else mine.to(device).contiguous()
+        # Sent is the memory as it lies: an empty one like rank 0's would have the strides that its own had.
+        full = (
+            torch.empty(empty.shape, dtype=empty.dtype, device=device) if mine is None else mine.to(device).contiguous()
+        )
         dist.broadcast(full, src=0)
         pattern = like(place)
         if pattern is not None and is_sharded(pattern) and pattern.shape == full.shape:

@@ -19,6 +19,7 @@ from expt.tasks.sums import Sums
 from expt.training import collectives
 from expt.training.collectives import Worker
 from expt.training.learner import Learner, Position
+from expt.training.optimizer_state import adapted
 from expt.training.whole_state import Place, scattered
 from expt.worker import random_state
 
@@ -56,7 +57,7 @@ class Snapshot:
         self.load_weights(state)
         if learner.lookahead is not None:
             learner.lookahead.load_state_dict(state["lookahead"])
-        learner.optimizer.load_state_dict(state["optimizer"])
+        learner.optimizer.load_state_dict(adapted(learner.optimizer, state["optimizer"]))
         _load_schedule(learner, state["scheduler"])
         if state["scaler"]:  # amp=true may have been bf16 there, which has none, and be fp16 on this GPU
             learner.precision.scaler.load_state_dict(state["scaler"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention
 
 from expt.command import plan as command
 from expt.config.parse import parse
@@ -61,6 +62,35 @@ def test_attention_is_counted_as_the_products_that_it_is() -> None:
         with LiveBytes() as live:
             functional.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
     assert live.flop == (2 + 5) * 2 * 2 * 3 * 40 * 40 * 8
+
+
+class Attends(nn.Module):
+    """Attention by torch's function, by that under a name of its own, and by torch's layer."""
+
+    def __init__(self, vocab_size: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens, self.head, self.dropout = nn.Embedding(vocab_size, 8), nn.Linear(8, vocab_size), dropout
+        self.layer = nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        inner = self.tokens(tokens).unflatten(-1, (2, 4)).transpose(1, 2)
+        for attention in (functional.scaled_dot_product_attention, scaled_dot_product_attention):
+            inner = attention(inner, inner, inner, None, self.dropout, is_causal=True)
+        found = inner.transpose(1, 2).flatten(-2)
+        return self.head(self.layer(found, found, found, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("checkpointing", ["false", "[layer]"])
+def test_attention_with_dropout_keeps_no_square_on_gpus(checkpointing: str) -> None:
+    def measured(dropout: float, gpus: int, *, on_gpus: bool = False) -> Any:
+        own = f"model={{_target_: {__name__}.Attends, dropout: {dropout}}}"
+        made = config(*LM, own, "dataset.context=256", "batch_size=8", gpus=gpus)
+        return Measuring(made, sample(made), on_gpus=on_gpus).measure(4, [] if checkpointing == "false" else ["layer"])
+
+    plain, dropped, on_cpus = measured(0.0, 1), measured(0.1, 1), measured(0.1, 0)
+    assert dropped == plain == measured(0.1, 0, on_gpus=True)
+    assert on_cpus.activation_bytes > 2 * plain.activation_bytes, "it has no such kernel"
+    assert functional.scaled_dot_product_attention is scaled_dot_product_attention
 
 
 def test_an_lstm_is_counted_as_the_products_that_it_is() -> None:

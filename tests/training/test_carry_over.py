@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -126,3 +127,29 @@ def test_another_schedule_is_at_its_place_with_a_momentum_of_its_own() -> None:
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (pytest.approx(0.05), 0.9)
     _, (optimizer, _) = _carried(groups.SGD(**SGD), groups.SGD(**SGD), (cosine, cycle), same_schedule=False, place=99)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(("config", "key"), [(groups.SGD(**SGD), "momentum_buffer"), (groups.Adam(**ADAM), "exp_avg")])
+def test_a_state_of_other_strides_is_that_of_the_same_numbers(config: Any, key: str) -> None:
+    """A fused update on the CPU goes by what lies where."""
+    ends = list[torch.Tensor]()
+    for now in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        module = nn.Conv2d(3, 4, 2)
+        built = _built(module, config)
+        _steps(module, built[0])
+        states = copy.deepcopy(built[0].state_dict()), built[1].state_dict()
+        module.to(memory_format=now)  # type: ignore[call-overload]
+        new = _built(module, config)
+        carry_over(*new, Earlier(*_built(module, config), *states), same_optimizer=True, same_schedule=True, place=2)
+        assert new[0].state[module.weight][key].stride() == module.weight.stride()
+        _steps(module, new[0])
+        ends.append(module.weight.detach())
+    assert torch.allclose(*ends, atol=1e-6)
+
+
+def _steps(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(2):
+        optimizer.zero_grad()
+        module(torch.randn(2, 3, 4, 4)).square().mean().backward()
+        optimizer.step()

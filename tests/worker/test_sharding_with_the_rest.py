@@ -122,6 +122,28 @@ def test_a_fork_is_that_of_ddp_and_with_nothing_changed_the_run_itself(
     assert not [file for file in left if file.startswith((".", "fork"))], left
 
 
+def test_plain_descent_goes_on_by_kernels_that_its_parameters_have(configs: Configs, tmp_path: Path) -> None:
+    words = (*SHORT[:-1], "optimizer=sgd", "model.hidden=[8]")
+    source: Path | None = None
+    for name, strategy, *more in (
+        ("1", "ddp", "epochs=1"),
+        ("2", "fsdp", "epochs=2"),
+        ("3", "ddp", "epochs=3"),
+        ("fork", "fsdp", "epochs=3", "fork=1@last"),
+    ):
+        config, folder = configs(strategy, 2, *words, *more), tmp_path / name
+        forked = begun(config, folder)
+        if source is not None and not forked:
+            resume.cut_back(source, RunPaths(folder))
+        begin = forked or source
+        together(tmp_path, 2, lambda worker, c=config, f=folder, b=begin: trained(f, c, worker, b))  # type: ignore[misc]
+        source = RunPaths(folder).last
+        (group,) = checkpoint.load(source)["optimizer"]["param_groups"]
+        assert bool(group["fused"]) == (strategy == "ddp"), name
+        assert bool(group["foreach"]) == (strategy == "fsdp"), name
+    assert apart(tmp_path / "fork", tmp_path / "3") < 1e-5
+
+
 class Penalised(Task):
     """Cross-entropy, and the squared norms of the weights for each sample."""
 
