@@ -111,7 +111,11 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--verdict", action="store_true", help="of a sweep: whether its settings differ, by their seeds"
     )
-    parser.add_argument("--metric", metavar="TAG", help="what --verdict compares, as accuracy/test (the objective)")
+    parser.add_argument(
+        "--metric",
+        metavar="TAG",
+        help="what --verdict compares, as accuracy/test, of the epoch whose checkpoint a run keeps (the objective)",
+    )
     parser.add_argument(
         "--difference", type=_difference, metavar="X", help="how many seeds would show --verdict one of X"
     )

@@ -16,6 +16,7 @@ from rich.console import Console
 import expt
 from expt.command import report
 from expt.errors import ConfigError
+from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, FoundRecord, create_result
 from expt.runs.view import verdict
@@ -138,6 +139,30 @@ def test_of_unequal_seeds_those_count_that_both_have() -> None:
         "the rows have unequal seeds: no other with two or more in common leads the best on those; "
         "by the mean of all its own it would be model=c"
     )
+
+
+def test_the_best_by_the_mean_is_that_of_the_metric_which_is_compared() -> None:
+    runs = runs_of(a=[0.980, 0.981, 0.983], b=[0.990, 0.992, 0.993, 0.90], c=[0.995])
+    for run in runs:
+        run["objective"] = {"name": "loss/val", "value": run["metrics"]["accuracy/val"]}  # by which c were the last
+    note = [*verdict.notes(verdict.verdicts(runs, "accuracy/val"))][1]
+    assert note.endswith("by the mean of all its own it would be model=c")
+
+
+def test_another_metric_is_that_of_the_epoch_whose_checkpoint_a_run_keeps(tmp_path: Path) -> None:
+    runs = [*runs_of(a=A), *runs_of("loss/val", b=B)]
+    for run, kept in zip(runs, [*A, *B], strict=True):
+        run["folder"] = tmp_path / run["folder"]
+        run["best"] = {"metric": run["objective"]["name"], "value": run["objective"]["value"], "epoch": 1}
+        run["metrics"]["accuracy/val"] = 1 - kept
+        run["folder"].mkdir()
+        writer = MetricsWriter(RunPaths(run["folder"]))
+        for epoch, value in ((1, kept), (2, 1 - kept)):
+            writer.write(epoch, epoch, {"accuracy/val": value})
+        writer.close()
+    found = verdict.verdicts(runs, "accuracy/val")
+    assert (found.best.settings["model"], found.others[0].lead) == ("a", pytest.approx(0.014))
+    assert verdict.verdicts(runs[:5] + runs_of(b=B), "accuracy/val").others[0].lead == pytest.approx(0.014)
 
 
 def test_of_rows_that_lead_one_another_in_a_circle_each_is_led() -> None:
