@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from expt.command.search_settings import names_of_others, told_copies
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, PAUSED, create_result, update_result
@@ -76,3 +78,44 @@ def test_a_copy_of_a_run_that_is_typed_by_hand_or_lies_outside_of_the_space_does
     assert [point.folder and point.folder.name for point in found.by_hand] == ["lr=0.1"]
     assert found.outside == ["lr=7"]
     assert names_of_others(found) == ["lr=7", "lr=7.bak"]
+
+
+@pytest.mark.parametrize(
+    ("key", "choices", "meant", "config"),
+    [
+        ("model.hidden", ("[8]", "[256,1]"), ([8], [256, 1]), {"model": {"name": "mlp", "hidden": [256, 1]}}),
+        ("model.hidden", ("[8]", "[]"), ([8], []), {"model": {"name": "mlp", "hidden": []}}),
+        ("model.hidden", ("[8]", "null"), ([8], None), {"model": {"name": "mlp", "hidden": None}}),
+        (
+            "model.hidden",
+            ("[8]", "[256]"),
+            ([8], [256]),
+            {"model": {"name": "_target_", "target": "a.B", "kwargs": {"hidden": [256]}}},
+        ),
+        (
+            "model.sizes",
+            ("{a:8}", "{a:9}"),
+            ({"a": 8}, {"a": 9}),
+            {"model": {"name": "_target_", "target": "a.B", "kwargs": {"sizes": {"a": 9}}}},
+        ),
+        (
+            "dataset.augment",
+            ("{flip:true}", "{flip:false}"),
+            ({"flip": True}, {"flip": False}),
+            {"dataset": {"augment": {"flip": False, "cutout": 0}}},
+        ),
+        ("optimizer.name", ("adamw", "'sgd'"), ("adamw", "sgd"), {"optimizer": {"name": "sgd"}}),
+        ("optimizer", ("adamw", "'sgd'"), ("adamw", "sgd"), {"optimizer": {"name": "sgd"}}),
+    ],
+)
+def test_a_run_that_has_a_choice_without_it_being_typed_is_a_point(
+    key: str, choices: tuple[str, ...], meant: tuple[Any, ...], config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Whatever is searched: it was by its default, or by a preset."""
+    create_result(RunPaths(tmp_path / "a"), status=COMPLETED, overrides={"lr": 0.1}, config=config)
+    conditional = Parameter("lr", "float", 0.01, 1.0, when=(key, choices[1]))
+    space = Space((Parameter(key, "categorical", choices=choices, meant=meant), conditional))
+    reader = Reader(space=space, goals=[Goal("accuracy/val", highest=True)])
+    (point,) = read(tmp_path, reader).points.values()
+    assert point.values == {key: choices[1], "lr": 0.1}
+    assert of_another(reader, tmp_path, ())
