@@ -16,6 +16,7 @@ from expt.config.main_code import is_of_main
 from expt.config.user_code import targets_recorded
 from expt.errors import ExptError, warn
 from expt.runs import spending
+from expt.runs.copies import told, without_copies
 from expt.runs.paths import RunPaths
 from expt.runs.ranking import by_objective
 from expt.runs.result import DAMAGED, FAILED, LOST, PAUSED, FoundRecord
@@ -44,7 +45,7 @@ def conclude(
     `failed_now` has the folders of runs known to have failed, which a full disk may have kept from saying so, and why.
     `notes` are lines of the command that comes to its end.
     """
-    runs = read_runs(folder) if runs is None else runs
+    runs, copies = without_copies(read_runs(folder) if runs is None else runs)
     if not runs:
         return
     for run in runs:
@@ -69,6 +70,8 @@ def conclude(
         say(console, line)
     for run in (run for run in runs if run["status"] == DAMAGED):
         say(console, f"damaged      {shown_path(RunPaths(run['folder']).result)} cannot be read, and counts nowhere")
+    if copies:
+        say(console, f"left out     {told(copies)}")
     for line in _costs(runs):
         say(console, line)
     for note in notes:

@@ -18,7 +18,8 @@ from expt.command.search_conclusion import search_in
 from expt.command.words import Parser
 from expt.errors import ConfigError
 from expt.runs.atomic import write_atomically
-from expt.runs.paths import is_sweep
+from expt.runs.copies import copies_among, told, without_copies
+from expt.runs.paths import RunPaths, is_sweep
 from expt.runs.result import COMPLETED, LOST, FoundRecord
 from expt.runs.view import verdict
 from expt.runs.view.ancestry import print_ancestry, print_forks
@@ -54,7 +55,7 @@ def main(words: Sequence[str]) -> int:
                 if asked.sort not in {None, *(key for run in runs for key in run.get("overrides") or {})}:
                     check_key(asked.sort, [ListedRun(run["folder"], run) for run in runs])
             conclude(wide_console(), folder, runs, asked.sort, reverse=asked.reverse)
-            print_forks(wide_console(), [(run["folder"], run) for run in runs])
+            print_forks(wide_console(), [(run["folder"], run) for run in without_copies(runs)[0]])
         else:
             report(wide_console(), asked)
         sys.stdout.flush()
@@ -67,6 +68,8 @@ def main(words: Sequence[str]) -> int:
 def _judge(asked: argparse.Namespace) -> None:
     """Print whether the settings of a sweep, or of the runs below any folders, differ by more than chance."""
     runs = [run for folder in asked.folders for run in _below(folder)]
+    copies = copies_among((RunPaths(run.folder), run.result) for run in runs)
+    runs = [run for run in runs if run.folder not in copies]
     with _of_option("--filter"):
         runs = chosen(runs, asked.filter)
     records: list[FoundRecord] = [{**run.result, "folder": run.folder} for run in runs]
@@ -83,7 +86,8 @@ def _judge(asked: argparse.Namespace) -> None:
         raise ConfigError(f"{error}; {note}") if left_out else error from None
     console = wide_console()
     console.print(verdict.table(found, asked.difference))
-    for line in (*verdict.notes(found), *([note] if left_out else [])):
+    of_copies = f"left out: {told(copies)}"
+    for line in (*verdict.notes(found), *([note] if left_out else []), *([of_copies] if copies else [])):
         say(console, line)
 
 
@@ -111,7 +115,11 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--verdict", action="store_true", help="of a sweep: whether its settings differ, by their seeds"
     )
-    parser.add_argument("--metric", metavar="TAG", help="what --verdict compares, as accuracy/test (the objective)")
+    parser.add_argument(
+        "--metric",
+        metavar="TAG",
+        help="what --verdict compares, as accuracy/test, of the epoch whose checkpoint a run keeps (the objective)",
+    )
     parser.add_argument(
         "--difference", type=_difference, metavar="X", help="how many seeds would show --verdict one of X"
     )

@@ -13,6 +13,7 @@ from expt.config.parse import recorded
 from expt.config.schema import RunConfig
 from expt.config.search import Search
 from expt.errors import ConfigError
+from expt.runs import copies
 from expt.runs.result import Record
 from expt.search.folder import Found
 from expt.search.sampler import LEAST_OTHERS
@@ -114,12 +115,7 @@ def told(found: Found, folder: str, *, can_learn: bool) -> str:
 
 def told_copies(found: Found, folder: str) -> str:
     """What to say of folders there that a person has copied; or nothing."""
-    names = [f"{name} (of {kept})" for name, kept in sorted(found.copies.items())]
-    if not names:
-        return ""
-    what = "copies of runs, which do" if len(names) > 1 else "a copy of a run, which does"
-    shown = ", ".join([*names[:NAMED], *["..."] * (len(names) > NAMED)])
-    return f"hydra.sweep.dir={folder}: has {what} not count: {shown}"
+    return f"hydra.sweep.dir={folder}: has {copies.told(found.copies)}" if found.copies else ""
 
 
 def told_by_hand(found: Found, folder: str, settings: Search) -> str:
@@ -137,5 +133,6 @@ def _runs(count: int) -> str:
 
 
 def names_of_others(found: Found) -> Sequence[str]:
-    """Of the folders that do not count."""
-    return sorted([*found.differing, *found.outside, *found.copies])
+    """Of the folders that do not count, and of their copies; copies of others are told wherever runs are counted."""
+    others = {*found.differing, *found.outside}
+    return sorted([*others, *(copy.name for copy, kept in found.copies.items() if kept.name in others)])

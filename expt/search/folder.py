@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from expt.errors import ConfigError, warn
-from expt.runs.copies import has_own_name
+from expt.runs.copies import copies_among
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, DAMAGED, INTERRUPTED, PAUSED, Record, update_result
@@ -28,8 +28,8 @@ class Found:
     """The names of runs of other settings, and in what they differ."""
     outside: list[str] = field(default_factory=list)
     """The names of those that lie outside of the space."""
-    copies: dict[str, str] = field(default_factory=dict)
-    """The names of copies of other runs there, and of those: they are no points of their own, and have cost nothing."""
+    copies: dict[Path, Path] = field(default_factory=dict)
+    """Copies of other runs there, and those: they are no points of their own, and have cost nothing."""
     damaged: set[Path] = field(default_factory=set)
     """The folders of runs at a rung that have lost what they had measured, and are trained anew."""
     spent_elsewhere_s: dict[Path, float] = field(default_factory=dict)
@@ -51,9 +51,9 @@ def read(folder: Path, reader: Reader) -> Found:
     """All that lies there now."""
     found, points = Found(), list[Point]()
     runs = [run for run in results_of_sweep(folder) if run[1]["status"] != DAMAGED]
-    found.copies = _copies(runs)
+    found.copies = copies_among(runs)
     for paths, record in runs:
-        if paths.folder.name in found.copies:
+        if paths.folder in found.copies:
             continue
         if (number := record.get("search", {}).get("number")) is not None:
             found.numbers.add(number)
@@ -91,8 +91,8 @@ def of_another(reader: Reader, source: Path, own: Iterable[Path | None]) -> list
         raise ConfigError(f"search.warm_start={source}: there is no such folder; give that of a sweep")
     own = {folder.resolve() for folder in own if folder}
     found = [*results_of_sweep(source)]
-    copies = _copies(found)
-    runs = [(reader.point(paths, record), record) for paths, record in found if paths.folder.name not in copies]
+    copies = copies_among(found)
+    runs = [(reader.point(paths, record), record) for paths, record in found if paths.folder not in copies]
     points = [
         replace(point, number=None, is_of_others=bool(reader.differences(point.values, record)))
         for point, record in runs
@@ -111,24 +111,6 @@ def forget_training(paths: RunPaths) -> None:
     with at_work(paths):
         update_result(paths, status=INTERRUPTED, resumable=False)
         paths.remove_checkpoints()
-
-
-def _copies(runs: Iterable[tuple[RunPaths, Record]]) -> dict[str, str]:
-    """The names of folders that have the number and the settings of another, and that one's.
-
-    Of those the last counts that has its own name, as for every sweep, else the first.
-    """
-    alike: dict[Hashable, list[tuple[str, bool]]] = {}
-    for paths, record in runs:
-        if "search" in record:
-            what = record.get("identity") or repr(record.get("overrides"))
-            names = alike.setdefault((record["search"]["number"], what), [])
-            names.append((paths.folder.name, has_own_name(paths, record)))
-    found = dict[str, str]()
-    for names in alike.values():
-        kept = next((name for name, is_own in reversed(names) if is_own), names[0][0])
-        found.update((name, kept) for name, _ in names if name != kept)
-    return found
 
 
 def _numbered_once(points: Iterable[Point], numbers: set[int]) -> Iterable[Point]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,13 +164,26 @@ def best(points: Sequence[Point], goals: Sequence[Goal]) -> Point | None:
 def _settings(record: Record) -> Callable[[str], Any]:
     """The value of a key in a run, as it was typed, or as its configuration has it."""
     typed: Mapping[str, Any] = record.get("overrides", {})
-    known: dict[str, Any] = {}
+
+    @functools.cache
+    def known() -> dict[str, Any]:
+        return settings_of(record, lists_as_text=False)
 
     def setting(key: str) -> Any:
         if key in typed:
             return typed[key]
-        if not known:
-            known.update(settings_of(record) or {"": None})
-        return known.get(key)
+        return known()[key] if key in known() else _in(record.get("config") or {}, key)
 
     return setting
+
+
+def _in(config: Mapping[str, Any], key: str) -> Any:
+    """What has no value of its own there: a mapping, maybe an argument of an own class; None where there is nothing."""
+    group, *below = key.split(".")
+    for parts in ([group, *below], [group, "kwargs", *below]):
+        found: Any = config
+        for part in parts:
+            found = found.get(part) if isinstance(found, dict) else None
+        if found is not None:
+            return found
+    return None

@@ -19,6 +19,8 @@ from expt.search.space import Parameter, Space, Value, Values, as_key
 
 DRAWS = 50
 """How often values are drawn until they are new."""
+MOST_BAD = 5
+"""Forks that may come to nothing one after another, for the place of one that did: maybe its every neighbour does."""
 SMALLER, LARGER = 0.8, 1.2
 """By one of these a number is multiplied."""
 
@@ -42,6 +44,8 @@ class Member:
     """Whether it still has what a fork begins with."""
     is_orphan: bool = False
     """Whether it could not begin, since its parent had no longer what a fork begins with."""
+    is_bad: bool = False
+    """Whether it has failed by its values, as by diverging: the next fork draws others."""
 
     @property
     def epochs(self) -> int:
@@ -128,7 +132,9 @@ class Population:
         best, worst = self._extremes(members, epoch)
         failed = [member for member in current if member.status == FAILED and member.epochs <= epoch]
         # Not other forks that have come to nothing: they would fail for ever.
-        given_up = [member for member in failed if member.costs or member.replaces is None or member.is_orphan]
+        given_up = [
+            one for one in failed if one.costs or one.replaces is None or one.is_orphan or _may_retry(one, members)
+        ]
         able = [member for member in best if member.can_be_forked and member.costs]
         parents = [member for member in able if member.status in (PAUSED, RUNNING)]
         for member in [*given_up, *(member for member in here if member in worst)]:
@@ -205,6 +211,17 @@ class Population:
 
     def _random(self, number: int, what: str = "") -> random.Random:
         return random.Random(f"{self.seed} {number} {what}")
+
+
+def _may_retry(member: Member, members: Iterable[Member]) -> bool:
+    """Whether the place of a fork that has come to nothing by its values is given to another."""
+    before = {each.number: each for each in members}
+    each: Member | None = member
+    for _ in range(MOST_BAD):
+        if each is None or not each.is_bad or each.costs or each.replaces is None:
+            return member.is_bad
+        each = before.get(each.replaces)
+    return False
 
 
 def _cost(member: Member, epoch: int) -> float | None:

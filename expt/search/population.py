@@ -187,6 +187,7 @@ class PopulationTraining:
             began_at=point.began_at,
             can_be_forked=point.number not in self._gone,
             is_orphan=self._orphans.get(point.number, False),
+            is_bad=point.is_bad or point.is_refused,
         )
 
 

@@ -51,8 +51,10 @@ class Parameter:
     def read(self, found: Any) -> Value | None:
         """The value that a record has, as one of this parameter's; None where it is none."""
         if self.kind == "categorical":
-            wanted = _plain(found)
-            return next((text for text, value in zip(self.choices, self.meant, strict=True) if value == wanted), None)
+            plain, pairs = _plain(found), zip(self.choices, self.meant, strict=True)
+            # Of two mappings that a run agrees with, the one that says more.
+            fitting = [(_num_named(meant), text) for text, meant in pairs if _agrees(plain, meant)]
+            return max(fitting, key=lambda pair: pair[0], default=(0, None))[1]
         if isinstance(found, bool) or not isinstance(found, int | float) or not self.low <= found <= self.high:
             return None
         if self.kind == "int":
@@ -245,6 +247,20 @@ def _with(point: Values, parameter: Parameter, every: Sequence[Value]) -> list[V
 def as_key(values: Mapping[str, Value]) -> Hashable:
     """Equal for equal points."""
     return frozenset(values.items())
+
+
+def _agrees(found: Any, meant: Any) -> bool:
+    """Whether a value is what is meant; of a mapping, which leaves the other keys as they are, what that names."""
+    if isinstance(meant, dict):
+        return isinstance(found, dict) and all(key in found and _agrees(found[key], meant[key]) for key in meant)
+    if isinstance(meant, list):
+        return isinstance(found, list) and len(found) == len(meant) and all(map(_agrees, found, meant))
+    return bool(found == meant)
+
+
+def _num_named(meant: Any) -> int:
+    below = meant.values() if isinstance(meant, dict) else meant if isinstance(meant, list) else ()
+    return 1 + sum(map(_num_named, below))
 
 
 def _plain(value: Any) -> Any:

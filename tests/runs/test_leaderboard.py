@@ -112,13 +112,14 @@ def test_a_setting_and_a_result_of_one_name_have_columns_of_their_own(tmp_path: 
     for number, objective in enumerate(("loss/val", "accuracy/val")):
         overrides = {"objective": objective, "lr": number}
         leave_run(tmp_path, f"run={number}", 0.5 + number, objective=objective, overrides=overrides)
+    update_result(RunPaths(tmp_path / "run=1"), metrics={"loss/val": 2.5})
     leaderboard.write_summary(tmp_path, leaderboard.read_runs(tmp_path))
     head, *below = csv.reader(lines_of(tmp_path, "summary.csv"))
     assert len({*head}) == len(head)
     found = [dict(zip(head, line, strict=True)) for line in below]
     assert [(run["objective_setting"], run["objective"]) for run in found] == [
         ("loss/val", "0.5"),
-        ("accuracy/val", "1.5"),
+        ("accuracy/val", "2.5"),
     ]
     assert lines_of(tmp_path, "summary.md")[0].startswith("| objective | lr | ")
     (tmp_path / "none").mkdir()
@@ -285,6 +286,8 @@ def test_a_run_that_was_chosen_by_another_objective_shows_that_of_the_table(tmp_
     shown = [line.split("|")[1:3] for line in lines_of(tmp_path, "summary.md")]
     assert shown[0] == [" lr ", " accuracy/val "]
     assert shown[2:] == [[" 2 ", " 0.9500 "], [" 1 ", " 0.9000 "], [" 3 ", "  "]]
+    in_csv = csv.DictReader(lines_of(tmp_path, "summary.csv"))
+    assert [(row["lr"], row["objective"]) for row in in_csv] == [("1", "0.9"), ("2", "0.95"), ("3", "")]
 
 
 def test_a_narrow_terminal_folds_settings_and_no_number(tmp_path: Path) -> None:

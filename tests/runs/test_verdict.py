@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,8 +17,9 @@ from rich.console import Console
 import expt
 from expt.command import report
 from expt.errors import ConfigError
+from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
-from expt.runs.result import COMPLETED, FAILED, FoundRecord, create_result
+from expt.runs.result import COMPLETED, FAILED, FoundRecord, create_result, update_result
 from expt.runs.view import verdict
 
 A = [0.90, 0.91, 0.93, 0.92, 0.94]
@@ -140,6 +142,33 @@ def test_of_unequal_seeds_those_count_that_both_have() -> None:
     )
 
 
+def test_the_best_by_the_mean_is_that_of_the_metric_which_is_compared() -> None:
+    runs = runs_of(a=[0.980, 0.981, 0.983], b=[0.990, 0.992, 0.993, 0.90], c=[0.995])
+    for run in runs:
+        run["objective"] = {"name": "loss/val", "value": -run["metrics"]["accuracy/val"]}
+    unfinished: Any = {**runs[-1], "folder": Path("c1"), "status": FAILED, "metrics": {"accuracy/val": 0.1}}
+    runs = [*runs, unfinished]  # which counts nowhere
+    note = [*verdict.notes(verdict.verdicts(runs, "accuracy/val"))][1]
+    assert note.endswith("by the mean of all its own it would be model=c")
+
+
+def test_another_metric_is_that_of_the_epoch_whose_checkpoint_a_run_keeps(tmp_path: Path) -> None:
+    runs: list[Any] = [*runs_of(a=A), *runs_of("loss/val", b=B)]
+    for run, kept in zip(runs, [*A, *B], strict=True):
+        run["folder"] = tmp_path / run["folder"]
+        run["best"] = {"metric": run["objective"]["name"], "value": run["objective"]["value"], "epoch": 1}
+        run["metrics"]["accuracy/val"] = 1 - kept
+        run["folder"].mkdir()
+        writer = MetricsWriter(RunPaths(run["folder"]))
+        for epoch, value in ((1, kept), (2, 1 - kept)):
+            writer.write(epoch, epoch, {"accuracy/val": value})
+        writer.close()
+    found = verdict.verdicts(runs, "accuracy/val")
+    assert found.best.settings["model"] == "a"
+    assert found.others[0].lead == pytest.approx(0.014)
+    assert verdict.verdicts(runs[:5] + runs_of(b=B), "accuracy/val").others[0].lead == pytest.approx(0.014)
+
+
 def test_of_rows_that_lead_one_another_in_a_circle_each_is_led() -> None:
     nothing = math.nan
     a = [0.90, 0.9201, nothing, nothing, 0.50, 0.51]
@@ -258,6 +287,19 @@ def test_runs_that_break_a_limit_of_their_search_are_left_out(
     told = r"here 1 setting has .*; left out: 10 completed runs that break search\.constraints$"
     with pytest.raises(ConfigError, match=told):
         report.main([str(tmp_path), "--verdict"])
+
+
+def test_a_copy_of_a_run_is_no_further_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs: list[Any] = runs_of(a=A, b=B)
+    for run in runs:
+        name = str(run.pop("folder"))
+        create_result(RunPaths(tmp_path / name), name=name, identity=name, **run)
+    shutil.copytree(tmp_path / "a1", tmp_path / "0 backup")
+    update_result(RunPaths(tmp_path / "0 backup"), objective={"name": "accuracy/val", "value": 0.1})  # of before
+    assert report.main([str(tmp_path), "--verdict"]) == 0
+    *shown, note = capsys.readouterr().out.splitlines()
+    assert "+0.0140" in shown[2]
+    assert note == "left out: a copy of a run, which does not count: 0 backup (of a1)"
 
 
 def test_the_table_says_what_would_show_it() -> None:

@@ -10,7 +10,7 @@ from unittest.mock import ANY
 import pytest
 
 from expt.runs.result import COMPLETED, FAILED, PAUSED, RUNNING
-from expt.search.pbt import Begin, Choice, GoOn, Member, Population, Replace
+from expt.search.pbt import MOST_BAD, Begin, Choice, GoOn, Member, Population, Replace
 from expt.search.space import Parameter, Space, Values
 
 LR = Parameter(name="optimizer.lr", kind="float", low=1e-4, high=1.0, log=True)
@@ -197,6 +197,19 @@ def test_who_diverged_or_failed_is_replaced(bad: Member) -> None:
     choice = POPULATION.choose([*(_member(n, 1.0, n) for n in range(4) if n != 3), bad, _member(4, 1, 7, replaces=9)])
     assert isinstance(choice, Replace)
     assert (choice.number, choice.parent) == (3, 0)
+
+
+def test_the_place_of_a_fork_that_comes_to_nothing_by_its_values_is_given_to_others_and_not_for_ever() -> None:
+    members = [_member(n, 1.0, 1.0 + n) for n in range(4)]
+    while isinstance(choice := POPULATION.choose(members), Replace):
+        assert (choice.number, choice.parent, choice.epoch) == (len(members) - 1, 0, 2)
+        fork = Member(number=len(members), values=choice.values, status=FAILED, replaces=choice.number)
+        members.append(dataclasses.replace(fork, parent=0, began_at=2, is_bad=True))
+    forks = members[4:]
+    assert choice == GoOn(0, 4)
+    assert len(forks) == len({str(fork.values) for fork in forks}) == MOST_BAD
+    by_code = dataclasses.replace(forks[0], is_bad=False)
+    assert POPULATION.choose([*members[:4], by_code]) == GoOn(0, 4)
 
 
 def test_values_are_changed_within_the_space() -> None:

@@ -33,6 +33,17 @@ def test_every_value_is_one_that_is_read_again(share: float, parameter: Paramete
         assert 0 <= parameter.share(value) <= 1
 
 
+def test_of_mappings_that_a_run_agrees_with_it_has_the_one_that_names_the_most() -> None:
+    choices = ("{flip:true}", "{flip:false}", "{flip:false,cutout:4}", "[{a:1}]")
+    meant = ({"flip": True}, {"flip": False}, {"flip": False, "cutout": 4}, [{"a": 1}])
+    parameter = Parameter("augment", "categorical", choices=choices, meant=meant)
+    assert parameter.read({"flip": False, "cutout": 0}) == "{flip:false}"
+    assert parameter.read({"flip": False, "cutout": 4, "crop": 0}) == "{flip:false,cutout:4}"
+    assert parameter.read([{"a": 1, "b": None}]) == "[{a:1}]"
+    for other in ({"cutout": 4}, [], [{"a": 1}, {"a": 1}], None, "flip"):
+        assert parameter.read(other) is None
+
+
 def test_a_float_has_no_more_digits_than_anybody_reads() -> None:
     assert PARAMETERS[0].rounded(0.012345678) == 0.012346
     assert PARAMETERS[0].rounded(1.0000001) == 1.0

@@ -59,7 +59,7 @@ class Row:
     @property
     def values(self) -> list[float]:
         """The objective of each run that counts and has measured it; nan where it was nan."""
-        found = [_value_of(run, self.objective) for run in self.counted if run.get("objective")]
+        found = [value_of(run, self.objective) for run in self.counted if run.get("objective")]
         return [value for value in found if value is not None]
 
     def values_of(self, tag: str) -> list[float]:
@@ -163,6 +163,7 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
     shown = (key for row in found for key in row.settings)
     keys = list(dict.fromkeys([*(key for run in runs for key in _typed(run)), *shown]))
     tags = list(dict.fromkeys(tag for run in runs for tag in run.get("metrics") or {}))
+    objective = objective_of(runs)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     energy = ["energy_j"] if any("energy_j" in run for run in runs) else []
@@ -170,10 +171,9 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
     writer.writerow(map(in_csv, [*before, *_headings(keys, {*before, *after}), *after]))
     for run in runs:
         metrics, known = run.get("metrics") or {}, _Settings(run)
-        objective = run.get("objective")
         error = in_one_line(str(run.get("error") or ""))
         numbers = [
-            _cell(objective["value"] if objective else None),
+            _cell(value_of(run, objective)),
             *(_cell(metrics.get(tag)) for tag in tags),
             _cell(sum(run.get("epoch_s") or [0.0])),
             _cell(device_s(run)),
@@ -183,7 +183,7 @@ def write_summary(folder: Path, runs: Sequence[FoundRecord]) -> None:
         line = [run["folder"].name, run["status"], run.get("identity", ""), *settings, *numbers, error]
         writer.writerow(map(in_csv, line))
     write_atomically(folder / "summary.csv", text.getvalue())
-    write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, objective_of(runs))) + "\n")
+    write_atomically(folder / SUMMARY_TABLE, "\n".join(_markdown(found, objective)) + "\n")
 
 
 def _markdown(found: Sequence[Row], objective: str) -> Iterator[str]:
@@ -276,9 +276,9 @@ def objective_of(runs: Sequence[FoundRecord]) -> str:
     return next((run["objective"]["name"] for run in runs if run.get("objective")), "objective")
 
 
-def _value_of(run: FoundRecord, tag: str) -> float | None:
+def value_of(run: FoundRecord, tag: str) -> float | None:
     """The objective; of a run that was chosen by another one, `tag` in the epoch whose checkpoint it keeps."""
-    if (objective := run["objective"]) and objective["name"] == tag:
+    if (objective := run.get("objective")) and objective["name"] == tag:
         return objective["value"]
     last, best = (run.get("metrics") or {}).get(tag), run.get("best")
     if last is None or not best:

@@ -64,13 +64,15 @@ class ListedRun:
         return str(objective["name"] if objective else config.get("objective", ""))
 
 
-def settings_of(record: Record) -> dict[str, Any]:
+def settings_of(record: Record, *, lists_as_text: bool = True) -> dict[str, Any]:
     """All settings of a run, flat, as they are typed.
 
     A person's own class has the name by which it was chosen, or else the class's.
     """
     config = flat(record.get("config") or {})
-    found: dict[str, Any] = {**hyperparameters(config), **{key: None for key, value in config.items() if value is None}}
+    as_they_are = type(None) if lists_as_text else (type(None), list)
+    kept = {key: value for key, value in config.items() if isinstance(value, as_they_are)}
+    found: dict[str, Any] = {**hyperparameters(config), **kept}
     for group in [key for key, value in found.items() if value == "_target_" and f"{key}.target" in found]:
         own = f"{group}.kwargs."
         typed = {key: f"{group}.{key.removeprefix(own)}" for key in found if key.startswith(own)}

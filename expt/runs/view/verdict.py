@@ -19,8 +19,8 @@ from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
 from expt.runs.result import COMPLETED, FoundRecord
 from expt.runs.view.cells import cells, setting
-from expt.runs.view.leaderboard import Row, objective_of, rows
-from expt.runs.view.query import falls
+from expt.runs.view.leaderboard import Row, objective_of, rows, value_of
+from expt.runs.view.query import falls, ordered
 from expt.runs.view.repetitions import seed_and_fold
 
 LEVEL = 0.05
@@ -90,6 +90,11 @@ class _Measured:
     not_finite: int
     again: tuple[str, ...]
 
+    @property
+    def mean(self) -> float:
+        """Over all its seeds; nan where one of them has come to nothing."""
+        return math.nan if self.not_finite else statistics.fmean(self.values.values())
+
 
 def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference: float | None = None) -> Verdicts:
     """Judge the lead of the best row: the first of several seeds that no other with several in common leads on those.
@@ -102,9 +107,10 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference:
         from statsmodels.stats.multitest import multipletests
     except ImportError:
         raise ConfigError("--verdict: needs statsmodels; pip install 'expt[verdict]'") from None
-    if metric is None:
-        _check_objectives(runs)
-    found = [one for row in rows(runs, metric) if (one := _measured(row, metric)).values]
+    metric = metric or _common_objective(runs)
+    sign = 1 if falls(metric, runs) else -1
+    measured = [one for row in rows(runs) if (one := _measured(row, metric)).values]
+    found = ordered(measured, lambda one: one.mean, falling=sign > 0)
     _check_seeds(found)
     raw = {
         (a, b): _t_test(_differences(found[a].values, found[b].values))[0]
@@ -113,7 +119,6 @@ def verdicts(runs: Sequence[FoundRecord], metric: str | None = None, difference:
     known = [pair for pair, p in raw.items() if not math.isnan(p)]
     corrected = multipletests([raw[pair] for pair in known], LEVEL, "holm")[1] if known else []
     p_of = dict(zip(known, map(float, corrected), strict=True))
-    sign = 1 if falls(metric or objective_of(runs), runs) else -1
     best = _index_of_best(found, sign)
     seeds_for = functools.partial(_seeds_for, size=difference, comparisons=max(1, len(known)))
     others = tuple(
@@ -186,14 +191,10 @@ def notes(found: Verdicts) -> Iterator[str]:
         yield "folds share training samples: differences of folds are less sure than this says"
 
 
-def _measured(row: Row, metric: str | None) -> _Measured:
+def _measured(row: Row, metric: str) -> _Measured:
     values, again = dict[tuple[Any, ...], float](), list[str]()
     for run in row.runs:
-        if run["status"] != COMPLETED:
-            continue
-        objective = run.get("objective")
-        value = run["metrics"].get(metric) if metric else objective["value"] if objective else None
-        if value is None:
+        if run["status"] != COMPLETED or (value := value_of(run, metric)) is None:
             continue
         if (key := seed_and_fold(run)) in values:
             again.append(str(run["folder"]))
@@ -203,13 +204,14 @@ def _measured(row: Row, metric: str | None) -> _Measured:
     return _Measured(row, finite, len(values) - len(finite), tuple(again))
 
 
-def _check_objectives(runs: Sequence[FoundRecord]) -> None:
+def _common_objective(runs: Sequence[FoundRecord]) -> str:
     done = [run["objective"] for run in runs if run["status"] == COMPLETED]
     if len(names := [*dict.fromkeys(objective["name"] for objective in done if objective)]) > 1:
         raise ConfigError(
             f"--verdict: compares runs by one number, and these were chosen by {' and '.join(names)}; name one, as in "
             f"--metric {names[0]}"
         )
+    return objective_of(runs)
 
 
 def _check_seeds(found: Sequence[_Measured]) -> None:
