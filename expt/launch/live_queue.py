@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from expt.errors import ExptError, Interrupted
@@ -26,6 +26,10 @@ class LiveQueue(Queue):
         self._dropped: set[Job] = set()  # cancelled ones that do not go on
         self.is_paused = False
         """Whether no further job is to be submitted, of those that come later either."""
+        self.is_dropped: Callable[[Job], bool] = lambda _: False
+        """Whether a job that comes is not to be submitted."""
+        self.is_held: Callable[[Job], bool | None] = lambda _: None
+        """Whether one is to wait until `let_go_on`; None where `is_paused` says so."""
 
     @property
     def jobs(self) -> list[Job]:
@@ -77,9 +81,16 @@ class LiveQueue(Queue):
 
     def _submit(self, jobs: list[Job]) -> None:
         self._all |= dict.fromkeys(jobs)
-        held = [job for job in jobs if (self.is_paused or self._finishing) and not job.error]
+        dropped = [job for job in jobs if not job.error and self.is_dropped(job)]
+        held = [job for job in jobs if not job.error and job not in dropped and self._is_to_wait(job)]
         self._held |= dict.fromkeys(held)
-        super()._submit([job for job in jobs if job not in held])
+        super()._submit([job for job in jobs if job not in held and job not in dropped])
+        for job in dropped:
+            self._tell_dropped(job, record=True)
+
+    def _is_to_wait(self, job: Job) -> bool:
+        held = self.is_held(job)
+        return bool(self._finishing) or (self.is_paused if held is None else held)
 
     def _is_busy(self) -> bool:
         return super()._is_busy() or (bool(self._held) and self._finishing is None)

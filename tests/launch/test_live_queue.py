@@ -204,6 +204,25 @@ def test_a_further_job_is_submitted_and_while_all_is_paused_kept(tmp_path: Path)
     assert [job.status for job in (first, second, third)] == [COMPLETED] * 3
 
 
+def test_a_job_that_comes_is_dropped_or_held_where_an_order_has_said_so(tmp_path: Path) -> None:
+    dropped, held, _ = some = jobs(tmp_path, 3)
+    executor, seen = Executor((1, True), (1, True)), list[Job]()
+
+    def resume(queue: LiveQueue) -> None:
+        seen.extend(queue.held)
+        queue.is_held = lambda _: False
+        queue.let_go_on([held])
+
+    orders = Orders(*[wait] * 3, resume)
+    queue = orders.queue = LiveQueue(executor, orders)
+    queue.is_dropped, queue.is_held = (lambda job: job is dropped), (lambda job: job is held or None)
+    queue.run(iter(some))
+    assert [job.status for job in some] == [INTERRUPTED, COMPLETED, COMPLETED]
+    assert (seen, len(executor.submitted), queue.jobs) == ([held], 2, some)
+    assert orders.events[0] == ("dropped", "0")
+    assert not dropped.paths.result.exists()
+
+
 def test_to_finish_cancels_what_runs_waits_or_is_held_and_is_no_interruption(tmp_path: Path) -> None:
     running, waiting, held = jobs(tmp_path, 3)
     executor = Executor(LONG, WAITS, WAITS)
