@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from expt.command.aim import Aim, KnownRun, StandingOrders, meant
 from expt.command.arguments import readable
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_adapter import product
 from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.overrides import last_of_each, parsed
+from expt.command.points_to_come import ComingPoint, PointsToCome
 from expt.command.sweep_display import SweepDisplay
-from expt.config.identity import shown
 from expt.errors import ConfigError, ExptError
 from expt.launch.job import QUEUED, Job
 from expt.launch.live_pool import LivePool
@@ -26,9 +24,7 @@ from expt.runs.added import Added
 from expt.runs.orders import Order
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import OfAdded
-from expt.runs.request import RunRequest
 from expt.runs.result import PAUSED, RUNNING
-from expt.runs.view.query import filter_of, fits, settings_of
 
 LOOK_S = 0.2
 """How often the folder is looked at for orders."""
@@ -52,10 +48,14 @@ class LiveSweep:
         words: Sequence[str],
         compose: Compose,
         check: Callable[[Sequence[str]], object],
+        to_come: PointsToCome,
+        standing: StandingOrders,
     ) -> None:
         """`words` are those that the sweep was typed with; `check` raises what Hydra does of a point that cannot be."""
         self._folder, self._machine, self._pool, self._runs = folder.folder, machine, pool, runs
         self._display, self._typed, self._compose, self._check = display, words, compose, check
+        self._to_come, self._standing = to_come, standing
+        pool.is_dropped, pool.is_held = standing.is_dropped, standing.is_held
         self._next = 0.0
         self._rests_since: float | None = None
         self._has_told_of_rest = False
@@ -94,41 +94,76 @@ class LiveSweep:
             return self._add(order.about)
         if order.word == "gpus":
             return self._use_gpus(order.about)
-        pool = self._pool
-        jobs, held = meant(pool.jobs, order.about, self._folder), {*pool.held}
-        if order.word in ("pause", "resume") and not order.about:
-            pool.is_paused = order.word == "pause"
+        runs: list[KnownRun | ComingPoint] = [KnownRun(job) for job in self._pool.jobs if job.request is not None]
+        aim, found = meant(order.about, [*runs, *self._to_come.left()], self._folder)
+        jobs = [run.job for run in found if isinstance(run, KnownRun)]
+        points = [run for run in found if isinstance(run, ComingPoint) and not self._standing.drops(run)]
         if order.word == "resume":
-            paused = [job for job in jobs if job in held]
-            pool.let_go_on(paused)
-            return _told("resumed", paused, "none of these has paused")
-        open_ones = [job for job in jobs if job.status in (QUEUED, RUNNING)]
+            return self._resume(order.about, aim, jobs, points)
         if order.word == "pause":
-            open_ones = [job for job in open_ones if job not in held]
-            pool.pause(open_ones)
-            return _told("paused", open_ones, "none of these runs or waits")
-        if order.word == "drop":
-            open_ones += [job for job in jobs if job.status == PAUSED]  # a search would have them go on
-        pool.drop(open_ones)
-        added.forget(self._folder, [run.overrides for job in open_ones for run in self._runs[job]])
-        return _told("dropped", open_ones, "none of these runs or waits")
+            return self._pause(order.about, aim, jobs, points)
+        return self._drop(aim, jobs, points)
+
+    def _resume(self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], points: Sequence[ComingPoint]) -> list[str]:
+        pool, held, standing = self._pool, {*self._pool.held}, self._standing
+        num_coming = len(points) if pool.is_paused or standing.pauses_any else 0
+        if not about:
+            pool.is_paused = False
+            standing.resume_all()
+        elif num_coming:
+            standing.resume(aim)
+        paused = [job for job in jobs if job in held]
+        pool.let_go_on(paused)
+        return _told("resumed", paused, "none of these has paused", num_coming)
+
+    def _pause(self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], points: Sequence[ComingPoint]) -> list[str]:
+        pool, held = self._pool, {*self._pool.held}
+        pool.is_paused |= not about
+        if points:
+            self._standing.pause(aim)
+        running = [job for job in jobs if job.status in (QUEUED, RUNNING) and job not in held]
+        pool.pause(running)
+        return _told("paused", running, "none of these runs or waits", len(points))
+
+    def _drop(self, aim: Aim, jobs: Sequence[Job], points: Sequence[ComingPoint]) -> list[str]:
+        if points:
+            self._standing.drop(aim)
+        open_ones = [job for job in jobs if job.status in (QUEUED, RUNNING)]
+        open_ones += [job for job in jobs if job.status == PAUSED]  # a search would have them go on
+        self._pool.drop(open_ones)
+        words = [run.overrides for job in open_ones for run in self._runs[job]]
+        added.forget(self._folder, [*words, *(point.words for point in points)])
+        return _told("dropped", open_ones, "none of these runs or waits", len(points))
 
     def _add(self, words: Sequence[str]) -> list[str]:
         """The grid that was typed, with these words in place of those for the same keys."""
         if of_search := [word for word in words if word.partition("=")[0].partition(".")[0] == "search"]:
             raise ConfigError(f"{of_search[0]}: is the search's; end it by Ctrl-C, and type its command again with it")
         words = readable(words)
+        points = self._product(words)
+        coming = {self._to_come.same(point.words) for point in self._to_come.left() if not self._standing.drops(point)}
+        new_points = [point for point in points if not coming or self._to_come.same(point) not in coming]
+        new = self._made(new_points, [each.key_or_group for each in parsed(words)])
+        num_known = len(points) - len(new)
+        known = f"; {num_known} {'is' if num_known == 1 else 'are'} there already" if num_known else ""
+        return [f"{line}{known}" for line in _told("added", new, "nothing is new")]
+
+    def _product(self, words: Sequence[str]) -> list[list[str]]:
         last = last_of_each([*self._typed, *words])
         searched = [each for each in last if each.is_sweep_override() and not each.is_discrete_sweep()]
         if searched:  # a misspelt key, maybe
             self._check(product([each for each in last if each not in searched])[0])
             key = searched[0].get_key_element()
             raise ConfigError(f"{key}: is searched in an interval; give the run a value, as in {key}=1")
-        points = product(last)
-        keys = [each.key_or_group for each in parsed(words)]
+        return product(last)
+
+    def _made(self, points: Sequence[Sequence[str]], keys: list[str]) -> list[Job]:
+        """The jobs of these points that are new, and in the pool now."""
+        if not points:
+            return []
         numbers = [run.number for same in self._runs.values() for run in same]
         first = OfAdded(place=added.next_place(self._folder), keys=keys)
-        composed = self._compose(points, first, 1 + max(numbers, default=-1))
+        composed = self._compose(points, first, 1 + max(numbers, default=-1) + len(self._to_come.left()))
         new = [run for run in composed if run.job not in self._runs]
         if refused := [run.job for run in new if run.job.error]:
             raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
@@ -137,9 +172,9 @@ class LiveSweep:
         for run in new:
             self._runs[run.job] = [run]
             self._display.total += 1
+            self._standing.leave_out(run.job)
             self._pool.add(run.job)
-        known = f"; {len(composed) - len(new)} are there already" if len(composed) > len(new) else ""
-        return [f"{line}{known}" for line in _told("added", [run.job for run in new], "nothing is new")]
+        return [run.job for run in new]
 
     def _use_gpus(self, about: Sequence[str]) -> list[str]:
         gpus = self._machine.gpus
@@ -155,41 +190,15 @@ class LiveSweep:
         return [f"GPUs in use from now on: {names}", *_told("paused until others are free", moved, "")]
 
 
-def meant(jobs: Iterable[Job], about: Sequence[str], folder: Path) -> list[Job]:
-    """The jobs that `about` names: runs by their names, or settings that they all have; without any all of them.
-
-    Raises ConfigError where it names none of the sweep's in `folder`.
-    """
-    found = [job for job in jobs if job.request is not None]
-    names = [text for text in about if any(fits(job.name, text) for job in found)]
-    filters = [text for text in about if text not in names]
-    if unknown := [text for text in filters if not re.search("[=<>]", text)]:
-        raise ConfigError(f"{unknown[0]}: no run of {folder} has that name")
-    if filters:
-        settings = {job: _settings(job.request) for job in found if job.request is not None}
-        tests = [filter_of(text, [*settings.values()], is_order=True) for text in filters]
-        found = [job for job in found if all(test(settings[job]) for test in tests)]
-    if names:
-        found = [job for job in found if any(fits(job.name, name) for name in names)]
-    if not found and about:
-        raise ConfigError(f"{' '.join(about)}: no run of {folder} is that")
-    return found
-
-
-def _settings(request: RunRequest) -> dict[str, Any]:
-    """Also what was typed and is none, as `experiment`, of which the folders' names may tell."""
-    typed: dict[str, Any] = request.about.get("overrides", {})
-    return {**typed, **settings_of({"config": shown(request.config), "overrides": typed})}
-
-
 def _index(part: str, text: str, have: int) -> int:
     if not part.isdigit() or int(part) >= have:
         raise ConfigError(f"gpus {text}: give numbers from 0 to {have - 1}, as in 0,1, or all")
     return int(part)
 
 
-def _told(what: str, jobs: Sequence[Job], nothing: str) -> list[str]:
+def _told(what: str, jobs: Sequence[Job], nothing: str, num_coming: int = 0) -> list[str]:
+    coming = f"{num_coming} point{'s' * (num_coming != 1)} still to come" if num_coming else ""
     if not jobs:
-        return [nothing] if nothing else []
+        return [f"{what} {coming}"] if coming else [nothing] if nothing else []
     names = ", ".join(job.name for job in jobs[:5]) + (", ..." if len(jobs) > 5 else "")
-    return [f"{what} {len(jobs)} run{'s' * (len(jobs) > 1)}: {names}"]
+    return [f"{what} {len(jobs)} run{'s' * (len(jobs) > 1)}: {names}" + (f"; and {coming}" if coming else "")]

@@ -16,11 +16,13 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from expt.command import overrides
+from expt.command.aim import StandingOrders
 from expt.command.arguments import continue_command
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.live_sweep import LiveSweep
 from expt.command.point_composer import PointComposer
+from expt.command.points_to_come import PointsToCome
 from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
@@ -88,6 +90,8 @@ class Multirun:
         self._runner = runner or self._pool
         self._grid: Grid | None = None
         self._num_known = 0
+        self._standing = StandingOrders()
+        self._to_come = PointsToCome(self.composer, config, lambda: self.open())
 
     def launch(self, points: Sequence[Sequence[str]], first_number: int) -> list[JobReturn]:
         """Run every point of the grid that is not complete already.
@@ -96,8 +100,7 @@ class Multirun:
         """
         self.begin()
         if not points:
-            params = self._config.hydra.sweeper.get("params") or {}
-            refuse_empty([*(f"{key}={value}" for key, value in params.items()), *self.typed], self.composer.loader)
+            refuse_empty(self._to_come.typed, self.composer.loader)
         more = self.added(points) if self._is_grid and self._grid is None else []  # others count what they asked for
         try:
             composed = itertools.chain(
@@ -112,6 +115,8 @@ class Multirun:
             returned = show_dry_run(composed, total)
             self._grid = None
             return returned
+
+        self._to_come.begin(points, more, first_number)
 
         def rounds(runs: Runs, display: SweepDisplay, _: Runner) -> Iterator[Iterator[Job]]:
             yield self._source(composed, runs, display)
@@ -191,7 +196,9 @@ class Multirun:
             return [*self.open().compose(self.composer, self._config, points, number, first)]
 
         check = functools.partial(self.composer.compose, self._config)
-        return LiveSweep(paths.RunPaths(self.folder), self.machine, pool, runs, display, self.typed, compose, check)
+        of_later = self._to_come, self._standing
+        folder, typed = paths.RunPaths(self.folder), self.typed
+        return LiveSweep(folder, self.machine, pool, runs, display, typed, compose, check, *of_later)
 
     def send_along(self, run: ComposedRun) -> None:
         """Send the sweep to the dashboards of its first run. Raises ConfigError as expt.tracking.sending does."""
@@ -272,6 +279,7 @@ class Multirun:
 
     def _source(self, composed: Iterator[ComposedRun], runs: Runs, display: SweepDisplay) -> Iterator[Job]:
         for run in composed:
+            self._to_come.next_has_come()
             known = run.job in runs
             runs.setdefault(run.job, []).append(run)
             if known:
@@ -280,3 +288,4 @@ class Multirun:
             if run.job.status == COMPLETED:
                 display.skipped(run.job)
             yield run.job
+        self._to_come.all_have_come()

@@ -7,12 +7,12 @@ without it otherwise, and go on to other points than one that was never killed.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, Diverged, ExptError, FolderInUse, Interrupted
-from expt.launch.job import DROPPED, Job, request_of, workers_of
+from expt.launch.job import DROPPED, QUEUED, Job, request_of, workers_of
 from expt.launch.packing import demand_of
 from expt.launch.pool import Pool
 from expt.runs.attempt import record_end, record_pause
@@ -31,6 +31,10 @@ class LivePool(Pool):
         self._last: RunConfig | None = None  # the configuration of the job that was queued last
         self.is_paused = False
         """Whether no further run is to start, of those that come later either."""
+        self.is_dropped: Callable[[Job], bool] = lambda _: False
+        """Whether a job that comes is not to start."""
+        self.is_held: Callable[[Job], bool | None] = lambda _: None
+        """Whether one is to wait until `let_go_on`; None where `is_paused` says so."""
         self._stopping: dict[int, bool] = {}  # active ones that were asked to pause, and whether they are held then
         self._in_use: dict[int, float] = {}  # since when those wait in whose folders other commands are at work
 
@@ -88,12 +92,18 @@ class LivePool(Pool):
                 self._end(number, error)
                 continue
             if self._held.pop(number, None) or self._withdraw(number):
-                if job.paths.result.exists():  # it has paused as it was told to
-                    record_end(job.paths, error)
-            elif job.status != PAUSED:  # by itself, at a rung, where its record leaves it
-                continue
-            job.status, job.error = INTERRUPTED, error
-            self._observer.job_dropped(job)
+                self._drop_waiting(job)
+            elif job.status == PAUSED:  # by itself, at a rung, where its record leaves it
+                self._tell_dropped(job)
+
+    def _drop_waiting(self, job: Job) -> None:
+        if job.paths.result.exists():  # it has paused as it was told to, or an earlier command has begun it
+            record_end(job.paths, Interrupted(DROPPED))
+        self._tell_dropped(job)
+
+    def _tell_dropped(self, job: Job) -> None:
+        job.status, job.error = INTERRUPTED, Interrupted(DROPPED)
+        self._observer.job_dropped(job)
 
     def use_gpus(self, gpus: Collection[str]) -> list[Job]:
         """Use these alone from now on; returns the running jobs that pause for it, and wait for their turn again."""
@@ -124,9 +134,17 @@ class LivePool(Pool):
         packing = self._gpus if self._last.num_gpus else self._cores
         return packing.num_free >= demand_of(0, self._last, self._machine).count
 
+    def _add(self, job: Job) -> None:
+        if job.status == QUEUED and not job.error and self.is_dropped(job):
+            self._jobs[self._numbers.setdefault(job, len(self._numbers))] = job
+            self._drop_waiting(job)
+        else:
+            super()._add(job)
+
     def _queue(self, number: int, job: Job) -> None:
         self._last = request_of(job).config
-        if self.is_paused:
+        held = self.is_held(job)
+        if self.is_paused if held is None else held:
             self._held[number] = job
         else:
             super()._queue(number, job)

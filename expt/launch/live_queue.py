@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from expt.errors import ExptError, Interrupted
@@ -26,6 +26,10 @@ class LiveQueue(Queue):
         self._dropped: set[Job] = set()  # cancelled ones that do not go on
         self.is_paused = False
         """Whether no further job is to be submitted, of those that come later either."""
+        self.is_dropped: Callable[[Job], bool] = lambda _: False
+        """Whether a job that comes is not to be submitted."""
+        self.is_held: Callable[[Job], bool | None] = lambda _: None
+        """Whether one is to wait until `let_go_on`; None where `is_paused` says so."""
 
     @property
     def jobs(self) -> list[Job]:
@@ -50,7 +54,7 @@ class LiveQueue(Queue):
         """Let running ones save and end, and waiting ones leave the cluster's queue, until `let_go_on`."""
         for job in jobs:
             if job in self._active:
-                self._stop(job)
+                self._cancel(job)
                 self._stopping[job] = True
 
     def let_go_on(self, jobs: Iterable[Job]) -> None:
@@ -67,7 +71,7 @@ class LiveQueue(Queue):
         """End them: what they have come to is kept."""
         for job in jobs:
             if job in self._active:
-                self._stop(job)
+                self._cancel(job)
                 self._stopping.pop(job, None)
                 self._dropped.add(job)
             else:
@@ -77,13 +81,16 @@ class LiveQueue(Queue):
 
     def _submit(self, jobs: list[Job]) -> None:
         self._all |= dict.fromkeys(jobs)
-        held = [job for job in jobs if (self.is_paused or self._finishing) and not job.error]
+        dropped = [job for job in jobs if not job.error and self.is_dropped(job)]
+        held = [job for job in jobs if not job.error and job not in dropped and self._is_to_wait(job)]
         self._held |= dict.fromkeys(held)
-        super()._submit([job for job in jobs if job not in held])
+        super()._submit([job for job in jobs if job not in held and job not in dropped])
+        for job in dropped:
+            self._tell_dropped(job, record=True)
 
-    def _stop(self, job: Job) -> None:
-        if job not in self._stopping and job not in self._dropped:
-            self._active[job].cancel(check=False)
+    def _is_to_wait(self, job: Job) -> bool:
+        held = self.is_held(job)
+        return bool(self._finishing) or (self.is_paused if held is None else held)
 
     def _is_busy(self) -> bool:
         return super()._is_busy() or (bool(self._held) and self._finishing is None)
@@ -93,15 +100,15 @@ class LiveQueue(Queue):
         if error is None or not (job in self._stopping or job in self._dropped):
             self._end(job, error)  # also one that has come to its end before it was cancelled
         elif job in self._dropped:
-            self._end(job, _recorded(job))
+            self._end(job, self._recorded(job))
         else:
             self._set_aside(job)
 
     def _set_aside(self, job: Job) -> None:
         held = self._stopping.pop(job)
         if read_result(job.paths).get("status") in (RUNNING, INTERRUPTED):
-            record_pause(job.paths)
-        self._active.pop(job)
+            record_pause(job.paths, self._worked_until(job))
+        self._leave(job)
         job.go_on(request_of(job).until_epoch)
         self._observer.job_held(job)
         if held:
@@ -112,7 +119,7 @@ class LiveQueue(Queue):
     def _tell_dropped(self, job: Job, *, record: bool) -> None:
         if job.status not in (QUEUED, PAUSED):
             return
-        job.status, job.error = INTERRUPTED, _recorded(job) if record else Interrupted(DROPPED)
+        job.status, job.error = INTERRUPTED, self._recorded(job) if record else Interrupted(DROPPED)
         self._observer.job_dropped(job)
 
     def _end(self, job: Job, error: ExptError | None) -> None:
@@ -120,10 +127,9 @@ class LiveQueue(Queue):
         self._dropped.discard(job)
         super()._end(job, error)
 
-
-def _recorded(job: Job) -> Interrupted:
-    """That it was dropped, also in its record, if it has one."""
-    error = Interrupted(DROPPED)
-    if job.paths.result.exists():
-        record_end(job.paths, error)
-    return error
+    def _recorded(self, job: Job) -> Interrupted:
+        """That it was dropped, also in its record, if it has one."""
+        error = Interrupted(DROPPED)
+        if job.paths.result.exists():
+            record_end(job.paths, error, self._worked_until(job))
+        return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -25,6 +26,8 @@ from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, RUNNING, read_resul
 from expt.runs.worker_error import LOG
 
 POLL_S = 0.2
+RESULT_S = 5.0
+"""How long what a job has left may take to be seen here, where it has ended on another node."""
 PREEMPTED = signal.SIGUSR2
 """What submitit lets Slurm send to a job that has to go; its own handler then puts the job into the queue again."""
 SPARED = {kind.__name__: kind for kind in (Diverged, OutOfMemory)}
@@ -57,6 +60,8 @@ class Queue:
     def __init__(self, executor: Any, observer: Observer) -> None:
         self._executor, self._observer = executor, observer
         self._active: dict[Job, Any] = {}
+        self._cancelled_at: dict[Job, float] = {}  # by time.time: those that this command has cancelled
+        self._silent_since: dict[Job, float] = {}  # those that have ended, and have not said how
         self._finishing: str | None = None
         self.look_on: Callable[[], object] = lambda: None
         """Called between two looks at the jobs, as the observer is."""
@@ -65,8 +70,8 @@ class Queue:
         """Have the jobs under way save and end, as when one is cancelled; that is no interruption of the command."""
         if self._finishing is None:
             self._finishing = why
-            for submitted in self._active.values():
-                submitted.cancel(check=False)
+            for job in self._active:
+                self._cancel(job)
 
     def run(self, source: Iterator[Job | None]) -> None:
         """Submit the jobs that `source` yields before None, and wait for them.
@@ -78,14 +83,14 @@ class Queue:
             self._submit([job for job in jobs if job is not None and job.status != COMPLETED])
             while self._is_busy() and not signals.asked():
                 for job, submitted in list(self._active.items()):
-                    if submitted.done():
+                    if not signals.asked() and self._has_ended(job, submitted):
                         self._conclude(job, submitted)
                 self._observer.tick(list(self._active))
                 self.look_on()
                 time.sleep(POLL_S)
             if self._is_busy():
                 if not signals.asked_by(signal.SIGHUP):  # the jobs need no terminal
-                    self._cancel()
+                    self._cancel_all()
                 raise KeyboardInterrupt
 
     def _submit(self, jobs: list[Job]) -> None:
@@ -106,35 +111,69 @@ class Queue:
     def _is_busy(self) -> bool:
         return bool(self._active)
 
+    def _has_ended(self, job: Job, submitted: Any) -> bool:
+        """Whether it has, and what it has left is here; one that this command has cancelled may leave nothing."""
+        if not submitted.done():
+            return False
+        if job in self._cancelled_at or _has_told(job) or _has_result(submitted):
+            return True
+        return time.monotonic() >= self._silent_since.setdefault(job, time.monotonic()) + RESULT_S
+
     def _conclude(self, job: Job, submitted: Any) -> None:
         self._end(job, self._outcome(job, submitted))
 
     def _outcome(self, job: Job, submitted: Any) -> ExptError | None:
-        error = outcome(job, submitted)
+        error = outcome(job, None if job in self._cancelled_at else submitted)
         if error is None or self._finishing is None:
             return error
         stopped = Interrupted(self._finishing)
-        if read_result(job.paths).get("status") == RUNNING:  # it was killed before it could say so
-            record_end(job.paths, stopped)
+        self._record_end(job, stopped)
         return stopped
 
-    def _cancel(self) -> None:
-        for submitted in self._active.values():
-            submitted.cancel()
+    def _record_end(self, job: Job, error: Interrupted) -> None:
+        """For one that was killed before it could say so."""
+        if _is_running(job):
+            record_end(job.paths, error, self._worked_until(job))
+
+    def _worked_until(self, job: Job) -> float | None:
+        """When a job that was cancelled was last at work, by time.time: Slurm says a minute late that it has ended."""
+        cancelled_at = self._cancelled_at.get(job)
+        with contextlib.suppress(OSError):
+            return cancelled_at and max(cancelled_at, job.paths.metrics.stat().st_mtime)
+        return cancelled_at
+
+    def _cancel(self, job: Job) -> None:
+        if job not in self._cancelled_at:
+            self._cancelled_at[job] = time.time()
+            self._active[job].cancel(check=False)
+
+    def _cancel_all(self) -> None:
+        for job in self._active:
+            self._cancel(job)
         end = time.monotonic() + signals.grace_s()
-        while time.monotonic() < end and any(read_result(job.paths).get("status") == RUNNING for job in self._active):
+        while saving := [job for job, submitted in self._active.items() if _is_running(job) and not submitted.done()]:
+            if time.monotonic() > end:
+                break
             time.sleep(POLL_S)
         for job in list(self._active):
-            self._end(job, Interrupted("interrupted by a person"))
+            error = Interrupted("interrupted by a person")
+            if job not in saving:
+                self._record_end(job, error)
+            self._end(job, error)
+
+    def _leave(self, job: Job) -> None:
+        """Let the job be none of those under way."""
+        for known in (self._active, self._cancelled_at, self._silent_since):
+            known.pop(job, None)
 
     def _end(self, job: Job, error: ExptError | None) -> None:
-        self._active.pop(job, None)
+        self._leave(job)
         job.end(error, time.monotonic())
         self._observer.job_ended(job)
 
 
 def outcome(job: Job, submitted: Any) -> ExptError | None:
-    """What became of a job that has ended."""
+    """What became of a job that has ended; without `submitted` the command itself has cancelled it."""
     result = read_result(job.paths)
     status = result.get("status")
     if has_come_so_far(result, request_of(job).until_epoch):  # else it has paused before, and has not gone on
@@ -143,8 +182,35 @@ def outcome(job: Job, submitted: Any) -> ExptError | None:
         return Interrupted(result.get("error") or "interrupted, and saved")
     if status == FAILED:
         return SPARED.get(result.get("error_kind", ""), RunFailed)(result["error"])
-    problem = str(submitted.exception() or "it ended without a result").strip().splitlines()[-1]
-    return RunFailed(f"job {submitted.job_id}: {problem}\n{LOG}{submitted.paths.stderr}")
+    if submitted is None:
+        return Interrupted("cancelled, before it could save")
+    return RunFailed(f"job {submitted.job_id}: {_problem(submitted)}\n{LOG}{submitted.paths.stderr}")
+
+
+def _has_told(job: Job) -> bool:
+    """Whether a job has come to where it was to come, or its record says why not."""
+    result = read_result(job.paths)
+    return has_come_so_far(result, request_of(job).until_epoch) or result.get("status") in (INTERRUPTED, FAILED)
+
+
+def _is_running(job: Job) -> bool:
+    """Whether its record says so."""
+    return read_result(job.paths).get("status") == RUNNING
+
+
+def _tasks(submitted: Any) -> list[Any]:
+    return [submitted.task(number) for number in range(submitted.num_tasks)]
+
+
+def _has_result(submitted: Any) -> bool:
+    """Whether submitit knows how each task of a job has ended."""
+    return all(task.paths.result_pickle.exists() for task in _tasks(submitted))
+
+
+def _problem(submitted: Any) -> str:
+    for each in (submitted, *_tasks(submitted)):
+        each._results_timeout_s = 0  # else submitit waits 15 s for each that has none, and the whole command with it
+    return str(submitted.exception() or "it ended without a result").strip().splitlines()[-1]
 
 
 @dataclass

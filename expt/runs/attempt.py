@@ -189,10 +189,10 @@ class Attempt:
         return cast(Record, {key: value for key, value in before.items() if key in ("search", "added", "rerun_of")})
 
 
-def record_end(paths: RunPaths, error: BaseException) -> None:
+def record_end(paths: RunPaths, error: BaseException, ended_at: float | None = None) -> None:
     """Say in result.json that the run has failed, or was interrupted, and what it has come to until then.
 
-    Of one that was not to go on so all stays as it was.
+    Of one that was not to go on so all stays as it was. `ended_at` [by time.time] is given where it is not now.
     """
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt | Interrupted) else FAILED
     try:
@@ -201,7 +201,7 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
         record = read_result(paths)
         reached = so_far(paths, record)
         if record.get("status") == RUNNING:  # else it has cost nothing since it said so itself
-            reached |= spending.until_now(record)
+            reached |= spending.until_now(record, ended_at)
         reached["status"], reached["error"] = status, str(error) or "interrupted by a person"
         reached["error_kind"] = type(error).__name__
         update_result(paths, **reached)
@@ -209,12 +209,15 @@ def record_end(paths: RunPaths, error: BaseException) -> None:
         warn(f"{paths.result}: could not be written ({problem})")
 
 
-def record_pause(paths: RunPaths) -> None:
-    """Say in result.json that the run has paused as it was told to, and what it has come to until then."""
+def record_pause(paths: RunPaths, ended_at: float | None = None) -> None:
+    """Say in result.json that the run has paused as it was told to, and what it has come to until then.
+
+    `ended_at` [by time.time] is given where it is not now.
+    """
     record = read_result(paths)
     reached = so_far(paths, record)
     if record.get("status") == RUNNING:  # its workers have ended before they could say what it has cost
-        reached |= spending.until_now(record)
+        reached |= spending.until_now(record, ended_at)
     reached["status"] = PAUSED
     update_result(paths, **reached)
 

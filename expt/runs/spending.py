@@ -30,13 +30,15 @@ def at_start(devices: Sequence[str], earlier: Record) -> Record:
     return begun
 
 
-def until_now(record: Record) -> Record:
-    """What a run has cost, at the end of an attempt; of its energy only this machine knows, if it was here."""
+def until_now(record: Record, ended_at: float | None = None) -> Record:
+    """What a run has cost, at the end of an attempt; of its energy only this machine knows, if it was here.
+
+    `ended_at` [by time.time] is given where the attempt had ended before.
+    """
     if "started" not in record:
         return {}
-    spent: Record = {
-        "device_s": record.get("device_s_before", 0.0) + num_devices(record) * max(0.0, time.time() - record["started"])
-    }
+    lasted_s = max(0.0, (time.time() if ended_at is None else ended_at) - record["started"])
+    spent: Record = {"device_s": record.get("device_s_before", 0.0) + num_devices(record) * lasted_s}
     here = record.get("node") == socket.gethostname()
     shown = machine.energy_j(record.get("devices") or ()) if here and "energy_j_before" in record else None
     if shown is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from expt.command import live_sweep
-from expt.command.live_sweep import LOOK_S, REST_S, LiveSweep, meant
+from expt.command.aim import Aim, KnownRun, StandingOrders, meant
+from expt.command.live_sweep import LOOK_S, REST_S, LiveSweep
 from expt.command.overrides import as_dict, folder_names
 from expt.config.constraints import Target
 from expt.errors import ConfigError
@@ -44,6 +46,11 @@ def _job(folder: Path, typed: dict[str, Any]) -> Job:
     return Job(RunPaths(folder), dataclasses.replace(asked, config=config, about={"overrides": typed}))
 
 
+def names_of(jobs: Sequence[Job], about: Sequence[str]) -> list[str]:
+    """The runs that an order is about."""
+    return [run.name for run in meant(about, [KnownRun(job) for job in jobs], SWEEP)[1]]
+
+
 HIDDEN = jobs_of("model.hidden=[32]", "model.hidden=[64]")
 GRID = jobs_of(
     *(
@@ -59,7 +66,9 @@ def test_a_sweep_that_rests_says_once_how_it_goes_on(tmp_path: Path, monkeypatch
     pool: Any = SimpleNamespace(rests=False)
     told, now = SimpleNamespace(told=list[str]()), [0.0]
     display: Any = SimpleNamespace(told=told.told.append)
-    sweep = LiveSweep(RunPaths(tmp_path / "my sweep"), Machine(), pool, {}, display, [], lambda *_: [], lambda _: None)
+    to_come: Any = None
+    folder, orders = RunPaths(tmp_path / "my sweep"), StandingOrders()
+    sweep = LiveSweep(folder, Machine(), pool, {}, display, [], lambda *_: [], lambda _: None, to_come, orders)
     monkeypatch.setattr(live_sweep, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def looks(seconds: float, *, rests: bool) -> int:
@@ -92,7 +101,7 @@ def test_a_sweep_that_rests_says_once_how_it_goes_on(tmp_path: Path, monkeypatch
     ],
 )
 def test_brackets_are_those_of_a_list(about: list[str], names: list[str]) -> None:
-    assert [job.name for job in meant(HIDDEN, about, SWEEP)] == names
+    assert names_of(HIDDEN, about) == names
 
 
 @pytest.mark.parametrize(
@@ -107,7 +116,7 @@ def test_brackets_are_those_of_a_list(about: list[str], names: list[str]) -> Non
     ],
 )
 def test_what_the_names_of_folders_say_is_understood(about: list[str], number: int) -> None:
-    assert len(meant(GRID, about, SWEEP)) == number
+    assert len(names_of(GRID, about)) == number
 
 
 def test_a_model_of_ones_own_has_the_name_by_which_it_was_chosen() -> None:
@@ -115,7 +124,7 @@ def test_a_model_of_ones_own_has_the_name_by_which_it_was_chosen() -> None:
     assert job.request is not None
     own = dataclasses.replace(job.request.config, model=Target(target="my.nets.Net", kwargs={}))
     job.request = dataclasses.replace(job.request, config=own)
-    assert meant([job], ["model=mine"], SWEEP) == [job]
+    assert names_of([job], ["model=mine"]) == [job.name]
 
 
 @pytest.mark.parametrize(
@@ -130,5 +139,28 @@ def test_a_model_of_ones_own_has_the_name_by_which_it_was_chosen() -> None:
 )
 def test_an_order_that_is_about_no_run_is_refused(about: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        meant(GRID, [about], SWEEP)
+        names_of(GRID, [about])
     assert str(refused.value) == says
+
+
+def test_of_several_orders_to_runs_that_come_later_the_last_counts_and_what_is_dropped_stays_so() -> None:
+    first, *_, last = GRID
+    orders = StandingOrders()
+
+    def aim(*about: str) -> Aim:
+        return meant(about, [KnownRun(job) for job in GRID], SWEEP)[0]
+
+    def held() -> list[bool | None]:
+        return [orders.is_held(job) for job in (first, last)]
+
+    assert held() == [None, None]
+    orders.pause(aim("hidden=[64,32]"))
+    assert held() == [None, True]
+    orders.pause(aim())
+    orders.resume(aim("experiment=b"))
+    assert held() == [True, False]
+    orders.leave_out(first)
+    assert held() == [None, False], "it was added since"
+    orders.drop(aim())
+    orders.resume_all()
+    assert [orders.is_dropped(job) for job in (first, last)] == [False, True]

@@ -163,6 +163,71 @@ def test_an_order_that_comes_while_the_sweep_starts_is_carried_out_and_one_to_a_
     assert status == dict.fromkeys(("lr=0.1", "lr=0.2", "lr=0.3"), COMPLETED)
 
 
+def _orders_at_the_beginning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *given: tuple[str, str]
+) -> list[tuple[str, ...]]:
+    """Give these as soon as the sweep can be given any, when it has composed one point; fills in their answers."""
+    answers = list[tuple[str, ...]]()
+
+    class Opened(Grid):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            (folder / orders.FOLDER).mkdir(exist_ok=True)
+            for number, (word, about) in enumerate(given):
+                content = {"word": word, "about": about.split()}
+                (folder / orders.FOLDER / f"{number}-1.json").write_text(json.dumps(content))
+            super().__init__(*arguments, **more)
+
+    def answer(order: orders.Order, *lines: str, refused: bool = False) -> None:
+        answers.append(lines)
+        order.file.unlink()
+
+    monkeypatch.setattr(command, "Grid", Opened)
+    monkeypatch.setattr(orders.Order, "answer", answer)
+    return answers
+
+
+SMALL = ("epochs=1", "dataset.train_limit=64", "world_size=1")
+
+
+@pytest.mark.parametrize("batch", ["null", "2"])
+def test_orders_are_about_points_that_are_still_to_come_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: str
+) -> None:
+    said = _orders_at_the_beginning(
+        tmp_path,
+        monkeypatch,
+        ("drop", "seed>0 lr=0.2"),
+        ("pause", "lr=0.1,seed=1"),
+        ("add", "seed=0,1"),
+        ("resume", "lr=0.1"),
+        ("drop", "seed=2"),
+        ("drop", "model=convnet"),
+        ("drop", "hidden=[8]"),
+        ("add", "seed=1 optimizer.lr=0.2"),
+        ("drop", "lr=0.1 seed=1"),
+    )
+    grid = (
+        "optimizer.lr=0.1,0.2",
+        "seed=0,1",
+        f"+hydra.sweeper.max_batch_size={batch}",
+        f"hydra.sweep.dir='{tmp_path}'",
+    )
+    expt.sweep(*grid, *SMALL, quiet=True)
+    assert said == [
+        ("dropped 1 point still to come",),
+        ("paused 1 point still to come",),
+        ("added 1 run: lr=0.2,seed=1; 3 are there already",),
+        ("resumed 1 point still to come",),
+        (f"seed=2: no run of {tmp_path} is that",),
+        (f"model=convnet: no run of {tmp_path} is that",),
+        (f"hidden=[8]: no run of {tmp_path} is that",),
+        ("nothing is new; 1 is there already",),
+        ("dropped 1 point still to come",),
+    ]
+    status = {path.parent.name: read_result(RunPaths(path.parent))["status"] for path in tmp_path.glob("*/result.json")}
+    assert status == dict.fromkeys(("lr=0.1,seed=0", "lr=0.2,seed=0", "lr=0.2,seed=1"), COMPLETED)
+
+
 def test_an_order_to_nobody_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     assert not is_held(RunPaths(tmp_path / "sweep"))

@@ -97,6 +97,36 @@ def test_a_run_that_waits_for_its_folder_can_be_dropped(world: World) -> None:
     assert (a.status, b.status, world.names) == (INTERRUPTED, QUEUED, [])
 
 
+def test_a_run_that_comes_is_dropped_or_held_where_an_order_has_said_so(world: World) -> None:
+    a, b, c, seen = world.job("a"), world.job("b"), world.job("c"), list[list[Job]]()
+
+    def order(pool: LivePool) -> None:
+        pool.is_dropped, pool.is_held = (lambda job: job is b), (lambda job: job is c or None)
+
+    def resume(pool: LivePool) -> None:
+        seen.append(pool.held)
+        pool.is_held = lambda _: False
+        pool.let_go_on([c])
+
+    run(world, Orders(order, *[wait] * 3, resume), a, b, c)
+    assert (a.status, b.status, str(b.error), c.status) == (COMPLETED, INTERRUPTED, DROPPED, COMPLETED)
+    assert (world.names, seen) == (["a", "c"], [[c]])
+
+
+def test_one_that_is_held_by_name_or_goes_on_does_so_whatever_holds_for_all(world: World) -> None:
+    a, b = world.job("a"), world.job("b")
+    pools = list[LivePool]()
+
+    def order(pool: LivePool) -> None:
+        pool.is_paused, pool.is_held = True, lambda job: False if job is b else None
+        pools.append(pool)
+
+    world.plans = {"a": [LONG]}
+    run(world, Orders(order, *[wait] * 3, lambda pool: pool.let_go_on(pool.held)), a, b)
+    assert (world.names, b.status) == (["a", "b"], COMPLETED)
+    assert pools[0].held == []
+
+
 def test_a_pool_rests_where_nothing_runs_and_a_person_has_paused_it(world: World) -> None:
     a, b, seen = world.job("a"), world.job("b"), list[bool]()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from expt.launch.job import DROPPED, Job, Observer
 from expt.launch.live_queue import LiveQueue
 from expt.launch.submitit_jobs import ClusterJob
 from expt.machine import Machine
+from expt.runs import spending
 from expt.runs.request import received
 from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, RUNNING, create_result, read_result, update_result
 from expt.search.source import running_elsewhere_s
@@ -26,8 +28,11 @@ from tests.launch.test_submitit_jobs import jobs
 class Submitted:
     """Runs for so many looks; if it is cancelled before, it saves, if it has begun."""
 
+    job_id, num_tasks = "4711", 1
+
     def __init__(self, job: ClusterJob, looks: int, *, begins: bool) -> None:
-        self.paths, self.job_id, self._looks = SimpleNamespace(stderr="queue.err"), "4711", looks
+        self._looks = looks
+        self.paths = SimpleNamespace(stderr="queue.err", result_pickle=Path("4711_0_result.pkl"))
         self.run, self.cancelled = received(job.sent, Machine(cpus=8), typed_at=1.0).paths, 0
         if begins:
             create_result(self.run, may_exist=True, status=RUNNING)
@@ -43,13 +48,36 @@ class Submitted:
         if self.run.result.exists():
             update_result(self.run, status=INTERRUPTED)
 
+    def task(self, _: int) -> Submitted:
+        return self
+
     def exception(self) -> Exception | None:
+        assert not self.cancelled, "submitit waits 15 s for what it says"
         return None
 
 
+class Killed(Submitted):
+    """Has no time to save when it is cancelled, at work for 100 s then; the cluster says later that it has ended."""
+
+    def __init__(self, job: ClusterJob, looks: int, *, begins: bool) -> None:
+        super().__init__(job, looks, begins=begins)
+        update_result(self.run, started=time.time() - 100, world_size=1)
+
+    def cancel(self, check: bool = True) -> None:
+        self.cancelled, self._looks = self.cancelled + 1, 3
+
+
+class Silent(Submitted):
+    """Ends without a word, or one that has not come yet from another node."""
+
+    def done(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+
 class Executor:
-    def __init__(self, *plans: tuple[int, bool]) -> None:
-        self.plans, self.submitted = list(plans), list[Submitted]()
+    def __init__(self, *plans: tuple[int, bool], kind: type[Submitted] = Submitted) -> None:
+        self.plans, self.submitted, self._kind = list(plans), list[Submitted](), kind
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
@@ -57,7 +85,7 @@ class Executor:
 
     def submit(self, job: ClusterJob) -> Submitted:
         looks, begins = self.plans.pop(0)
-        self.submitted.append(Submitted(job, looks, begins=begins))
+        self.submitted.append(self._kind(job, looks, begins=begins))
         return self.submitted[-1]
 
 
@@ -176,6 +204,25 @@ def test_a_further_job_is_submitted_and_while_all_is_paused_kept(tmp_path: Path)
     assert [job.status for job in (first, second, third)] == [COMPLETED] * 3
 
 
+def test_a_job_that_comes_is_dropped_or_held_where_an_order_has_said_so(tmp_path: Path) -> None:
+    dropped, held, _ = some = jobs(tmp_path, 3)
+    executor, seen = Executor((1, True), (1, True)), list[Job]()
+
+    def resume(queue: LiveQueue) -> None:
+        seen.extend(queue.held)
+        queue.is_held = lambda _: False
+        queue.let_go_on([held])
+
+    orders = Orders(*[wait] * 3, resume)
+    queue = orders.queue = LiveQueue(executor, orders)
+    queue.is_dropped, queue.is_held = (lambda job: job is dropped), (lambda job: job is held or None)
+    queue.run(iter(some))
+    assert [job.status for job in some] == [INTERRUPTED, COMPLETED, COMPLETED]
+    assert (seen, len(executor.submitted), queue.jobs) == ([held], 2, some)
+    assert orders.events[0] == ("dropped", "0")
+    assert not dropped.paths.result.exists()
+
+
 def test_to_finish_cancels_what_runs_waits_or_is_held_and_is_no_interruption(tmp_path: Path) -> None:
     running, waiting, held = jobs(tmp_path, 3)
     executor = Executor(LONG, WAITS, WAITS)
@@ -184,6 +231,45 @@ def test_to_finish_cancels_what_runs_waits_or_is_held_and_is_no_interruption(tmp
     assert [each.cancelled for each in executor.submitted] == [1, 1, 1]
     assert [str(job.error) for job in (running, waiting)] == ["the budget is used up"] * 2
     assert [job.status for job in (running, waiting, held)] == [INTERRUPTED, INTERRUPTED, "queued"]
+
+
+@pytest.mark.parametrize(
+    ("order", "status"),
+    [
+        (lambda queue, job: queue.pause([job]), PAUSED),
+        (lambda queue, job: queue.drop([job]), INTERRUPTED),
+        (lambda queue, _: queue.finish("the budget is used up"), INTERRUPTED),
+        (lambda *_: signal.raise_signal(signal.SIGINT), INTERRUPTED),
+    ],
+    ids=["pause", "drop", "finish", "Ctrl-C"],
+)
+def test_one_that_is_killed_before_it_can_save_has_cost_what_it_had_when_it_was_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: Callable[[LiveQueue, Job], object], status: str
+) -> None:
+    (job,) = jobs(tmp_path, 1)
+    monkeypatch.setattr(spending, "time", SimpleNamespace(time=lambda: time.time() + 1000))
+    orders = Orders(lambda queue: order(queue, job), *[wait] * 5, lambda queue: queue.drop([job]))
+    orders.job_held = lambda job: seen.append(read_result(job.paths))  # type: ignore[method-assign]
+    seen = list[Any]()
+    with contextlib.suppress(KeyboardInterrupt):
+        run(Executor(LONG, kind=Killed), orders, job)
+    record = seen[0] if seen else read_result(job.paths)
+    assert record["status"] == status
+    assert record["device_s"] == pytest.approx(100, abs=20)
+
+
+def test_while_a_word_of_one_that_has_ended_is_waited_for_the_others_are_looked_after(tmp_path: Path) -> None:
+    late, other = jobs(tmp_path, 2)
+    held = list[Job]()
+
+    def come(_: LiveQueue) -> None:
+        create_result(late.paths, may_exist=True, status=COMPLETED)
+
+    orders = Orders(*[wait] * 3, lambda queue: queue.pause([other]), wait, lambda queue: held.extend(queue.held), come)
+    executor = Executor((0, True), LONG, kind=Silent)
+    orders._orders.append(lambda queue: queue.drop([other]))
+    run(executor, orders, late, other)
+    assert (late.status, held) == (COMPLETED, [other])
 
 
 def test_it_is_asked_between_two_looks_whether_to_finish(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,9 @@ import pytest
 
 from expt.config import secrets
 from expt.errors import ConfigError, Diverged, Interrupted, OutOfMemory, RunFailed
+from expt.launch import submitit_jobs
 from expt.launch.job import Job, Observer
-from expt.launch.submitit_jobs import ClusterJob, Queue, executor_of
+from expt.launch.submitit_jobs import ClusterJob, Queue, executor_of, outcome
 from expt.machine import Machine
 from expt.runs.request import received
 from expt.runs.result import create_result
@@ -28,9 +30,13 @@ class Submitted:
     """A job of submitit's that has ended, having said what `outcome` holds."""
 
     def __init__(self, outcome: dict[str, Any], job: ClusterJob) -> None:
-        self.job, self.job_id, self.paths = job, "4711", SimpleNamespace(stderr="queue.err")
+        self.job, self.job_id, self.num_tasks = job, "4711", 1
+        self.paths = SimpleNamespace(stderr="queue.err", result_pickle=Path("4711_0_result.pkl"))
         if outcome:
             create_result(received(job.sent, Machine(cpus=8), typed_at=1.0).paths, **outcome)
+
+    def task(self, _: int) -> Submitted:
+        return self
 
     def done(self) -> bool:
         return True
@@ -54,6 +60,11 @@ class Executor:
         submitted = Submitted(self.outcomes.pop(0), pickle.loads(pickle.dumps(job)))
         self.batches[-1].append(submitted)
         return submitted
+
+
+@pytest.fixture(autouse=True)
+def _on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submitit_jobs, "RESULT_S", 0.0)
 
 
 def jobs(folder: Path, count: int) -> list[Job]:
@@ -97,6 +108,19 @@ def test_a_failure_is_of_the_kind_that_the_record_says(tmp_path: Path, kind: typ
     (job,) = jobs(tmp_path, 1)
     Queue(Executor({"status": "failed", "error": "x", "error_kind": kind.__name__}), Observer()).run(iter([job]))
     assert type(job.error) is kind
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_of_a_job_that_was_killed_submitit_is_not_waited_for(tmp_path: Path, tasks: int) -> None:
+    """By itself it waits 15 s for each task's file."""
+    local = pytest.importorskip("submitit.local.local", reason="needs expt[slurm]")
+    submitted = local.LocalJob(tmp_path, "4711", range(tasks))
+    submitted.paths.folder.mkdir(exist_ok=True)
+    submitted.task(0).paths.stderr.write_text("a traceback\nKilled\n")
+    began = time.monotonic()
+    error = outcome(jobs(tmp_path, 1)[0], submitted)
+    assert str(error) == f"job 4711: Killed\nlog: {submitted.paths.stderr}"
+    assert time.monotonic() < began + 5
 
 
 def test_a_sweep_is_one_batch_of_what_is_left_to_do(tmp_path: Path) -> None:
