@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError
@@ -93,6 +94,41 @@ def test_batch_norms_of_each_worker_are_those_of_ddp(configs: Configs, tmp_path:
     wanted = {strategy: configs(strategy, 2, *RESNET) for strategy in ("ddp", "fsdp")}
     together(tmp_path, 2, lambda worker: [trained(tmp_path / name, config, worker) for name, config in wanted.items()])
     assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-4
+
+
+class OddMemory(nn.Module):
+    """With a buffer that is an expanded view, and a parameter that is a slice of a larger tensor."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1, 1).expand(3, 64))
+        self.weight = nn.Parameter(torch.linspace(-0.2, 0.2, 65 * num_classes).view(num_classes, 65)[:, :64])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(images.flatten(1) * self.scale[0], self.weight)
+
+
+class PlainMemory(OddMemory):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.register_buffer("scale", self.scale.contiguous())
+        self.weight = nn.Parameter(self.weight.detach().contiguous())
+
+
+def test_tensors_that_are_views_train_as_others_do(configs: Configs, tmp_path: Path) -> None:
+    words = (*SMALL[1:], "epochs=2", "optimizer=sgd")
+
+    def each(worker: Worker) -> None:
+        for name, (strategy, cls) in kinds.items():
+            model = f"model={{_target_: {__name__}.{cls.__name__}}}"
+            trained(tmp_path / name, configs(strategy, 2, *words, model), worker)
+
+    kinds = {"plain": ("ddp", PlainMemory), "ddp": ("ddp", OddMemory), "fsdp": ("fsdp", OddMemory)}
+    together(tmp_path, 2, each)
+    assert max(apart(tmp_path / name, tmp_path / "plain") for name in ("ddp", "fsdp")) < 1e-5
+    state = checkpoint.load(RunPaths(tmp_path / "ddp").last)["model"]
+    assert state["scale"].shape == (3, 64)
+    assert load(tmp_path / "ddp")(torch.ones(2, 1, 8, 8)).shape == (2, 10)
 
 
 LONG = ("model=mlp", "model.dropout=0.3", "optimizer=adamw", "ema=0.9", "log_every=1", "dataset.train_limit=320")
