@@ -78,8 +78,31 @@ def build(
         module = cls(**_wanted(cls, config.name, shapes, example), **{name: getattr(config, name) for name in names})
     _refuse_sparse(module)
     _give_shapes(module, example)
+    if isinstance(config, constraints.Target):
+        _give_memory(module)
     initialise(module, init)
     return module
+
+
+@torch.no_grad()
+def _give_memory(module: nn.Module) -> None:
+    """Let each tensor have an element in memory for each number, and a trained one no others between.
+
+    What is expanded can't be written, as by a broadcast or from a checkpoint; and torch's fused updates on a CPU take
+    the memory of a parameter to be without gaps, and are silently wrong.
+    """
+    trained = {one for one in module.parameters() if one.requires_grad}
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if _is_expanded(tensor) or (tensor in trained and not _is_dense(tensor)):
+            tensor.data = tensor.data.contiguous()
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()  # else it has strides of its own
 
 
 def _wanted(builder: Callable[..., nn.Module], model: str, shapes: Mapping[str, Any], example: Any) -> dict[str, Any]:

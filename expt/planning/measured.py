@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from expt.config import constraints, groups
+from expt.config import constraints, groups, lone_sample, secrets, user_code
 from expt.config.schema import RunConfig
 from expt.data.tree import leaves
-from expt.errors import ConfigError, first_line
+from expt.errors import ConfigError, ExptError, first_line
 from expt.models import build as model_build
 from expt.models.blocks import blocks
 from expt.models.freeze import freeze
@@ -30,7 +31,7 @@ from expt.training import offload, optim, sharding
 from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.half_weights import halve
 from expt.training.patches import fused_attention
-from expt.training.patches.fake_tensors import NUMBERS_WANTED, FakeTensorMode
+from expt.training.patches.fake_tensors import NUMBERS_WANTED, FakeTensorMode, without_log
 from expt.training.patches.live_bytes import LiveBytes, bytes_of
 
 Wanted = Sequence[str] | Literal["auto"]
@@ -106,7 +107,7 @@ class Measuring:
             optimizer = optim.build_optimizer(self._config.optimizer, module, unguarded=False)
             if self._config.offload:
                 offload.offload_states(optimizer, bytes_at_once=offload.BYTES_AT_ONCE)
-            with _numbers_told(f"optimizer={constraints.word(self._config.optimizer)}"):
+            with _in_words(f"optimizer={constraints.word(self._config.optimizer)}", self._config):
                 update_bytes = _update_bytes(optimizer, trained)
             states = _states(optimizer, trained)
             parameter_bytes, buffer_bytes = bytes_of(every), bytes_of(module.buffers())
@@ -186,7 +187,8 @@ class Measuring:
     def _fake(self) -> Iterator[nn.Module]:
         default = groups.DefaultInit(name="default")  # no number is drawn
         shapes = model_build.offered(self._config, self._sample.shapes)
-        with FakeTensorMode(allow_non_fake_inputs=True), _numbers_told(f"model={constraints.word(self._config.model)}"):
+        model = f"model={constraints.word(self._config.model)}"
+        with without_log(), FakeTensorMode(allow_non_fake_inputs=True), _in_words(model, self._config):
             example = self._sample.batch(1).inputs
             module = model_build.build(self._config.model, default, shapes, example, fetch=False)
             if self._config.amp == "bf16_params":
@@ -196,13 +198,29 @@ class Measuring:
 
 
 @contextlib.contextmanager
-def _numbers_told(of: str) -> Iterator[None]:
-    """Raise ConfigError for what asks for the numbers of tensors that have none."""
+def _in_words(of: str, config: RunConfig) -> Iterator[None]:
+    """Raise ConfigError for what asks for the numbers of tensors that have none, and for whatever else `of` raises."""
     try:
         yield
+    except ExptError:
+        raise
     except NUMBERS_WANTED as error:
         told = first_line(error)
         raise ConfigError(f"plan: {of} decides by numbers, and there are none here ({told})") from error
+    except Exception as error:
+        if isinstance(error, ValueError) and lone_sample.RAISED in str(error):
+            raise ConfigError(_of_lone_sample(config)) from error
+        frame = user_code.own_frame(error)
+        where = f", {Path(frame.filename).name}:{frame.lineno}" if frame else ""
+        told = f"{secrets.said(error)[:300]}{where}"
+        raise ConfigError(f"plan: {of} cannot take a step on this data ({told}); mend what it raises") from error
+
+
+def _of_lone_sample(config: RunConfig) -> str:
+    if config.batch_norm == "sync" and config.world_size > 1:
+        parts = config.world_size * config.gradient_accumulation
+        return f"plan: batch_norm=sync is measured on the samples of one worker; use batch_size={2 * parts} or more"
+    return lone_sample.refusal(config)
 
 
 def _states(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -127,6 +127,25 @@ def scalar_parameter(module: nn.Module) -> str | None:
     return next((name for name, parameter in module.named_parameters() if not parameter.dim()), None)
 
 
+def empty_parameter(module: nn.Module) -> str | None:
+    """The name of a parameter to train that has no numbers, whose gradient torch can't share out."""
+    named = module.named_parameters()
+    return next((name for name, one in named if one.requires_grad and not one.numel()), None)
+
+
+def mixed_unit(module: nn.Module, units: Sequence[nn.Module]) -> tuple[str, list[str]] | None:
+    """The first unit, or the whole, whose parameters to train are of several types, and these; torch has none such."""
+    names = {part: name for name, part in module.named_modules()}
+    taken = set[nn.Parameter]()
+    for unit in [*units, module]:
+        own = [one for one in unit.parameters() if one not in taken]
+        taken.update(own)
+        types = sorted({str(one.dtype).removeprefix("torch.") for one in own if one.requires_grad})
+        if len(types) > 1:
+            return names[unit], types
+    return None
+
+
 def choose_units(module: nn.Module, wrap: str | int | Sequence[str]) -> list[nn.Module]:
     """What of `module` is gathered at a time, the innermost first.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
+from expt.config import lone_sample
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError, ExptError, OutOfMemory, RunFailed, TimedOut, first_line
 from expt.runs.worker_error import LOST
@@ -52,8 +53,8 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
                 "call modules, and not functions of their weights, or name a larger module in sharding.wrap"
             ),
         )
-    if isinstance(error, ValueError) and "more than 1 value per channel" in text:
-        return _explained(error, ConfigError(_of_lone_images(config)))
+    if isinstance(error, ValueError) and lone_sample.RAISED in text:
+        return _explained(error, ConfigError(lone_sample.refusal(config)))
     if isinstance(error, RuntimeError) and "Address already in use" in text:
         return _explained(
             error, RunFailed("no port is free for the workers to meet at; end other runs, or start fewer")
@@ -75,15 +76,6 @@ def _reason(error: Exception) -> str:
 
 def _is_store_timeout(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) and re.search(r"time[d ]*out", str(error), re.IGNORECASE) is not None
-
-
-def _of_lone_images(config: RunConfig) -> str:
-    """What to set where a batch norm got one sample, whose mean it would take away."""
-    each = config.batch_size // config.world_size // config.gradient_accumulation
-    mend = f"drop_last=true, or a batch_size that leaves more than one of {config.batch_size} over"
-    if each == 1 or config.drop_last:
-        mend = f"batch_size={2 * config.world_size * config.gradient_accumulation} or more"
-    return f"batch_size={config.batch_size}: a batch norm of the model cannot train on one sample by itself; use {mend}"
 
 
 def _explained(cause: Exception, error: ExptError) -> ExptError:

@@ -51,13 +51,7 @@ def shard(
     model can't be cut as is wanted.
     """
     wanted = config.sharding
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ConfigError(f"strategy={config.strategy}: the model has no parameter to train; use strategy=ddp")
-    if scalar := sharding.scalar_parameter(module):
-        raise ConfigError(
-            f"strategy={config.strategy}: the model's parameter {scalar} has no dimension to share out; give it the "
-            "shape [1], or use strategy=ddp"
-        )
+    _refuse_parameters(config, module)
     param_dtype = _param_dtype(config, module, precision)
     whole_numbers.read_whole_numbers()
     whole_tensors.treat_whole()
@@ -81,6 +75,30 @@ def shard(
         cut(ema.module, lambda tensors: [torch.empty_like(each, device=worker.device) for each in tensors])
         sharding.copy_shares(module, ema.module)
     return ema
+
+
+def _refuse_parameters(config: RunConfig, module: nn.Module) -> None:
+    """Raise ConfigError for what torch can't share out."""
+    where = f"strategy={config.strategy}"
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigError(f"{where}: the model has no parameter to train; use strategy=ddp")
+    if scalar := sharding.scalar_parameter(module):
+        raise ConfigError(
+            f"{where}: the model's parameter {scalar} has no dimension to share out; give it the shape [1], or use "
+            "strategy=ddp"
+        )
+    if empty := sharding.empty_parameter(module):
+        shape = list(module.get_parameter(empty).shape)
+        raise ConfigError(
+            f"{where}: the model's parameter {empty} has the shape {shape}, and no number to train; leave it out, name "
+            "it in freeze, or use strategy=ddp"
+        )
+    if mixed := sharding.mixed_unit(module, sharding.choose_units(module, config.sharding.wrap)):
+        unit, types = mixed
+        raise ConfigError(
+            f"{where}: {f'the unit {unit}' if unit else 'what is in no unit'} has parameters of several types, "
+            f"{' and '.join(types)}; name what has its own type in sharding.wrap, or use strategy=ddp"
+        )
 
 
 def _of_rank_0(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:

@@ -300,6 +300,35 @@ def test_a_model_that_reads_numbers_is_named() -> None:
         command.main([f"model={{_target_: {own}}}"])
 
 
+class Fails(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, num_classes)
+
+    def forward(self, images: torch.Tensor) -> Any:
+        raise KeyError(f"images of {len(images)}")
+
+
+class Normed(nn.Sequential):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, num_classes))
+
+
+def test_what_a_step_cannot_be_taken_by_is_told_in_a_line() -> None:
+    own = "tests.planning.test_planning.Fails"
+    told = rf"^plan: model={own} cannot take a step on this data \(KeyError: .*images of 4.*, test_planning.py:\d+\)"
+    with pytest.raises(ConfigError, match=told):
+        command.main([f"model={{_target_: {own}}}", "gpus=2", "batch_size=8"])
+    lone = "^batch_size=16: a batch norm of the model cannot train on one sample by itself; use batch_size=32 or more$"
+    norm = [f"model={{_target_: {__name__}.Normed}}", "batch_size=16", "gpus=16"]
+    with pytest.raises(ConfigError, match=lone):
+        command.main(norm)
+    with pytest.raises(
+        ConfigError, match=r"^plan: batch_norm=sync is measured on the samples of one worker; use batch"
+    ):
+        command.main([*norm, "batch_norm=sync"])
+
+
 class Scaled(nn.Module):
     """With a parameter that has no dimensions."""
 

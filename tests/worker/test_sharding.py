@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from expt.config.schema import RunConfig
 from expt.errors import CheckpointError, ConfigError
@@ -16,7 +17,9 @@ from expt.runs.paths import RunPaths
 from expt.tensorboard.event_files import read_events
 from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
-from expt.worker import fault, first_weights
+from expt.training.precision import Precision
+from expt.training.sharding import choose_units, empty_parameter, mixed_unit
+from expt.worker import fault, first_weights, sharding
 from tests import ranks
 from tests.conftest import RunFolder
 from tests.worker.conftest import ALONE
@@ -93,6 +96,41 @@ def test_batch_norms_of_each_worker_are_those_of_ddp(configs: Configs, tmp_path:
     wanted = {strategy: configs(strategy, 2, *RESNET) for strategy in ("ddp", "fsdp")}
     together(tmp_path, 2, lambda worker: [trained(tmp_path / name, config, worker) for name, config in wanted.items()])
     assert apart(tmp_path / "fsdp", tmp_path / "ddp") < 1e-4
+
+
+class OddMemory(nn.Module):
+    """With a buffer that is an expanded view, and a parameter that is a slice of a larger tensor."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1, 1).expand(3, 64))
+        self.weight = nn.Parameter(torch.linspace(-0.2, 0.2, 65 * num_classes).view(num_classes, 65)[:, :64])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(images.flatten(1) * self.scale[0], self.weight)
+
+
+class PlainMemory(OddMemory):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes)
+        self.register_buffer("scale", self.scale.contiguous())
+        self.weight = nn.Parameter(self.weight.detach().contiguous())
+
+
+def test_tensors_that_are_views_train_as_others_do(configs: Configs, tmp_path: Path) -> None:
+    words = (*SMALL[1:], "epochs=2", "optimizer=sgd")
+
+    def each(worker: Worker) -> None:
+        for name, (strategy, cls) in kinds.items():
+            model = f"model={{_target_: {__name__}.{cls.__name__}}}"
+            trained(tmp_path / name, configs(strategy, 2, *words, model), worker)
+
+    kinds = {"plain": ("ddp", PlainMemory), "ddp": ("ddp", OddMemory), "fsdp": ("fsdp", OddMemory)}
+    together(tmp_path, 2, each)
+    assert max(apart(tmp_path / name, tmp_path / "plain") for name in ("ddp", "fsdp")) < 1e-5
+    state = checkpoint.load(RunPaths(tmp_path / "ddp").last)["model"]
+    assert state["scale"].shape == (3, 64)
+    assert load(tmp_path / "ddp")(torch.ones(2, 1, 8, 8)).shape == (2, 10)
 
 
 LONG = ("model=mlp", "model.dropout=0.3", "optimizer=adamw", "ema=0.9", "log_every=1", "dataset.train_limit=320")
@@ -205,3 +243,39 @@ def test_what_looks_at_the_whole_model_gets_it(
     lost.unlink()
     with pytest.raises(CheckpointError, match=rf"{lost.name} is missing, which holds a part of it"):
         checkpoint.load(paths.best)
+
+
+def odd(*, empty: bool) -> nn.Module:
+    """Two blocks that have a bfloat16 layer each; or a layer, and a parameter without numbers."""
+    if empty:
+        module = nn.Sequential(nn.Linear(4, 4))
+        module.register_parameter("none", nn.Parameter(torch.zeros(0, 3)))
+        return module
+    blocks = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16()) for _ in range(2))
+    return nn.Sequential(nn.ModuleList(blocks))
+
+
+@pytest.mark.parametrize(
+    ("empty", "told"),
+    [
+        (True, r"^strategy=fsdp: the model's parameter none has the shape \[0, 3\], and no number to train; leave it"),
+        (False, r"^strategy=fsdp: the unit 0\.0 has parameters of several types, bfloat16 and float32; name what has"),
+    ],
+)
+def test_parameters_that_torch_cannot_share_out_are_refused(empty: bool, told: str, configs: Configs) -> None:
+    config, module = configs("fsdp", 2, "model=mlp"), odd(empty=empty)
+    with pytest.raises(ConfigError, match=told):
+        sharding.shard(config, module, ALONE, Precision(False, ALONE.device), lambda tensor: tensor)
+
+
+def test_types_that_are_not_trained_or_in_units_of_their_own_do_not_count() -> None:
+    module = odd(empty=False)
+    units = choose_units(module, "auto")
+    assert mixed_unit(module, units) == ("0.0", ["bfloat16", "float32"])
+    assert mixed_unit(module, choose_units(module, [r"0\.\d\.1"])) is None
+    for part in (module.get_submodule("0.0.0"), module.get_submodule("0.1.0")):
+        part.requires_grad_(False)
+    assert mixed_unit(module, units) is None
+    none = odd(empty=True)
+    none.get_parameter("none").requires_grad_(False)
+    assert empty_parameter(none) is None
