@@ -47,6 +47,8 @@ def conclude(
     """
     runs, copies = without_copies(read_runs(folder) if runs is None else runs)
     if not runs:
+        for note in notes:  # of a budget that no run could begin within, maybe
+            say(console, note)
         return
     for run in runs:
         error = failed_now.get(run["folder"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,14 +27,27 @@ def leave_no_trace(run_paths: RunPaths) -> None:
         resumes = HydraConfig.initialized() and HydraConfig.get().output_subdir is None
         if resumes or run_paths.result.exists() or run_paths.attempts() or run_paths.has_trained():
             return
-        if is_held(run_paths):
-            return
-        own = (run_paths.hydra / SETTINGS, run_paths.hydra_settings, run_paths.overrides, run_paths.lock)
-        for path in own:
-            path.unlink(missing_ok=True)
-        if run_paths.hydra.is_dir() and not any(run_paths.hydra.iterdir()):
-            run_paths.hydra.rmdir()
-        remove_empty(run_paths.folder)
+        _remove(run_paths)
+
+
+def leave_no_trace_of_a_point(run_paths: RunPaths) -> None:
+    """Remove the folder of a sweep's run that was stopped before it could begin, unless it holds something."""
+    with contextlib.suppress(OSError):  # as above
+        unused = {run_paths.hydra, run_paths.lock, run_paths.code}
+        if run_paths.folder.is_dir() and {*run_paths.folder.iterdir()} <= unused and not is_held(run_paths):
+            shutil.rmtree(run_paths.code, ignore_errors=True)
+            _remove(run_paths)
+
+
+def _remove(run_paths: RunPaths) -> None:
+    if is_held(run_paths):
+        return
+    own = (run_paths.hydra / SETTINGS, run_paths.hydra_settings, run_paths.overrides, run_paths.lock)
+    for path in own:
+        path.unlink(missing_ok=True)
+    if run_paths.hydra.is_dir() and not any(run_paths.hydra.iterdir()):
+        run_paths.hydra.rmdir()
+    remove_empty(run_paths.folder)
 
 
 def save(run_paths: RunPaths, settings: object, words: Sequence[str], hydra: object = None) -> None:

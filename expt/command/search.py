@@ -38,7 +38,7 @@ from expt.runs.record_parts import OfSearch
 from expt.runs.result import COMPLETED, PAUSED, read_result
 from expt.runs.view import leaderboard
 from expt.runs.view.cells import say
-from expt.search.budget import budget_of, in_words
+from expt.search.budget import budget_of, in_words, stopped_in_words
 from expt.search.goals import goals_of, limits_of
 from expt.search.history import Point, Reader
 from expt.search.pausing import Pausing
@@ -277,9 +277,9 @@ class SearchCommand:
         if not source.is_spent:
             yield f"budget       {left} of {budget.text} are left"
             return
-        stopped, missing = searching.num_stopped, total - searching.count
-        kept = f"{stopped} stopped and saved, " if stopped else ""
-        yield f"budget       {budget.text} is used up: {searching.count} of {total} points, {kept}{missing} not begun"
+        stopped, begun = searching.stopped, searching.num_begun
+        kept = f"{stopped_in_words(stopped)}, " if stopped else ""
+        yield f"budget       {budget.text} is used up: {begun} of {total} points, {kept}{total - begun} not begun"
         yield "      to go on: the same command there with a larger search.budget"
 
 

@@ -15,7 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 from rich.console import Console
 
-from expt.command import overrides
+from expt.command import hydra_folder, overrides
 from expt.command.aim import StandingOrders
 from expt.command.arguments import continue_command
 from expt.command.composed_run import ComposedRun
@@ -30,14 +30,14 @@ from expt.command.sweep_points import Grid
 from expt.command.sweep_values import refuse_empty, refuse_wrong_values
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, warn
 from expt.launch import forkserver
-from expt.launch.job import Job, Observer, Options, check_options
+from expt.launch.job import QUEUED, Job, Observer, Options, check_options
 from expt.launch.live_pool import LivePool
 from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine, detect
 from expt.runs import added, orders, paths
 from expt.runs.added import Added
 from expt.runs.record_parts import OfAdded
-from expt.runs.result import COMPLETED, PAUSED, results
+from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, results
 
 if TYPE_CHECKING:
     from expt.command.main import Task
@@ -162,6 +162,9 @@ class Multirun:
             self._task.outcome.add_jobs(runs, spared)
             seen = self._num_known + sum(map(len, runs.values()))
             self._task.outcome.num_unseen += max(0, display.total - seen)
+            for job in runs:
+                if job.status in (QUEUED, INTERRUPTED):
+                    hydra_folder.leave_no_trace_of_a_point(job.paths)
         self._refuse_if_all_were(list(runs))
         started = sorted(itertools.chain(*runs.values()), key=lambda run: run.number)
         return [run.finish() for run in started]

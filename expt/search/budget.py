@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from expt.errors import ConfigError
+from expt.runs import checkpoint_file
+from expt.runs.paths import RunPaths
 
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:(gpu|core)-)?([a-z]*)\s*")
@@ -60,3 +62,11 @@ def in_words(seconds: float, *, of_devices: bool, gpus: bool) -> str:
     unit = next((unit for unit in ("d", "h", "min") if abs(seconds) >= SECONDS[unit] and unit != "d"), "s")
     kind = ("gpu-" if gpus else "core-") if of_devices else ""
     return f"{seconds / SECONDS[unit]:.1f}{kind}{unit}"
+
+
+def stopped_in_words(runs: Sequence[RunPaths]) -> str:
+    """How many were stopped, and how many of them can go on from a checkpoint."""
+    stopped, saved = len(runs), sum(bool(checkpoint_file.candidates(paths.last)) for paths in runs)
+    if saved == stopped:
+        return f"{stopped} stopped and saved"
+    return f"{stopped} stopped, {saved or 'none'} of them with a checkpoint"

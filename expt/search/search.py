@@ -81,10 +81,15 @@ class Searching:
         return [point for point in own if point.status not in ended and not point.is_bad]
 
     @property
-    def num_stopped(self) -> int:
-        """How many runs were begun and would go on in another command, those that were added too."""
+    def stopped(self) -> list[RunPaths]:
+        """The runs that were begun and would go on in another command, those that were added too."""
         added = [point for point in self.own if point.added is not None and point.status == INTERRUPTED]
-        return len(self.unfinished) + len(added)
+        return [RunPaths(point.folder) for point in (*self.unfinished, *added) if point.folder and _has_begun(point)]
+
+    @property
+    def num_begun(self) -> int:
+        """How many points have begun: others were chosen, and stopped before they had come to a record."""
+        return self.count - sum(not _has_begun(point) for point in self.unfinished)
 
     @property
     def num_left(self) -> int:
@@ -246,3 +251,7 @@ class Searching:
             point = replace(point, number=before.number, is_past_rungs=before.is_past_rungs and point.is_measured)
         self._points[paths.folder] = point
         return point
+
+
+def _has_begun(point: Point) -> bool:
+    return point.folder is not None and RunPaths(point.folder).result.exists()

@@ -48,6 +48,12 @@ def test_the_leaderboard_then_what_failed_with_the_command_that_tries_it_again(
     assert (sweep / "summary.csv").exists()
 
 
+def test_what_the_command_has_to_say_is_said_where_no_run_could_begin_too(tmp_path: Path) -> None:
+    out = io.StringIO()
+    conclude(Console(file=out), tmp_path, notes=["budget       1s is used up: 0 of 6 points, 6 not begun"])
+    assert out.getvalue() == "budget       1s is used up: 0 of 6 points, 6 not begun\n"
+
+
 def test_what_all_runs_have_cost_together(tmp_path: Path) -> None:
     gpus = ["0", "1"]
     leave_run(tmp_path, "lr=1", 0.25, devices=gpus, device_s=5400.0, energy_j=7.2e6)

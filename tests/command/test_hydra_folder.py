@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from expt.command.hydra_folder import leave_no_trace, renew, save
+from expt.command.hydra_folder import leave_no_trace, leave_no_trace_of_a_point, renew, save
 from expt.command.libyaml import as_yaml
 from expt.runs.paths import RunPaths
 
@@ -59,6 +59,19 @@ def test_a_run_that_cannot_start_leaves_nothing(run: RunPaths) -> None:
     run.lock.touch()
     leave_no_trace(run)
     assert not run.folder.exists()
+
+
+def test_a_point_of_a_sweep_that_could_not_begin_leaves_nothing(run: RunPaths) -> None:
+    run.lock.touch()
+    run.code.mkdir()
+    (run.code / "mine.py").touch()
+    leave_no_trace_of_a_point(run)
+    assert not run.folder.exists()
+    leave_no_trace_of_a_point(run)
+    run.hydra.mkdir(parents=True)
+    run.result.touch()
+    leave_no_trace_of_a_point(run)
+    assert run.hydra.exists(), "it has begun"
 
 
 @pytest.mark.parametrize("kept", ["result.json", "logs/0/0/stdout.log", "mine.txt", ".hydra/mine.yaml"])

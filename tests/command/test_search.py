@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,15 @@ import expt
 from expt.command import report
 from expt.command.search_settings import FixedSettings
 from expt.command.search_space import space_of
-from expt.errors import ConfigError
+from expt.errors import ConfigError, ExptError, Interrupted
+from expt.launch.job import Job, request_of
+from expt.launch.live_pool import LivePool
 from expt.machine import Machine
 from expt.runs import added
+from expt.runs.attempt import record_end
 from expt.runs.paths import RunPaths
-from expt.runs.result import update_result
+from expt.runs.result import create_result, update_result
+from expt.search.budget import Budget
 from expt.search.search import Searching
 from expt.search.space import Parameter
 from tests.composing import composed
@@ -183,6 +189,33 @@ def test_a_run_whose_settings_can_be_composed_no_more_ends_no_search() -> None:
 
     maker: Any = Maker()
     assert FixedSettings(maker, ["a"], ()).differences({"a": "b=c"}, {"status": "completed", "config": {}}) == []
+
+
+def test_a_point_that_was_stopped_before_it_began_has_not_begun_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a cluster's job that is cancelled in the queue."""
+
+    def stop_two(pool: LivePool, source: Iterator[Job | None]) -> None:
+        for number in range(2):
+            job = next(source)
+            assert job is not None
+            pool._observer.job_starting(job)
+            if number == 0:
+                about: Any = request_of(job).about
+                create_result(job.paths, **about)
+                record_end(job.paths, Interrupted("stopped"))
+            job.end(Interrupted("stopped"), 1.0)
+        monkeypatch.setattr(Budget, "left_s", lambda *_: 0.0)
+        assert next(source, None) is None
+
+    monkeypatch.setattr(LivePool, "run", stop_two)
+    search: Any = {"name": "random", "runs": 3, "budget": "60s"}
+    with contextlib.suppress(ExptError):
+        expt.sweep(SMALL, **{**SPACE, "quiet": False}, search=search, folder=tmp_path)
+    told = "budget       60s is used up: 1 of 3 points, 1 stopped, none of them with a checkpoint, 2 not begun\n"
+    assert told in capsys.readouterr().out
+    assert len([*tmp_path.glob("*/")]) == 1
 
 
 def test_a_dry_run_says_which_point_it_shows(searched: Path, tmp_path: Path) -> None:

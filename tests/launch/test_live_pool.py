@@ -113,18 +113,21 @@ def test_a_run_that_comes_is_dropped_or_held_where_an_order_has_said_so(world: W
     assert (world.names, seen) == (["a", "c"], [[c]])
 
 
-def test_one_that_is_held_by_name_or_goes_on_does_so_whatever_holds_for_all(world: World) -> None:
-    a, b = world.job("a"), world.job("b")
-    pools = list[LivePool]()
+def test_one_that_was_told_to_go_on_starts_though_all_others_are_paused(world: World) -> None:
+    a, b, c = world.job("a"), world.job("b"), world.job("c")
+    held = list[Job]()
 
     def order(pool: LivePool) -> None:
         pool.is_paused, pool.is_held = True, lambda job: False if job is b else None
-        pools.append(pool)
+
+    def resume(pool: LivePool) -> None:
+        held.extend(pool.held)
+        pool.is_paused = False
+        pool.let_go_on(pool.held)
 
     world.plans = {"a": [LONG]}
-    run(world, Orders(order, *[wait] * 3, lambda pool: pool.let_go_on(pool.held)), a, b)
-    assert (world.names, b.status) == (["a", "b"], COMPLETED)
-    assert pools[0].held == []
+    run(world, Orders(order, *[wait] * 3, resume), a, b, c)
+    assert (held, world.names) == ([c], ["a", "b", "c"])
 
 
 def test_a_pool_rests_where_nothing_runs_and_a_person_has_paused_it(world: World) -> None:

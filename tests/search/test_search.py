@@ -20,7 +20,7 @@ from expt.runs.paths import RunPaths
 from expt.runs.ranking import by_objective
 from expt.runs.result import COMPLETED, FAILED, INTERRUPTED, PAUSED, RUNNING, create_result, update_result
 from expt.runs.view.leaderboard import read_runs
-from expt.search.budget import budget_of
+from expt.search.budget import budget_of, stopped_in_words
 from expt.search.goals import Goal, Limit
 from expt.search.history import Point, Reader
 from expt.search.pausing import Pausing
@@ -187,7 +187,22 @@ def test_what_was_stopped_may_have_been_added(folder: Folder) -> None:
     for name, status in (("a", INTERRUPTED), ("b", COMPLETED)):
         create_result(RunPaths(folder.folder / name), **{**added, "status": status})
     folder.make(0, {"optimizer.lr": 0.5})
-    assert folder.read().num_stopped == 2
+    assert [paths.folder.name for paths in folder.read().stopped] == ["0", "a"]
+
+
+def test_what_was_stopped_had_begun_and_is_saved_where_it_has_a_checkpoint(folder: Folder) -> None:
+    source, saved = folder.source(), RunPaths(folder.folder / "1")
+    assert taken(source, 3) == ["0", "1", "2"]
+    folder.jobs[2].paths.result.unlink()  # a job that was cancelled before it could begin
+    searching = folder.searching
+    for job in folder.jobs:
+        searching.look(job.paths)
+    assert (searching.count, searching.num_begun, len(searching.stopped)) == (3, 2, 2)
+    assert stopped_in_words(searching.stopped) == "2 stopped, none of them with a checkpoint"
+    saved.checkpoints.mkdir()
+    saved.last.touch()
+    assert stopped_in_words(searching.stopped) == "2 stopped, 1 of them with a checkpoint"
+    assert stopped_in_words([saved]) == "1 stopped and saved"
 
 
 def test_a_budget_of_devices_counts_runs_that_wait_for_their_next_turn(folder: Folder) -> None:
