@@ -132,6 +132,19 @@ def _continuous(overrides: Sequence[str]) -> str:
     return f"{word}: a grid has no end of an interval's values; add search=tpe, or name some"
 
 
+def _within_a_value(error: BaseException, overrides: Sequence[str]) -> str:
+    """Of an interval, a range or a choice inside of a list or a mapping, which OmegaConf cannot hold."""
+    if "Unexpected type annotation" not in f"{error} {error.__cause__}":
+        return ""
+    for word in overrides:
+        # Of search.when the key that is given there.
+        if found := re.search(r"([\w.]+)=([\[{])[^=]*?\b(interval|range|choice|glob|tag|shuffle|sort)\(", word):
+            key, is_list = found[1], found[2] == "["
+            mend = f"name whole ones, as in {key}=[32],[64]" if is_list else f"give the key in it, as in {key}.KEY=..."
+            return f"{word}: {found[3]}(...) can't stand in a {'list' if is_list else 'mapping'}; {mend}"
+    return ""
+
+
 def _no_sweep(word: str) -> str:
     key, _, value = word.partition("=")
     name = ",".join(map(unquoted, value.split(",")))
@@ -234,6 +247,10 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
         lambda _, word, __: _no_sweep(word),
     ),
     (Exception, r"Primary config|config directory", lambda error, *_: f"{first_line(error)}; {PRIMARY}"),
+    (
+        *(Exception, "Error merging override|Unexpected type annotation"),
+        lambda error, _, typed: _within_a_value(error, typed),
+    ),
     (
         *(Exception, r"Error merging override ([^=]+=\{.+)"),
         lambda error, word, _: _in_brackets(word) if "with ListConfig" in str(error.__cause__) else "",

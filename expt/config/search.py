@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -40,6 +41,14 @@ class Search:
 
 
 PLAIN_GROUPS["search"] = Search
+HEEDED_BY: Mapping[str, Sequence[SamplerName]] = {
+    "random_fraction": ("tpe", "gp", "cmaes", "nsga2", "qmc"),
+    "population": ("cmaes", "nsga2"),
+    **dict.fromkeys(("interval", "quantile", "resample"), ("pbt",)),
+}
+"""The samplers to which a key says anything; one that is not here says something to all."""
+OF_RUNGS = {"min_epochs": ("asha", "hyperband", "median"), "reduction": ("asha", "hyperband")}
+"""The same of kinds of rungs."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -55,9 +64,26 @@ def parse_search(node: Mapping[str, Any]) -> Search:
     for key in ("constraints", "when", "warm_start"):
         found[key] = _as_list(key, found.get(key) or [])
     try:
-        return TypeAdapter(_Composed).validate_json(json.dumps({"search": found}, default=str)).search
+        search = TypeAdapter(_Composed).validate_json(json.dumps({"search": found}, default=str)).search
     except ValidationError as error:
         raise ConfigError(explain(error, {"search": found})) from None
+    if problems := [*_ignored(search)]:
+        raise ConfigError(problems)
+    return search
+
+
+def _ignored(search: Search) -> Iterator[str]:
+    """What is wrong with keys that are not as by default, and that nothing in this search would heed."""
+    values = {field.name: (getattr(search, field.name), field.default) for field in fields(search)}
+    given = {key: value for key, (value, default) in values.items() if default is not MISSING and value != default}
+    for key in given:
+        if search.name not in (heeding := HEEDED_BY.get(key, (search.name,))):
+            other = f"search={' or '.join(heeding)}"
+            yield f"search.{key}={given[key]}: search={search.name} does not heed it; leave it out, or use {other}"
+        elif search.rungs not in (kinds := OF_RUNGS.get(key, (search.rungs,))):
+            mend = f"leave it out, or use search.rungs={' or '.join(map(str, kinds))}"
+            rungs = "null" if search.rungs is None else search.rungs
+            yield f"search.{key}={given[key]}: search.rungs={rungs} does not heed it; {mend}"
 
 
 def _as_list(key: str, value: Any) -> Any:

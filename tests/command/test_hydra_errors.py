@@ -54,6 +54,18 @@ MISTAKES = {
         "model=mlp,convnet: several values make a sweep; add -m, as in python -m expt -m model=mlp,convnet"
     ),
     "weights='s/lr=1','model=mlp'": "weights=s/lr=1,model=mlp: there is no such file or folder.",
+    "-m search=tpe model.hidden=[interval(1,64)],[3]": (
+        "model.hidden=[interval(1,64)],[3]: interval(...) can't stand in a list; name whole ones, as in "
+        "model.hidden=[32],[64]"
+    ),
+    "-m search=tpe optimizer.lr=interval(0.1,1) search.when=['model=mlp:model.hidden=[range(3)],[3]']": (
+        "search.when=['model=mlp:model.hidden=[range(3)],[3]']: range(...) can't stand in a list; name whole ones, as "
+        "in model.hidden=[32],[64]"
+    ),
+    "-m model.hidden=[choice(1,2)],[3]": (
+        "model.hidden=[choice(1,2)],[3]: choice(...) can't stand in a list; name whole ones, as in "
+        "model.hidden=[32],[64]"
+    ),
     "dataset=image_folder": "dataset.root: has no value; give one, as in dataset.root=...",
     "gpus=4": "gpus=4: this machine has no GPUs; use gpus=0 to run on the CPU",
     "world_size=3": "batch_size=64: is the global batch and must divide by 3 workers; use 63 or 66",
@@ -101,6 +113,14 @@ COMPOSING = {
         "callbacks={_target_: a.B}: is a list; put brackets around it, as in 'callbacks=[{_target_: a.B}]'"
     ),
     "+seed=3": "+seed=3: with + a key must be new, and there is 'seed' already; type seed=3",
+    "model.hidden=[interval(1,64)]": (
+        "model.hidden=[interval(1,64)]: interval(...) can't stand in a list; name whole ones, as in "
+        "model.hidden=[32],[64]"
+    ),
+    "dataset.augment={cutout:range(1,3)}": (
+        "dataset.augment={cutout:range(1,3)}: range(...) can't stand in a mapping; give the key in it, as in "
+        "dataset.augment.KEY=..."
+    ),
     "model._target_=a.B": (
         "model._target_=a.B: the chosen model is no class of your own; write conf/model/NAME.yaml, or type "
         "+model._target_=a.B"

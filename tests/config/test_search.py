@@ -27,6 +27,19 @@ def test_every_sampler_has_all_keys_at_their_defaults() -> None:
         assert parse_search(content) == parse_search({"name": name, "runs": content["runs"]})
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"name": "nsga2", "population": 8, "random_fraction": 0.1},
+        {"name": "pbt", "interval": 2, "quantile": 0.5, "resample": 0.5},
+        {"name": "random", "rungs": "hyperband", "reduction": 2, "min_epochs": 2},
+        {"name": "random", "reduction": 3, "population": None},
+    ],
+)
+def test_what_the_sampler_heeds_or_is_as_by_default_is_taken(given: dict[str, Any]) -> None:
+    assert parse_search(given)
+
+
 def test_one_text_is_a_list_of_one_and_a_mapping_names_conditions() -> None:
     found = parse_search({"name": "tpe", "constraints": "a<1", "when": {"model=mlp": ["seed=1,2", "epochs=1,2"]}})
     assert found.constraints == ("a<1",)
@@ -40,6 +53,29 @@ def test_one_text_is_a_list_of_one_and_a_mapping_names_conditions() -> None:
         ({"rungs": "asah"}, "search.rungs='asah': input should be 'asha', 'hyperband' or 'median'"),
         ({"run": 3}, "search.run=3: there is no such key. Did you mean 'runs'?"),
         ({"reduction": 1}, "search.reduction=1: input should be greater than or equal to 2"),
+        (
+            {"population": 8},
+            "search.population=8: search=tpe does not heed it; leave it out, or use search=cmaes or nsga2",
+        ),
+        (
+            {"name": "random", "random_fraction": 0.4},
+            "search.random_fraction=0.4: search=random does not heed it; leave it out, or use search=tpe or gp "
+            "or cmaes or nsga2 or qmc",
+        ),
+        (
+            {"interval": 2},
+            "search.interval=2: search=tpe does not heed it; leave it out, or use search=pbt",
+        ),
+        (
+            {"min_epochs": 2},
+            "search.min_epochs=2: search.rungs=null does not heed it; leave it out, or use search.rungs=asha or "
+            "hyperband or median",
+        ),
+        (
+            {"rungs": "median", "reduction": 2},
+            "search.reduction=2: search.rungs=median does not heed it; leave it out, or use search.rungs=asha or "
+            "hyperband",
+        ),
     ],
 )
 def test_a_wrong_value_is_told(given: dict[str, Any], problem: str) -> None:
