@@ -53,7 +53,7 @@ def preflight(jobs: Sequence[Job], machine: Machine, options: Options, samples: 
         tried = dict(zip(kinds, try_out(requests, machine, options, Console(stderr=True)), strict=True))
     except KeyboardInterrupt:
         raise Interrupted(INTERRUPTED_UNWRITTEN) from None
-    errors = [found.error for found in tried.values() if found.error]
+    errors = [*(job.error for job in jobs if job.error), *(found.error for found in tried.values() if found.error)]
     if len(jobs) == 1 and errors:
         raise errors[0]
     console = wide_console()

@@ -79,7 +79,7 @@ class SearchCommand:
         multirun.begin()
         searching = self._searching()
         if multirun.is_preflight:
-            corners = [self._found(searching, *each) for each in enumerate(searching.space.corners())]
+            corners = [self._found(searching, *each) for each in enumerate(self._maker.samples())]
             return multirun.try_out(corners, Samples(searching.num_left, self._settings.rungs))
         if multirun.is_dry_run:
             return self._dry_run(searching)
@@ -135,7 +135,7 @@ class SearchCommand:
         elif settings.rungs:
             pausing = Pausing(settings, config, goals, space, self._begins_at(space, config))
         multirun.typed = [*self._fixed, *self._axes]
-        maker = PointMaker(multirun.open(), multirun.composer, self._config, self._fixed, space)
+        self._maker = maker = PointMaker(multirun.open(), multirun.composer, self._config, self._fixed, space)
         reader = Reader(
             space=space,
             goals=goals,

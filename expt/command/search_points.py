@@ -45,6 +45,25 @@ class PointMaker:
         """What the run is made of beside its settings. Raises ConfigError where something is not there."""
         return self._grid.content_of(config)
 
+    def samples(self) -> list[Values]:
+        """The corners of the space; the values of one that has no settings also beside those of one that has."""
+        corners = self._space.corners()
+        able = [values for values in corners if self._has_settings(values)]
+        for values in [values for values in corners if values not in able]:
+            for key, value in values.items():
+                if any(point.get(key) == value for point in able):
+                    continue
+                others = (self._space.beside(point, key, value) for point in able)
+                able += [other for other in others if self._has_settings(other)][:1]
+        return [*corners, *(values for values in able if values not in corners)]
+
+    def _has_settings(self, values: Values) -> bool:
+        try:
+            self.config(values)
+        except (ConfigError, *COMPOSING):
+            return False
+        return True
+
     def refuse_if_none_can_begin(self, *, anew: bool) -> None:
         """Raise ConfigError for what keeps every point of the space from beginning, as far as it is the same in all.
 

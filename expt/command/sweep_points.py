@@ -136,6 +136,8 @@ class Grid:
                 composed = numbered(compose(), number)
                 set_folder(composed, RunPaths(self.folder / name))  # which `${hydra:...}` may ask for
         except COMPOSING as problem:
+            if "added" in more:  # what it was made of may be gone
+                raise
             refused, compose = as_config_error(problem, overrides), functools.partial(copy.deepcopy, master)
         job = self._job(settings, composed, overrides, name, more, refused)
         about = job.request.about if job.request else {}
@@ -208,8 +210,7 @@ class Grid:
                 may_have_run=True,
                 goes_on_from=shorter.folder if shorter and config.resume == "auto" else None,
             )
-        status = QUEUED
-        objective = self._completed.get(paths.folder)
+        status, objective = QUEUED, self._completed.get(paths.folder)
         if objective:
             if paths.metrics.exists():
                 status, error = COMPLETED, None

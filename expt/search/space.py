@@ -165,6 +165,10 @@ class Space:
         )
         return self.point(values)
 
+    def beside(self, point: Values, name: str, value: Value) -> Values:
+        """The point with that value of the parameter `name`, and what it has then beside in the middle."""
+        return self.point(value if p.name == name else point.get(p.name, p.at(0.5)) for p in self.parameters)
+
     def point(self, values: Iterable[Value]) -> Values:
         """The point of a value for each parameter, without those that it does not have."""
         found: Values = {}

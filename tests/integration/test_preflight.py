@@ -56,6 +56,20 @@ def test_what_cannot_run_by_its_settings_alone_is_a_wrong_value(tmp_path: Path) 
     assert not any(tmp_path.iterdir())
 
 
+def test_what_is_chosen_beside_a_wrong_value_is_tried_beside_another(tmp_path: Path) -> None:
+    space = ("model=mlp,convnet", "batch_size=64,63", "optimizer.lr=interval(0.1,0.2)", "search.runs=4")
+    done = run("-m", "preflight=true", "search=random", *space, "dataset.train_limit=320", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "error: 2 of 6 points that were tried cannot run as they are\n")
+    table = done.stdout.partition("4 runs take about ")[0]
+    assert ["model=mlp" in table, "model=convnet" in table] == [True, True]
+
+
+def test_the_only_run_of_a_sweep_is_told_of_as_by_itself(tmp_path: Path) -> None:
+    done = run("-m", "preflight=true", "dataset=image_folder", "dataset.root=nowhere", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: dataset.root=nowhere: no folder nowhere/train: expected ")
+
+
 def test_a_single_run_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("preflight=true", "epochs=3", "dataset.train_limit=320", "world_size=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

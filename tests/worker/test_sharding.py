@@ -103,6 +103,7 @@ class OddMemory(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
+        self.scale: torch.Tensor
         self.register_buffer("scale", torch.ones(1, 1).expand(3, 64))
         self.weight = nn.Parameter(torch.linspace(-0.2, 0.2, 65 * num_classes).view(num_classes, 65)[:, :64])
 
