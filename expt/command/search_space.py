@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from expt.command.conf_files import groups, keys, options
 from expt.command.overrides import parsed
 from expt.command.sweep_values import why_empty
+from expt.config.identity import flat
 from expt.config.parse import wrong_values
 from expt.errors import ConfigError, did_you_mean
 from expt.machine import Machine
@@ -167,7 +168,19 @@ def _parameter(override: Override) -> Parameter:
     meant = [each.value() for each in parsed([f"{name}={text}" for text in texts])]
     if log:
         raise ConfigError(f"{override.input_line}: choices have no scale; leave tag(log, ...) out")
+    _refuse_several_at_once(override, [value for value in meant if isinstance(value, dict)])
     return Parameter(name, "categorical", choices=tuple(texts), meant=tuple(map(_listed, meant)), typed=typed)
+
+
+def _refuse_several_at_once(override: Override, mappings: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ConfigError where a run could be of two choices: a mapping leaves the keys that it doesn't name."""
+    named = [{*flat(mapping)} for mapping in mappings]
+    for one, other in itertools.combinations(named, 2):
+        if one - other and other - one:
+            raise ConfigError(
+                f"{override.input_line}: a run may have {min(one - other)} and {min(other - one)}, and be both; name "
+                "the same keys in each mapping"
+            )
 
 
 def _range(name: str, sweep: RangeSweep, log: bool, typed: str) -> Parameter:

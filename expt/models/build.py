@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -86,23 +87,19 @@ def build(
 
 @torch.no_grad()
 def _give_memory(module: nn.Module) -> None:
-    """Let each tensor have an element in memory for each number, and a trained one no others between.
+    """Let what is expanded have an element in memory for each number: else it can't be broadcast, nor loaded.
 
-    What is expanded can't be written, as by a broadcast or from a checkpoint; and torch's fused updates on a CPU take
-    the memory of a parameter to be without gaps, and are silently wrong.
+    Not where another parameter or buffer shows the same memory: it is to follow that one.
     """
-    trained = {one for one in module.parameters() if one.requires_grad}
-    for tensor in [*module.parameters(), *module.buffers()]:
-        if _is_expanded(tensor) or (tensor in trained and not _is_dense(tensor)):
+    every = [one for one in (*module.parameters(), *module.buffers()) if one.layout == torch.strided]
+    owners = Counter(one.untyped_storage()._cdata for one in every)
+    for tensor in every:
+        if _is_expanded(tensor) and owners[tensor.untyped_storage()._cdata] == 1:
             tensor.data = tensor.data.contiguous()
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
     return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()  # else it has strides of its own
 
 
 def _wanted(builder: Callable[..., nn.Module], model: str, shapes: Mapping[str, Any], example: Any) -> dict[str, Any]:

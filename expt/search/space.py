@@ -259,7 +259,7 @@ def _agrees(found: Any, meant: Any) -> bool:
         return isinstance(found, dict) and all(key in found and _agrees(found[key], meant[key]) for key in meant)
     if isinstance(meant, list):
         return isinstance(found, list) and len(found) == len(meant) and all(map(_agrees, found, meant))
-    return bool(found == meant)
+    return isinstance(found, bool) == isinstance(meant, bool) and bool(found == meant)
 
 
 def _num_named(meant: Any) -> int:

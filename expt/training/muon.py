@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from expt.config import groups
 from expt.errors import ConfigError
+from expt.training.optimizer_state import fused_or_foreach
 from expt.training.patches.unguarded import optimizer as without_guards
 
 Groups = list[dict[str, Any]]
@@ -34,6 +35,7 @@ def build_muon(
         muon, adamw, both = without_guards(muon), without_guards(adamw), without_guards(both)
     lr, decay = config.lr, config.weight_decay
     of_muon, of_adamw = _parted(chosen, matrices)
+    members = [one for group in of_adamw for one in group["params"]]
     return both(
         muon(
             of_muon,
@@ -43,7 +45,7 @@ def build_muon(
             nesterov=config.nesterov,
             adjust_lr_fn="match_rms_adamw",
         ),
-        adamw(of_adamw, lr=lr, betas=config.betas, eps=config.eps, weight_decay=decay, fused=True),
+        adamw(of_adamw, lr=lr, betas=config.betas, eps=config.eps, weight_decay=decay, **fused_or_foreach(members)),
     )
 
 

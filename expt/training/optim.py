@@ -19,6 +19,7 @@ from expt.config.schedules import Scheduler, planned_steps
 from expt.config.tasks import Better
 from expt.errors import ConfigError
 from expt.training.muon import build_muon
+from expt.training.optimizer_state import fused_or_foreach
 from expt.training.own_optimizer import build_own
 from expt.training.parameter_groups import LR_SCALE, TRAINED_EPOCHS, parameter_groups, rate_of, scale_rates
 from expt.training.patches.unguarded import optimizer as without_guards
@@ -67,16 +68,17 @@ def _over(
     unguarded: bool,
 ) -> Optimizer:
     """Fused, so that one kernel updates all of a group; sharded SGD, for which torch has none, in a few."""
+    grouped = (one["params"] if isinstance(one, dict) else [one] for one in parameters)
+    every = [*itertools.chain.from_iterable(grouped)]
+    kernel = fused_or_foreach(every)
     if isinstance(config, groups.SGD):
-        grouped = (one["params"] if isinstance(one, dict) else [one] for one in parameters)
-        sharded = any(map(is_sharded, itertools.chain.from_iterable(grouped)))
         sgd = (without_guards(optim.SGD) if unguarded else optim.SGD)(
             parameters,
             lr=config.lr,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             nesterov=config.nesterov,
-            **({"foreach": True} if sharded else {"fused": True}),
+            **({"foreach": True} if any(map(is_sharded, every)) else kernel),
         )
         # torch makes it in the first step, and leaves it as it found the memory where that step is skipped.
         for group in sgd.param_groups if config.momentum else ():
@@ -85,7 +87,7 @@ def _over(
         return sgd
     adam = optim.Adam if config.name == "adam" else optim.AdamW
     return (without_guards(adam) if unguarded else adam)(
-        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+        parameters, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, **kernel
     )
 
 

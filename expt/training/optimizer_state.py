@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,13 +17,28 @@ KERNEL = ("foreach", "fused", "capturable", "differentiable")
 """Settings of a group that say how it is updated, and not to what numbers."""
 
 
-def adapted(optimizer: Optimizer, state: State) -> dict[str, Any]:
+def fused_or_foreach(parameters: Iterable[Tensor]) -> dict[str, bool]:
+    """Of an optimiser over these: one kernel for each group, or where a parameter has gaps in its memory a few.
+
+    On a CPU torch's fused ones take the memory of a parameter to be without any, and are silently wrong (torch 2.14).
+    """
+    dense = all(is_sharded(one) or _is_dense(one) for one in parameters)
+    return {"fused": True} if dense else {"foreach": True}
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()  # else it has strides of its own
+
+
+def adapted(optimizer: Optimizer, state: State) -> Any:
     """`state` for `optimizer.load_state_dict`, which would bring back the writer's kernels, and the strides it had.
 
     torch has some kernels for whole parameters alone; and fused ones on the CPU take a state's memory to lie as the
     parameter's, which a sharded model, or another `channels_last`, has otherwise.
     """
-    saved, own = state.get("param_groups", ()), optimizer.param_groups
+    if not (isinstance(state, Mapping) and {"state", "param_groups"} <= state.keys()):  # of an own optimiser
+        return state
+    saved, own = state["param_groups"], optimizer.param_groups
     if [len(group["params"]) for group in saved] != [len(group["params"]) for group in own]:  # which torch tells
         return dict(state)
     groups = [
@@ -47,6 +62,8 @@ def _laid_out(values: State, parameter: Tensor) -> dict[str, Any]:
 
 
 def _like(value: Tensor, parameter: Tensor) -> Tensor:
-    if is_sharded(parameter) or value.shape != parameter.shape or value.stride() == parameter.stride():
+    if is_sharded(parameter) or value.shape != parameter.shape or value.layout != torch.strided:
+        return value
+    if value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)

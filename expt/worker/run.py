@@ -105,13 +105,12 @@ class Run:
                 self.callbacks.end_epoch(self._told_model(), self.record, self.config.eval_split)
                 self._save_after_epoch(is_best=self._is_at_best)
         self.steps.close()
-        if self.is_done:
-            self._test()
         self.checkpoints.wait()
         forked.release(self.paths, self.worker)
-        if self.is_done:
-            return self.record.complete(self._outcome())
-        return self.record.pause(self._outcome()) if self.is_paused else self.record.interrupt()
+        if not self.is_done:
+            return self.record.pause(self._outcome()) if self.is_paused else self.record.interrupt()
+        self._test()
+        return self.record.complete(self._outcome())
 
     @property
     def is_done(self) -> bool:
@@ -278,7 +277,6 @@ class Run:
         if self.config.eval_split == "test" or self.data.test is None:
             return
         if not self._is_at_best:  # else the model has these weights
-            self.checkpoints.wait()
             self.snapshot.load_best(self.paths.best)
         self._evaluate("test")
 

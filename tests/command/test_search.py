@@ -261,6 +261,13 @@ def space(*words: str, when: tuple[str, ...] = ()) -> dict[str, Parameter]:
     return {parameter.name: parameter for parameter in found.parameters}
 
 
+def test_a_run_is_of_one_choice_alone() -> None:
+    told = "a run may have patience and min_delta, and be both; name the same keys in each mapping"
+    with pytest.raises(ConfigError, match=told):
+        space("early_stop={metric:loss/val,patience:1},{metric:loss/val,min_delta:0}")
+    assert space("early_stop=null,{metric:loss/val,patience:1},{metric:loss/val,patience:2}").keys() == {"early_stop"}
+
+
 def test_hydras_grammar_is_the_space() -> None:
     found = space("optimizer.lr=tag(log,interval(1e-4,1))", "batch_size=interval(16,64)", "epochs=int(interval(1,8))",
                   "model=mlp,convnet", "seed=range(3)", "label_smoothing=range(0,0.3,0.1)", "ema=null,0.9",

@@ -325,3 +325,27 @@ def test_an_airbench_that_is_built_takes_its_images(side: int) -> None:
     else:
         assert model(torch.zeros(1, 3, 20, side)).shape == (1, 2)
         assert side >= 9
+
+
+class Aliased(nn.Module):
+    """Buffers that show a parameter's memory, one that is expanded of its own, and one that is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("twin", self.scale.data.expand(3))
+        self.register_buffer("wide", torch.arange(4)[None].expand(3, -1))
+        self.register_buffer("edges", torch.eye(3).to_sparse())
+        self.register_buffer("rows", torch.eye(3).to_sparse_csr())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_what_is_expanded_gets_memory_unless_it_follows_another() -> None:
+    module = Aliased()
+    model_build._give_memory(module)
+    buffers = dict(module.named_buffers())
+    assert buffers["wide"].stride() == (4, 1)
+    with torch.no_grad():
+        module.scale.fill_(2.0)
+    assert buffers["twin"].tolist() == [2.0, 2.0, 2.0]
+    assert (buffers["edges"].layout, buffers["rows"].layout) == (torch.sparse_coo, torch.sparse_csr)

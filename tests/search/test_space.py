@@ -44,6 +44,12 @@ def test_of_mappings_that_a_run_agrees_with_it_has_the_one_that_names_the_most()
         assert parameter.read(other) is None
 
 
+def test_a_number_is_no_boolean() -> None:
+    """In Python 1 is True."""
+    flag = Parameter("flag", "categorical", choices=("null", "1", "true"), meant=(None, 1, True))
+    assert [flag.read(value) for value in (None, 1, True, False, 0, "1")] == ["null", "1", "true", None, None, None]
+
+
 def test_a_float_has_no_more_digits_than_anybody_reads() -> None:
     assert PARAMETERS[0].rounded(0.012345678) == 0.012346
     assert PARAMETERS[0].rounded(1.0000001) == 1.0

@@ -70,6 +70,23 @@ def test_the_same_bits_as_torchs_own(config: Any, cls: type[optim.Optimizer], op
 
 
 @pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
+def test_a_parameter_with_gaps_in_its_memory_is_trained_as_others(
+    config: Any, cls: type[optim.Optimizer], options: dict[str, Any]
+) -> None:
+    """By another kernel: torch's fused ones are wrong then, on a CPU."""
+    ours, theirs = net(), net()
+    large = torch.zeros(5, 8)
+    first = ours[0]
+    assert isinstance(first, nn.Linear)
+    first.weight = nn.Parameter(large[:, :6].copy_(first.weight.detach()))
+    for model in ours, theirs:
+        train(model, build_optimizer(config, model), 5)
+    for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(left, right, atol=1e-6)
+    assert torch.equal(large[:, :6], first.weight.detach()), "what else shows that memory sees the new numbers"
+
+
+@pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
 def test_its_state_is_torchs_own(config: Any, cls: type[optim.Optimizer], options: dict[str, Any]) -> None:
     ours, theirs = net(), net()
     optimizer = build_optimizer(config, ours)
