@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from expt.config import constraints, groups, user_class
@@ -92,9 +93,10 @@ def _give_memory(module: nn.Module) -> None:
     Not where another parameter or buffer shows the same memory: it is to follow that one.
     """
     every = [one for one in (*module.parameters(), *module.buffers()) if one.layout == torch.strided]
-    owners = Counter(one.untyped_storage()._cdata for one in every)
-    for tensor in every:
-        if _is_expanded(tensor) and owners[tensor.untyped_storage()._cdata] == 1:
+    memory = [StorageWeakRef(one.untyped_storage()) for one in every]
+    shown = Counter(memory)
+    for tensor, its in zip(every, memory, strict=True):
+        if _is_expanded(tensor) and shown[its] == 1:
             tensor.data = tensor.data.contiguous()
 
 
