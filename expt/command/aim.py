@@ -71,11 +71,22 @@ def meant(about: Sequence[str], runs: Sequence[D], folder: Path) -> tuple[Aim, l
     return aim, found
 
 
+class TakenBack:
+    """A point that was dropped and added again; `job` is what it is to become."""
+
+    def __init__(self, name: str, job: Job) -> None:
+        self._name, self._job = name, job
+
+    def hits(self, run: Described) -> bool:
+        """Whether it is this one."""
+        return run.job is self._job if isinstance(run, KnownRun) else run.name == self._name
+
+
 class StandingOrders:
     """Orders to drop and to pause, for the runs of the typed grid that come later; those added since are not meant."""
 
     def __init__(self) -> None:
-        self._drops = list[Aim]()
+        self._drops = list[tuple[Aim | TakenBack, bool]]()
         self._pauses = list[tuple[Aim, bool]]()
         self._exempt = set[Job]()
 
@@ -86,7 +97,11 @@ class StandingOrders:
 
     def drop(self, aim: Aim) -> None:
         """Let these not start."""
-        self._drops.append(aim)
+        self._drops.append((aim, True))
+
+    def take_back(self, point: TakenBack) -> None:
+        """Let this one start after all."""
+        self._drops.append((point, False))
 
     def pause(self, aim: Aim) -> None:
         """Let these wait."""
@@ -105,8 +120,8 @@ class StandingOrders:
         self._exempt.add(job)
 
     def drops(self, run: Described) -> bool:
-        """Whether a run like this is not to start."""
-        return any(aim.hits(run) for aim in self._drops)
+        """Whether a run like this is not to start, by the last order that was about it."""
+        return next((drops for aim, drops in reversed(self._drops) if aim.hits(run)), False)
 
     def is_dropped(self, job: Job) -> bool:
         """Whether it is not to start."""

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 
-from expt.command.aim import Aim, KnownRun, StandingOrders, meant
+from expt.command.aim import Aim, KnownRun, StandingOrders, TakenBack, meant
 from expt.command.arguments import readable
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_adapter import product
@@ -15,7 +15,7 @@ from expt.command.overrides import last_of_each, parsed
 from expt.command.points_to_come import ComingPoint, PointsToCome
 from expt.command.sweep_display import SweepDisplay
 from expt.errors import ConfigError, ExptError
-from expt.launch.job import QUEUED, Job
+from expt.launch.job import DROPPED, QUEUED, Job, request_of
 from expt.launch.live_pool import LivePool
 from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine
@@ -24,15 +24,15 @@ from expt.runs.added import Added
 from expt.runs.orders import Order
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import OfAdded
-from expt.runs.result import PAUSED, RUNNING
+from expt.runs.result import INTERRUPTED, PAUSED, RUNNING
 
 LOOK_S = 0.2
 """How often the folder is looked at for orders."""
 REST_S = 1.0
 """After which a sweep without a run under way says what it waits for."""
 
-Compose = Callable[[Sequence[Sequence[str]], OfAdded, int], Sequence[ComposedRun]]
-"""Makes runs of points that are added; what the first of them is among those that were; its number."""
+Compose = Callable[[Sequence[Sequence[str]], OfAdded | None, int], Sequence[ComposedRun]]
+"""Makes runs of points; what the first of them is among those that were added, if it is one; its number."""
 
 
 class LiveSweep:
@@ -141,9 +141,11 @@ class LiveSweep:
             raise ConfigError(f"{of_search[0]}: is the search's; end it by Ctrl-C, and type its command again with it")
         words = readable(words)
         points = self._product(words)
-        coming = {self._to_come.same(point.words) for point in self._to_come.left() if not self._standing.drops(point)}
-        new_points = [point for point in points if not coming or self._to_come.same(point) not in coming]
+        coming = {self._to_come.same(point.words): point for point in self._to_come.left()}
+        named = [coming.get(self._to_come.same(point)) if coming else None for point in points]
+        new_points = [point for point, known in zip(points, named, strict=True) if known is None]
         new = self._made(new_points, [each.key_or_group for each in parsed(words)])
+        new += [self._taken_back(point) for point in named if point and self._standing.drops(point)]
         num_known = len(points) - len(new)
         known = f"; {num_known} {'is' if num_known == 1 else 'are'} there already" if num_known else ""
         return [f"{line}{known}" for line in _told("added", new, "nothing is new")]
@@ -165,16 +167,29 @@ class LiveSweep:
         first = OfAdded(place=added.next_place(self._folder), keys=keys)
         composed = self._compose(points, first, 1 + max(numbers, default=-1) + len(self._to_come.left()))
         new = [run for run in composed if run.job not in self._runs]
+        again = {run.job: run for run in composed if run.job in self._runs and _is_dropped(run.job)}
         if refused := [run.job for run in new if run.job.error]:
             raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
         places = {run.job: place for place, run in enumerate(composed, first["place"])}
-        added.keep(self._folder, [Added(run.overrides, keys, places[run.job]) for run in new])
+        kept = [*new, *(run for job, run in again.items() if "added" in request_of(job).about)]
+        added.keep(self._folder, [Added(run.overrides, keys, places[run.job]) for run in kept])
         for run in new:
             self._runs[run.job] = [run]
             self._display.total += 1
             self._standing.leave_out(run.job)
             self._pool.add(run.job)
-        return [run.job for run in new]
+        for job in again:
+            job.go_on(request_of(job).until_epoch)
+            self._display.taken_back()
+            self._standing.leave_out(job)
+            self._pool.add(job)
+        return [*(run.job for run in new), *again]
+
+    def _taken_back(self, point: ComingPoint) -> Job:
+        """The job of a dropped point of the grid that starts, after all, when its turn comes."""
+        (run,) = self._compose([point.words], None, 0)
+        self._standing.take_back(TakenBack(point.name, run.job))
+        return run.job
 
     def _use_gpus(self, about: Sequence[str]) -> list[str]:
         gpus = self._machine.gpus
@@ -188,6 +203,10 @@ class LiveSweep:
         moved = self._pool.use_gpus([gpus[index] for index in wanted])
         names = ", ".join(map(str, wanted))
         return [f"GPUs in use from now on: {names}", *_told("paused until others are free", moved, "")]
+
+
+def _is_dropped(job: Job) -> bool:
+    return job.status == INTERRUPTED and str(job.error) == DROPPED
 
 
 def _index(part: str, text: str, have: int) -> int:
