@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from expt.command.aim import Aim, KnownRun, StandingOrders, TakenBack, meant
 from expt.command.arguments import readable
@@ -33,6 +34,19 @@ REST_S = 1.0
 
 Compose = Callable[[Sequence[Sequence[str]], OfAdded | None, int], Sequence[ComposedRun]]
 """Makes runs of points; what the first of them is among those that were added, if it is one; its number."""
+
+
+class _Coming(NamedTuple):
+    """Points that an order is about; `more` where it may be about others, of which only the runs will tell."""
+
+    points: Sequence[ComingPoint] = ()
+    more: bool = False
+
+    @property
+    def told(self) -> str:
+        num = len(self.points)
+        sure = f"{num} point{'s' * (num != 1)} still to come" if num else ""
+        return " and ".join(filter(None, [sure, "those still to come that are that" if self.more else ""]))
 
 
 class LiveSweep:
@@ -95,45 +109,47 @@ class LiveSweep:
         if order.word == "gpus":
             return self._use_gpus(order.about)
         runs: list[KnownRun | ComingPoint] = [KnownRun(job) for job in self._pool.jobs if job.request is not None]
-        aim, found = meant(order.about, [*runs, *self._to_come.left()], self._folder)
+        left = self._to_come.left()
+        aim, found = meant(order.about, [*runs, *left], self._folder)
         jobs = [run.job for run in found if isinstance(run, KnownRun)]
         points = [run for run in found if isinstance(run, ComingPoint) and not self._standing.drops(run)]
+        coming = _Coming(points, any(aim.hits(run, if_unsure=True) and not aim.hits(run) for run in left))
         if order.word == "resume":
-            return self._resume(order.about, aim, jobs, points)
+            return self._resume(order.about, aim, jobs, coming)
         if order.word == "pause":
-            return self._pause(order.about, aim, jobs, points)
-        return self._drop(aim, jobs, points)
+            return self._pause(order.about, aim, jobs, coming)
+        return self._drop(aim, jobs, coming)
 
-    def _resume(self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], points: Sequence[ComingPoint]) -> list[str]:
+    def _resume(self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], coming: _Coming) -> list[str]:
         pool, held, standing = self._pool, {*self._pool.held}, self._standing
-        num_coming = len(points) if pool.is_paused or standing.pauses_any else 0
+        coming = coming if pool.is_paused or standing.pauses_any else _Coming()
         if not about:
             pool.is_paused = False
             standing.resume_all()
-        elif num_coming:
+        elif any(coming):
             standing.resume(aim)
         paused = [job for job in jobs if job in held]
         pool.let_go_on(paused)
-        return _told("resumed", paused, "none of these has paused", num_coming)
+        return _told("resumed", paused, "none of these has paused", coming.told)
 
-    def _pause(self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], points: Sequence[ComingPoint]) -> list[str]:
+    def _pause(self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], coming: _Coming) -> list[str]:
         pool, held = self._pool, {*self._pool.held}
         pool.is_paused |= not about
-        if points:
+        if any(coming):
             self._standing.pause(aim)
         running = [job for job in jobs if job.status in (QUEUED, RUNNING) and job not in held]
         pool.pause(running)
-        return _told("paused", running, "none of these runs or waits", len(points))
+        return _told("paused", running, "none of these runs or waits", coming.told)
 
-    def _drop(self, aim: Aim, jobs: Sequence[Job], points: Sequence[ComingPoint]) -> list[str]:
-        if points:
+    def _drop(self, aim: Aim, jobs: Sequence[Job], coming: _Coming) -> list[str]:
+        if any(coming):
             self._standing.drop(aim)
         open_ones = [job for job in jobs if job.status in (QUEUED, RUNNING)]
         open_ones += [job for job in jobs if job.status == PAUSED]  # a search would have them go on
         self._pool.drop(open_ones)
         words = [run.overrides for job in open_ones for run in self._runs[job]]
-        added.forget(self._folder, [*words, *(point.words for point in points)])
-        return _told("dropped", open_ones, "none of these runs or waits", len(points))
+        added.forget(self._folder, [*words, *(point.words for point in coming.points)])
+        return _told("dropped", open_ones, "none of these runs or waits", coming.told)
 
     def _add(self, words: Sequence[str]) -> list[str]:
         """The grid that was typed, with these words in place of those for the same keys."""
@@ -215,8 +231,7 @@ def _index(part: str, text: str, have: int) -> int:
     return int(part)
 
 
-def _told(what: str, jobs: Sequence[Job], nothing: str, num_coming: int = 0) -> list[str]:
-    coming = f"{num_coming} point{'s' * (num_coming != 1)} still to come" if num_coming else ""
+def _told(what: str, jobs: Sequence[Job], nothing: str, coming: str = "") -> list[str]:
     if not jobs:
         return [f"{what} {coming}"] if coming else [nothing] if nothing else []
     names = ", ".join(job.name for job in jobs[:5]) + (", ..." if len(jobs) > 5 else "")
