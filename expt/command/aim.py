@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from expt.config.identity import shown
 from expt.errors import ConfigError
 from expt.launch.job import Job, request_of
-from expt.runs.view.query import Values, filter_of, fits, settings_of
+from expt.runs.view.query import Values, filter_of, fits, key_of, settings_of
 
 
 class Described(Protocol):
@@ -25,12 +25,18 @@ class Described(Protocol):
     def settings(self) -> Values:
         """All of them, flat, as they are typed."""
 
+    @property
+    def unsure(self) -> Collection[str]:
+        """Those of which only the run itself will tell."""
+
 
 D = TypeVar("D", bound=Described)
 
 
 class KnownRun:
     """A run that has been composed."""
+
+    unsure: Collection[str] = ()
 
     def __init__(self, job: Job) -> None:
         self.job, self.name = job, job.name
@@ -53,29 +59,44 @@ class Aim:
         if unknown := [text for text in filters if not re.search("[=<>]", text)]:
             raise ConfigError(f"{unknown[0]}: no run of {folder} has that name")
         settings = [run.settings for run in runs] if filters else []
-        self._tests: list[Callable[[Values], bool]] = [filter_of(text, settings, is_order=True) for text in filters]
+        self._tests = list[tuple[str, Callable[[Values], bool]]]()
+        for text in filters:
+            key = key_of(text, settings)
+            is_known = not any(key in run.unsure for run in runs)  # else no run may seem to have the value
+            self._tests.append((key, filter_of(text, settings, is_order=is_known)))
 
-    def hits(self, run: Described) -> bool:
-        """Whether it is about this one."""
+    def hits(self, run: Described, *, if_unsure: bool = False) -> bool:
+        """Whether it is about this one; `if_unsure` where only the run itself will tell."""
         if self._names and not any(fits(run.name, name) for name in self._names):
             return False
-        return all(test(run.settings) for test in self._tests)
+        return all(if_unsure if key in run.unsure else test(run.settings) for key, test in self._tests)
 
 
 def meant(about: Sequence[str], runs: Sequence[D], folder: Path) -> tuple[Aim, list[D]]:
     """What `about` aims at, and those of the `runs` that it hits; ConfigError where it names none in `folder`."""
     aim = Aim(about, runs, folder)
     found = [run for run in runs if aim.hits(run)]
-    if not found and about:
+    if about and not any(aim.hits(run, if_unsure=True) for run in runs):
         raise ConfigError(f"{' '.join(about)}: no run of {folder} is that")
     return aim, found
+
+
+class TakenBack:
+    """A point that was dropped and added again; `job` is what it is to become."""
+
+    def __init__(self, name: str, job: Job) -> None:
+        self._name, self._job = name, job
+
+    def hits(self, run: Described) -> bool:
+        """Whether it is this one."""
+        return run.job is self._job if isinstance(run, KnownRun) else run.name == self._name
 
 
 class StandingOrders:
     """Orders to drop and to pause, for the runs of the typed grid that come later; those added since are not meant."""
 
     def __init__(self) -> None:
-        self._drops = list[Aim]()
+        self._drops = list[tuple[Aim | TakenBack, bool]]()
         self._pauses = list[tuple[Aim, bool]]()
         self._exempt = set[Job]()
 
@@ -86,7 +107,11 @@ class StandingOrders:
 
     def drop(self, aim: Aim) -> None:
         """Let these not start."""
-        self._drops.append(aim)
+        self._drops.append((aim, True))
+
+    def take_back(self, point: TakenBack) -> None:
+        """Let this one start after all."""
+        self._drops.append((point, False))
 
     def pause(self, aim: Aim) -> None:
         """Let these wait."""
@@ -105,8 +130,8 @@ class StandingOrders:
         self._exempt.add(job)
 
     def drops(self, run: Described) -> bool:
-        """Whether a run like this is not to start."""
-        return any(aim.hits(run) for aim in self._drops)
+        """Whether a run like this is not to start, by the last order that was about it."""
+        return next((drops for aim, drops in reversed(self._drops) if aim.hits(run)), False)
 
     def is_dropped(self, job: Job) -> bool:
         """Whether it is not to start."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from expt.command.aim import Aim, KnownRun, StandingOrders, meant
+from expt.command.aim import Aim, KnownRun, StandingOrders, TakenBack, meant
 from expt.command.arguments import readable
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_adapter import product
@@ -15,7 +16,7 @@ from expt.command.overrides import last_of_each, parsed
 from expt.command.points_to_come import ComingPoint, PointsToCome
 from expt.command.sweep_display import SweepDisplay
 from expt.errors import ConfigError, ExptError
-from expt.launch.job import QUEUED, Job
+from expt.launch.job import DROPPED, QUEUED, Job, request_of
 from expt.launch.live_pool import LivePool
 from expt.launch.live_queue import LiveQueue
 from expt.machine import Machine
@@ -24,15 +25,28 @@ from expt.runs.added import Added
 from expt.runs.orders import Order
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import OfAdded
-from expt.runs.result import PAUSED, RUNNING
+from expt.runs.result import INTERRUPTED, PAUSED, RUNNING
 
 LOOK_S = 0.2
 """How often the folder is looked at for orders."""
 REST_S = 1.0
 """After which a sweep without a run under way says what it waits for."""
 
-Compose = Callable[[Sequence[Sequence[str]], OfAdded, int], Sequence[ComposedRun]]
-"""Makes runs of points that are added; what the first of them is among those that were; its number."""
+Compose = Callable[[Sequence[Sequence[str]], OfAdded | None, int], Sequence[ComposedRun]]
+"""Makes runs of points; what the first of them is among those that were added, if it is one; its number."""
+
+
+class _Coming(NamedTuple):
+    """Points that an order is about; `more` where it may be about others, of which only the runs will tell."""
+
+    points: Sequence[ComingPoint] = ()
+    more: bool = False
+
+    @property
+    def told(self) -> str:
+        num = len(self.points)
+        sure = f"{num} point{'s' * (num != 1)} still to come" if num else ""
+        return " and ".join(filter(None, [sure, "those still to come that are that" if self.more else ""]))
 
 
 class LiveSweep:
@@ -95,45 +109,47 @@ class LiveSweep:
         if order.word == "gpus":
             return self._use_gpus(order.about)
         runs: list[KnownRun | ComingPoint] = [KnownRun(job) for job in self._pool.jobs if job.request is not None]
-        aim, found = meant(order.about, [*runs, *self._to_come.left()], self._folder)
+        left = self._to_come.left()
+        aim, found = meant(order.about, [*runs, *left], self._folder)
         jobs = [run.job for run in found if isinstance(run, KnownRun)]
         points = [run for run in found if isinstance(run, ComingPoint) and not self._standing.drops(run)]
+        coming = _Coming(points, any(aim.hits(run, if_unsure=True) and not aim.hits(run) for run in left))
         if order.word == "resume":
-            return self._resume(order.about, aim, jobs, points)
+            return self._resume(order.about, aim, jobs, coming)
         if order.word == "pause":
-            return self._pause(order.about, aim, jobs, points)
-        return self._drop(aim, jobs, points)
+            return self._pause(order.about, aim, jobs, coming)
+        return self._drop(aim, jobs, coming)
 
-    def _resume(self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], points: Sequence[ComingPoint]) -> list[str]:
+    def _resume(self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], coming: _Coming) -> list[str]:
         pool, held, standing = self._pool, {*self._pool.held}, self._standing
-        num_coming = len(points) if pool.is_paused or standing.pauses_any else 0
+        coming = coming if pool.is_paused or standing.pauses_any else _Coming()
         if not about:
             pool.is_paused = False
             standing.resume_all()
-        elif num_coming:
+        elif any(coming):
             standing.resume(aim)
         paused = [job for job in jobs if job in held]
         pool.let_go_on(paused)
-        return _told("resumed", paused, "none of these has paused", num_coming)
+        return _told("resumed", paused, "none of these has paused", coming.told)
 
-    def _pause(self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], points: Sequence[ComingPoint]) -> list[str]:
+    def _pause(self, about: Sequence[str], aim: Aim, jobs: Sequence[Job], coming: _Coming) -> list[str]:
         pool, held = self._pool, {*self._pool.held}
         pool.is_paused |= not about
-        if points:
+        if any(coming):
             self._standing.pause(aim)
         running = [job for job in jobs if job.status in (QUEUED, RUNNING) and job not in held]
         pool.pause(running)
-        return _told("paused", running, "none of these runs or waits", len(points))
+        return _told("paused", running, "none of these runs or waits", coming.told)
 
-    def _drop(self, aim: Aim, jobs: Sequence[Job], points: Sequence[ComingPoint]) -> list[str]:
-        if points:
+    def _drop(self, aim: Aim, jobs: Sequence[Job], coming: _Coming) -> list[str]:
+        if any(coming):
             self._standing.drop(aim)
         open_ones = [job for job in jobs if job.status in (QUEUED, RUNNING)]
         open_ones += [job for job in jobs if job.status == PAUSED]  # a search would have them go on
         self._pool.drop(open_ones)
         words = [run.overrides for job in open_ones for run in self._runs[job]]
-        added.forget(self._folder, [*words, *(point.words for point in points)])
-        return _told("dropped", open_ones, "none of these runs or waits", len(points))
+        added.forget(self._folder, [*words, *(point.words for point in coming.points)])
+        return _told("dropped", open_ones, "none of these runs or waits", coming.told)
 
     def _add(self, words: Sequence[str]) -> list[str]:
         """The grid that was typed, with these words in place of those for the same keys."""
@@ -141,9 +157,11 @@ class LiveSweep:
             raise ConfigError(f"{of_search[0]}: is the search's; end it by Ctrl-C, and type its command again with it")
         words = readable(words)
         points = self._product(words)
-        coming = {self._to_come.same(point.words) for point in self._to_come.left() if not self._standing.drops(point)}
-        new_points = [point for point in points if not coming or self._to_come.same(point) not in coming]
+        coming = {self._to_come.same(point.words): point for point in self._to_come.left()}
+        named = [coming.get(self._to_come.same(point)) if coming else None for point in points]
+        new_points = [point for point, known in zip(points, named, strict=True) if known is None]
         new = self._made(new_points, [each.key_or_group for each in parsed(words)])
+        new += [self._taken_back(point) for point in named if point and self._standing.drops(point)]
         num_known = len(points) - len(new)
         known = f"; {num_known} {'is' if num_known == 1 else 'are'} there already" if num_known else ""
         return [f"{line}{known}" for line in _told("added", new, "nothing is new")]
@@ -165,16 +183,29 @@ class LiveSweep:
         first = OfAdded(place=added.next_place(self._folder), keys=keys)
         composed = self._compose(points, first, 1 + max(numbers, default=-1) + len(self._to_come.left()))
         new = [run for run in composed if run.job not in self._runs]
+        again = {run.job: run for run in composed if run.job in self._runs and _is_dropped(run.job)}
         if refused := [run.job for run in new if run.job.error]:
             raise ConfigError(list(dict.fromkeys(str(job.error) for job in refused)))
         places = {run.job: place for place, run in enumerate(composed, first["place"])}
-        added.keep(self._folder, [Added(run.overrides, keys, places[run.job]) for run in new])
+        kept = [*new, *(run for job, run in again.items() if "added" in request_of(job).about)]
+        added.keep(self._folder, [Added(run.overrides, keys, places[run.job]) for run in kept])
         for run in new:
             self._runs[run.job] = [run]
             self._display.total += 1
             self._standing.leave_out(run.job)
             self._pool.add(run.job)
-        return [run.job for run in new]
+        for job in again:
+            job.go_on(request_of(job).until_epoch)
+            self._display.taken_back()
+            self._standing.leave_out(job)
+            self._pool.add(job)
+        return [*(run.job for run in new), *again]
+
+    def _taken_back(self, point: ComingPoint) -> Job:
+        """The job of a dropped point of the grid that starts, after all, when its turn comes."""
+        (run,) = self._compose([point.words], None, 0)
+        self._standing.take_back(TakenBack(point.name, run.job))
+        return run.job
 
     def _use_gpus(self, about: Sequence[str]) -> list[str]:
         gpus = self._machine.gpus
@@ -190,14 +221,17 @@ class LiveSweep:
         return [f"GPUs in use from now on: {names}", *_told("paused until others are free", moved, "")]
 
 
+def _is_dropped(job: Job) -> bool:
+    return job.status == INTERRUPTED and str(job.error) == DROPPED
+
+
 def _index(part: str, text: str, have: int) -> int:
     if not part.isdigit() or int(part) >= have:
         raise ConfigError(f"gpus {text}: give numbers from 0 to {have - 1}, as in 0,1, or all")
     return int(part)
 
 
-def _told(what: str, jobs: Sequence[Job], nothing: str, num_coming: int = 0) -> list[str]:
-    coming = f"{num_coming} point{'s' * (num_coming != 1)} still to come" if num_coming else ""
+def _told(what: str, jobs: Sequence[Job], nothing: str, coming: str = "") -> list[str]:
     if not jobs:
         return [f"{what} {coming}"] if coming else [nothing] if nothing else []
     names = ", ".join(job.name for job in jobs[:5]) + (", ..." if len(jobs) > 5 else "")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any
 
 from hydra.core.utils import filter_overrides
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from expt.command.hydra_adapter import product
 from expt.command.hydra_errors import COMPOSING
@@ -25,13 +26,18 @@ Words = Sequence[str]
 class ComingPoint:
     """A point that is to become a run."""
 
-    def __init__(self, words: Words, name: str, settings_of_words: Callable[[Words], Values]) -> None:
-        self.words, self.name, self._settings_of = words, name, settings_of_words
+    def __init__(self, words: Words, name: str, to_come: PointsToCome) -> None:
+        self.words, self.name, self._to_come = words, name, to_come
 
     @functools.cached_property
     def settings(self) -> Values:
         """As far as they are known by what was typed; also what was typed and is none, as `experiment`."""
-        return {**as_dict(self.words), **self._settings_of(self.words)}
+        return {**as_dict(self.words), **self._to_come.settings(self.words)}
+
+    @functools.cached_property
+    def unsure(self) -> Collection[str]:
+        """Those that hang on others, by `${KEY}` or `auto`."""
+        return self._to_come.unsure(self.words)
 
 
 class PointsToCome:
@@ -45,7 +51,7 @@ class PointsToCome:
         self._points: Sequence[Words] = ()
         self._added: Sequence[Added] = ()
         self._num_seen = self._num_before = 0
-        self._chosen: dict[tuple[str, ...], Values] = {}
+        self._chosen: dict[tuple[str, ...], tuple[Values, frozenset[str]]] = {}
 
     @property
     def typed(self) -> list[str]:
@@ -73,22 +79,32 @@ class PointsToCome:
         own = [*self._points, *later]
         keys = swept_keys(self.typed)
         names = folder_names([_asked(point) for point in own], keys)
-        points = [ComingPoint(_asked(words), name, self.settings) for words, name in zip(own, names, strict=True)]
+        points = [ComingPoint(_asked(words), name, self) for words, name in zip(own, names, strict=True)]
         now = points[: len(self._points)]
         for each in self._added:
             (name,) = folder_names([each.words], [*keys, *each.keys])
-            now.append(ComingPoint(each.words, name, self.settings))
+            now.append(ComingPoint(each.words, name, self))
         return [*now[self._num_seen :], *points[len(self._points) :]]
 
     def settings(self, words: Words) -> Values:
-        """Those of a point, but for what depends on others by `auto`."""
+        """Those of a point, but for what is `unsure`."""
+        typed, (chosen, _) = self._parted(words)
+        return {**chosen, **settings_of({"config": typed})}
+
+    def unsure(self, words: Words) -> frozenset[str]:
+        """The keys of a point's settings that hang on others."""
+        typed, (_, unsure) = self._parted(words)
+        values = settings_of({"config": typed})
+        return unsure | {key for key, value in values.items() if value == "auto" or "${" in str(value)}
+
+    def _parted(self, words: Words) -> tuple[dict[str, Any], tuple[Values, frozenset[str]]]:
+        """What is typed for single settings, and what the choices of groups come to."""
         overrides = parsed(words)
         chosen = [each for each in overrides if self._chooses(each.key_or_group, each.value())]
         choices = tuple(str(each.input_line) for each in chosen)
         if choices not in self._chosen:
             self._chosen[choices] = self._composed(words)
-        typed = {each.key_or_group: each.value() for each in overrides if each not in chosen}
-        return {**self._chosen[choices], **settings_of({"config": typed})}
+        return {each.key_or_group: each.value() for each in overrides if each not in chosen}, self._chosen[choices]
 
     def same(self, words: Words) -> Hashable:
         """Equal for points that are the same run."""
@@ -103,12 +119,16 @@ class PointsToCome:
     def _chooses(self, key: str, value: object) -> bool:
         return isinstance(value, dict) or self._composer.is_group(self._master, key)
 
-    def _composed(self, words: Words) -> Values:
+    def _composed(self, words: Words) -> tuple[Values, frozenset[str]]:
+        """The settings, and which of them are not what is written for them."""
         try:
             config = shown(self._grid().config_of(self._composer, self._master, words))
+            written: Any = OmegaConf.to_container(self._composer.compose(self._master, words), resolve=False)
         except (*COMPOSING, ExptError):
-            return {}
-        return settings_of({"config": config, "overrides": as_dict(words)})
+            return {}, frozenset()
+        written.pop("hydra", None)
+        found, before = settings_of({"config": config, "overrides": as_dict(words)}), settings_of({"config": written})
+        return found, frozenset(key for key, value in before.items() if found.get(key) != value)
 
 
 def _asked(point: Words) -> list[str]:

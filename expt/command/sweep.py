@@ -195,7 +195,7 @@ class Multirun:
                 warn(f"{' '.join(point.words)}: was added to the sweep, and is left out: {told}")
 
     def _live(self, pool: LivePool | LiveQueue, runs: Runs, display: SweepDisplay) -> LiveSweep:
-        def compose(points: Sequence[Sequence[str]], first: OfAdded, number: int) -> Sequence[ComposedRun]:
+        def compose(points: Sequence[Sequence[str]], first: OfAdded | None, number: int) -> Sequence[ComposedRun]:
             return [*self.open().compose(self.composer, self._config, points, number, first)]
 
         check = functools.partial(self.composer.compose, self._config)

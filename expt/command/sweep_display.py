@@ -132,6 +132,10 @@ class SweepDisplay:
         self._counts[INTERRUPTED] += 1
         self._line(job.status, job, str(job.error), style="red")
 
+    def taken_back(self) -> None:
+        """A run that was dropped waits for its turn again."""
+        self._counts[INTERRUPTED] -= 1
+
     def told(self, text: str) -> None:
         """Another command has given an order."""
         self._lines.append(((printable(text), "blue"),))

@@ -22,7 +22,8 @@ orders
   resume [RUN ...]     let paused ones go on, from where they were, to the same numbers
   gpus 0,1|all         use these GPUs alone; runs on others pause, and go on as soon as one of these is free
 RUN is the name of a run's folder (* stands for anything), or settings (model=mlp 'lr<0.01' 'hidden!=[64]') that
-all of them have; runs of a grid that are still to come are meant too.
+all of them have; runs of a grid that are still to come are meant too. Orders last as long as the sweep's command:
+typed again, it knows of no drops and pauses before.
 
 examples
   python -m expt sweep pause outputs/sweeps/2026-11-22_10-00-00

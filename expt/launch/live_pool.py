@@ -78,7 +78,7 @@ class LivePool(Pool):
             if number in self._stopping:
                 self._stopping[number] = False
             elif self._held.pop(number, None):
-                super()._queue(number, job)
+                self._queue(number, job)
 
     def drop(self, jobs: Iterable[Job]) -> None:
         """End them: what they have come to is kept."""
@@ -138,16 +138,19 @@ class LivePool(Pool):
         if job.status == QUEUED and not job.error and self.is_dropped(job):
             self._jobs[self._numbers.setdefault(job, len(self._numbers))] = job
             self._drop_waiting(job)
-        else:
-            super()._add(job)
+            return
+        super()._add(job)
+        if job.status == QUEUED and self._is_to_wait(job):
+            self.pause([job])
+
+    def _is_to_wait(self, job: Job) -> bool:
+        """Asked of one that comes, and never of one that was told to go on since, or has begun."""
+        held = self.is_held(job)
+        return self.is_paused if held is None else held
 
     def _queue(self, number: int, job: Job) -> None:
         self._last = request_of(job).config
-        held = self.is_held(job)
-        if self.is_paused if held is None else held:
-            self._held[number] = job
-        else:
-            super()._queue(number, job)
+        super()._queue(number, job)
 
     def _is_busy(self) -> bool:
         return super()._is_busy() or (bool(self._held) and self._may_start)

@@ -64,8 +64,7 @@ class LiveQueue(Queue):
             if job in self._stopping:
                 self._stopping[job] = False
             self._held.pop(job, None)
-        if ready:
-            self._submit(ready)
+        self._go_on(ready)
 
     def drop(self, jobs: Iterable[Job]) -> None:
         """End them: what they have come to is kept."""
@@ -80,6 +79,7 @@ class LiveQueue(Queue):
                 self._tell_dropped(job, record=held)
 
     def _submit(self, jobs: list[Job]) -> None:
+        """For those that come: one that was told to go on since is asked about no more."""
         self._all |= dict.fromkeys(jobs)
         dropped = [job for job in jobs if not job.error and self.is_dropped(job)]
         held = [job for job in jobs if not job.error and job not in dropped and self._is_to_wait(job)]
@@ -87,6 +87,12 @@ class LiveQueue(Queue):
         super()._submit([job for job in jobs if job not in held and job not in dropped])
         for job in dropped:
             self._tell_dropped(job, record=True)
+
+    def _go_on(self, jobs: list[Job]) -> None:
+        if self._finishing:
+            self._held |= dict.fromkeys(jobs)
+        else:
+            super()._submit(jobs)
 
     def _is_to_wait(self, job: Job) -> bool:
         held = self.is_held(job)
@@ -114,7 +120,7 @@ class LiveQueue(Queue):
         if held:
             self._held[job] = None
         else:
-            self._submit([job])
+            self._go_on([job])
 
     def _tell_dropped(self, job: Job, *, record: bool) -> None:
         if job.status not in (QUEUED, PAUSED):

@@ -228,6 +228,46 @@ def test_orders_are_about_points_that_are_still_to_come_too(
     assert status == dict.fromkeys(("lr=0.1,seed=0", "lr=0.2,seed=0", "lr=0.2,seed=1"), COMPLETED)
 
 
+def test_an_order_about_a_setting_that_hangs_on_another_is_carried_out_as_the_runs_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = _orders_at_the_beginning(
+        tmp_path, monkeypatch, ("drop", "log_every=2"), ("drop", "log_every!=3 epochs=3"), ("drop", "epochs=9")
+    )
+    words = ("epochs=1,2,3", "log_every=${epochs}", *SMALL[1:])
+    expt.sweep(*words, f"hydra.sweep.dir='{tmp_path}'", quiet=True)
+    assert said == [
+        ("dropped those still to come that are that",),
+        ("dropped those still to come that are that",),
+        (f"epochs=9: no run of {tmp_path} is that",),
+    ]
+    assert {path.parent.name for path in tmp_path.glob("*/result.json")} == {"epochs=1", "epochs=3"}
+
+
+def test_to_add_what_was_dropped_takes_the_drop_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = _orders_at_the_beginning(
+        tmp_path,
+        monkeypatch,
+        ("pause", "seed=*"),
+        ("drop", "seed=0"),
+        ("drop", "seed>0"),
+        ("add", "seed=3,0"),
+        ("add", "seed=3"),
+        ("resume", ""),
+    )
+    expt.sweep("seed=0,1,2,3", f"hydra.sweep.dir='{tmp_path}'", *SMALL, quiet=True)
+    assert said[1:5] == [
+        ("dropped 1 run: seed=0",),
+        ("dropped 3 points still to come",),
+        ("added 2 runs: seed=0, seed=3",),
+        ("nothing is new; 1 is there already",),
+    ]
+    assert {path.parent.name for path in tmp_path.glob("*/result.json")} == {"seed=0", "seed=3"}
+    assert "added" not in read_result(RunPaths(tmp_path / "seed=3")), "it is the grid's"
+
+
 def test_an_order_to_nobody_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     assert not is_held(RunPaths(tmp_path / "sweep"))

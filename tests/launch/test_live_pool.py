@@ -105,12 +105,35 @@ def test_a_run_that_comes_is_dropped_or_held_where_an_order_has_said_so(world: W
 
     def resume(pool: LivePool) -> None:
         seen.append(pool.held)
-        pool.is_held = lambda _: False
         pool.let_go_on([c])
 
     run(world, Orders(order, *[wait] * 3, resume), a, b, c)
     assert (a.status, b.status, str(b.error), c.status) == (COMPLETED, INTERRUPTED, DROPPED, COMPLETED)
     assert (world.names, seen) == (["a", "c"], [[c]])
+
+
+def test_one_that_was_told_to_go_on_is_tried_again_though_an_order_holds_those_that_come(world: World) -> None:
+    a, b = world.job("a", max_restarts=1), world.job("b")
+    world.plans = {"a": [{"error": RunFailed("broken")}, {}], "b": [{"looks": 9}]}
+
+    def order(pool: LivePool) -> None:
+        pool.is_paused, pool.is_held = True, lambda _: True
+
+    run(world, Orders(order, lambda pool: pool.add(a), wait, lambda pool: pool.let_go_on([a])), b)
+    assert (a.status, a.retries) == (COMPLETED, 1)
+
+
+def test_one_that_is_let_go_on_while_it_saves_goes_on_though_an_order_holds_those_that_come(world: World) -> None:
+    a = world.job("a")
+    world.plans = {"a": [LONG, {}]}
+
+    def order(pool: LivePool) -> None:
+        pool.is_paused, pool.is_held = True, lambda _: True
+        pool.pause([a])
+        pool.let_go_on([a])
+
+    run(world, Orders(wait, order), a)
+    assert (a.status, world.names) == (COMPLETED, ["a", "a"])
 
 
 def test_one_that_was_told_to_go_on_starts_though_all_others_are_paused(world: World) -> None:

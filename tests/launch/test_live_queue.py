@@ -145,11 +145,14 @@ def test_a_job_is_cancelled_to_pause_and_submitted_again_to_go_on(tmp_path: Path
     assert orders.events == [("held", "0"), (COMPLETED, "0")]
 
 
-def test_one_that_is_let_go_on_before_it_has_ended_is_submitted_as_soon_as_it_has(tmp_path: Path) -> None:
+def test_one_that_is_let_go_on_before_it_has_ended_is_submitted_once_it_has_whatever_holds_others(
+    tmp_path: Path,
+) -> None:
     (job,) = jobs(tmp_path, 1)
     executor = Executor(LONG, (1, True))
 
     def at_once(queue: LiveQueue) -> None:
+        queue.is_paused, queue.is_held = True, lambda _: True
         queue.pause([job])
         queue.let_go_on([job])
 
@@ -210,7 +213,6 @@ def test_a_job_that_comes_is_dropped_or_held_where_an_order_has_said_so(tmp_path
 
     def resume(queue: LiveQueue) -> None:
         seen.extend(queue.held)
-        queue.is_held = lambda _: False
         queue.let_go_on([held])
 
     orders = Orders(*[wait] * 3, resume)
@@ -221,6 +223,19 @@ def test_a_job_that_comes_is_dropped_or_held_where_an_order_has_said_so(tmp_path
     assert (seen, len(executor.submitted), queue.jobs) == ([held], 2, some)
     assert orders.events[0] == ("dropped", "0")
     assert not dropped.paths.result.exists()
+
+
+def test_one_that_is_let_go_on_after_the_end_was_decided_is_not_submitted(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, 1)
+    executor = Executor(LONG)
+
+    def order(queue: LiveQueue) -> None:
+        queue.pause([job])
+        queue.let_go_on([job])
+        queue.finish("the budget is used up")
+
+    run(executor, Orders(order), job)
+    assert (len(executor.submitted), job.status) == (1, "queued")
 
 
 def test_to_finish_cancels_what_runs_waits_or_is_held_and_is_no_interruption(tmp_path: Path) -> None:

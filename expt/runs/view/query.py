@@ -149,13 +149,11 @@ def filter_of(text: str, runs: Sequence[Values], *, is_order: bool = False) -> C
     `is_order` refuses what would be about all of them by a mistake, as `model!=mpl`.
     Raises ConfigError for a text that is no filter, or of a key that no run has.
     """
-    match = re.fullmatch(r"\s*([^=!<>]+?)\s*(==?|!=|<=|>=|<|>)\s*(.*?)\s*", text, re.DOTALL)
-    if match is None:
-        raise ConfigError(f"{text}: write KEY=VALUE, with = != < > <= or >=")
-    typed, how, wanted = match.groups()
+    typed, how, wanted = _parts(text)
     key = _full_key(typed, runs, is_order=is_order)
     if how in ("=", "==", "!="):
-        is_like = _equal if any(_equal(run.get(key), wanted) for run in runs) else _has_pattern
+        is_value = not re.search(r"[*?]", wanted) or any(_equal(run.get(key), wanted) for run in runs)
+        is_like = _equal if is_value else _has_pattern
         if is_order and how == "!=" and not any(is_like(run.get(key), wanted) for run in runs):
             raise ConfigError(f"{text}: no run has {key}={wanted}, and so all would be meant")
         return lambda run: is_like(run.get(key), wanted) == (how != "!=")
@@ -168,6 +166,18 @@ def filter_of(text: str, runs: Sequence[Values], *, is_order: bool = False) -> C
         return value is not None and _COMPARE[how](value, limit)
 
     return within
+
+
+def key_of(text: str, runs: Sequence[Values]) -> str:
+    """The setting that an order with this filter is about. Raises ConfigError as `filter_of` does."""
+    return _full_key(_parts(text)[0], runs, is_order=True)
+
+
+def _parts(text: str) -> Sequence[str]:
+    match = re.fullmatch(r"\s*([^=!<>]+?)\s*(==?|!=|<=|>=|<|>)\s*(.*?)\s*", text, re.DOTALL)
+    if match is None:
+        raise ConfigError(f"{text}: write KEY=VALUE, with = != < > <= or >=")
+    return match.groups()
 
 
 def _full_key(key: str, runs: Sequence[Values], *, is_order: bool) -> str:
