@@ -157,10 +157,11 @@ class LiveSweep:
             raise ConfigError(f"{of_search[0]}: is the search's; end it by Ctrl-C, and type its command again with it")
         words = readable(words)
         points = self._product(words)
-        coming = {self._to_come.same(point.words): point for point in self._to_come.left()}
+        left = self._to_come.left()
+        coming = {self._to_come.same(point.words): point for point in left}
         named = [coming.get(self._to_come.same(point)) if coming else None for point in points]
         new_points = [point for point, known in zip(points, named, strict=True) if known is None]
-        new = self._made(new_points, [each.key_or_group for each in parsed(words)])
+        new = self._made(new_points, [each.key_or_group for each in parsed(words)], len(left))
         new += [self._taken_back(point) for point in named if point and self._standing.drops(point)]
         num_known = len(points) - len(new)
         known = f"; {num_known} {'is' if num_known == 1 else 'are'} there already" if num_known else ""
@@ -175,13 +176,13 @@ class LiveSweep:
             raise ConfigError(f"{key}: is searched in an interval; give the run a value, as in {key}=1")
         return product(last)
 
-    def _made(self, points: Sequence[Sequence[str]], keys: list[str]) -> list[Job]:
-        """The jobs of these points that are new, and in the pool now."""
+    def _made(self, points: Sequence[Sequence[str]], keys: list[str], num_coming: int) -> list[Job]:
+        """The jobs of these points that are new, and in the pool now; their numbers lie behind those to come."""
         if not points:
             return []
         numbers = [run.number for same in self._runs.values() for run in same]
         first = OfAdded(place=added.next_place(self._folder), keys=keys)
-        composed = self._compose(points, first, 1 + max(numbers, default=-1) + len(self._to_come.left()))
+        composed = self._compose(points, first, 1 + max(numbers, default=-1) + num_coming)
         new = [run for run in composed if run.job not in self._runs]
         again = {run.job: run for run in composed if run.job in self._runs and _is_dropped(run.job)}
         if refused := [run.job for run in new if run.job.error]:
