@@ -27,7 +27,8 @@ def leave_no_trace(run_paths: RunPaths) -> None:
         resumes = HydraConfig.initialized() and HydraConfig.get().output_subdir is None
         if resumes or run_paths.result.exists() or run_paths.attempts() or run_paths.has_trained():
             return
-        _remove(run_paths)
+        if not is_held(run_paths):
+            _remove(run_paths)
 
 
 def leave_no_trace_of_a_point(run_paths: RunPaths) -> None:
@@ -40,8 +41,6 @@ def leave_no_trace_of_a_point(run_paths: RunPaths) -> None:
 
 
 def _remove(run_paths: RunPaths) -> None:
-    if is_held(run_paths):
-        return
     own = (run_paths.hydra / SETTINGS, run_paths.hydra_settings, run_paths.overrides, run_paths.lock)
     for path in own:
         path.unlink(missing_ok=True)
