@@ -21,6 +21,7 @@ from expt.runs.metrics_file import MetricsWriter
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, FAILED, FoundRecord, create_result, update_result
 from expt.runs.view import verdict
+from expt.runs.view.power import pairs_needed
 
 A = [0.90, 0.91, 0.93, 0.92, 0.94]
 B = [0.89, 0.91, 0.90, 0.90, 0.93]
@@ -93,6 +94,16 @@ def test_the_number_of_seeds_is_what_the_power_needs() -> None:
     (lead,) = verdict.verdicts(runs_of(a=A, b=B)).others
     assert lead.seeds in (7, 8)
     assert lead.in_words == f"none shown; {lead.seeds} seeds would"
+
+
+@pytest.mark.parametrize(
+    ("effect", "comparisons", "pairs"),
+    [(0.2, 1, 199), (0.5, 1, 34), (0.8, 1, 15)]  # as G*Power has them
+    + [(3.08, 15, 6), (3.5, 10, 5), (2.6, 45, 8), (3.6, 105, 7), (2, 190, 12), (1.1, 190, 24)]  # by 500,000 draws
+    + [(5, 1, 3), (1e4, 190, 2)],
+)
+def test_the_pairs_needed_are_the_fewest_of_that_power(effect: float, comparisons: int, pairs: int) -> None:
+    assert pairs_needed(effect, 0.05 / comparisons) == pairs
 
 
 def test_a_difference_too_small_to_look_for_would_take_more_than_the_most() -> None:

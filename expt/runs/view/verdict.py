@@ -20,16 +20,16 @@ from expt.runs import tags
 from expt.runs.result import COMPLETED, FoundRecord
 from expt.runs.view.cells import cells, setting
 from expt.runs.view.leaderboard import Row, objective_of, rows, value_of
+from expt.runs.view.power import pairs_needed
 from expt.runs.view.query import falls, ordered
 from expt.runs.view.repetitions import seed_and_fold
 
 LEVEL = 0.05
 """The chance of calling any two rows different that are not."""
-POWER = 0.8
 NAMED = 3
 """Runs that count nowhere."""
-LEAST_EFFECT, MOST_EFFECT = 0.02, 4
-"""Leads, in standard deviations, between which the solver finds a number of seeds."""
+LEAST_EFFECT = 0.02
+"""The smallest lead, in standard deviations, that a number of seeds is looked for."""
 
 
 @dataclass(frozen=True)
@@ -289,12 +289,10 @@ def _verdict(
 
 def _seeds_for(leads: Sequence[float], lead: float, *, size: float | None, comparisons: int) -> _Seeds:
     """How many seeds would show a lead of `size`, or the one seen; None where that cannot be known."""
-    from statsmodels.stats.power import TTestPower
-
     spread = statistics.stdev(leads) if len(leads) > 1 else 0.0
     size = abs(lead) if size is None else size
-    if not spread or not size or size / spread >= MOST_EFFECT:
+    if not spread or not size:
         return None, False
-    effect = max(size / spread, LEAST_EFFECT)
-    needed = float(TTestPower().solve_power(effect_size=effect, alpha=LEVEL / comparisons, power=POWER))
-    return (math.floor(needed), True) if effect > size / spread else (max(2, math.ceil(needed)), False)
+    effect = size / spread
+    needed = pairs_needed(max(effect, LEAST_EFFECT), LEVEL / comparisons)
+    return (needed - 1, True) if effect < LEAST_EFFECT else (needed, False)
