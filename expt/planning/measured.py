@@ -32,7 +32,8 @@ from expt.training.activation_checkpointing import checkpoint_activations
 from expt.training.half_weights import halve
 from expt.training.patches import fused_attention
 from expt.training.patches.fake_tensors import NUMBERS_WANTED, FakeTensorMode, without_log
-from expt.training.patches.live_bytes import LiveBytes, bytes_of
+from expt.training.patches.live_bytes import Held, LiveBytes, bytes_of
+from expt.training.shardable import Refusal, refusal
 
 Wanted = Sequence[str] | Literal["auto"]
 
@@ -60,20 +61,20 @@ class Model:
     """Of the optimiser's states: what offload=cpu leaves on the card."""
     state_bytes_at_once: int
     """Of the others: what it has there at a time."""
-    scalar_parameter: str | None
-    """Name of one that can't be shared out."""
+    against_sharding: Refusal | None
+    """Why it can't be shared out, where it can't."""
     gathered_dtype: torch.dtype | None
     """That of mixed precision in which sharded parameters travel by themselves; None is that of the parameters."""
 
 
 class Moment(NamedTuple):
-    """Of a pass: the bytes that are held besides parameters and their gradients, at most, since the one before."""
+    """Of a pass: what is held beside parameters and the gradients handed on, at most, since the one before."""
 
     gradient_bytes: int
-    """Of the gradients that are there by then."""
-    bytes: int
-    cast_bytes: int
-    """Of these: copies of the parameters in the type of mixed precision."""
+    """Of the gradients that are handed on by then."""
+    held: Held
+    without_gradients: Held
+    """Without those that are just computed, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class Pass:
     @property
     def activation_bytes(self) -> int:
         """At the moment at which they are most, without parameters and their gradients."""
-        return max(moment.bytes for moment in self.moments)
+        return max(moment.held.bytes for moment in self.moments)
 
 
 class Measuring:
@@ -125,7 +126,7 @@ class Measuring:
                 unit_bytes=tuple(map(bytes_of, sharding.own_parameters(module, units))),
                 scalar_bytes=bytes_of(states) - bytes_of(_with_size(states)),
                 state_bytes_at_once=_bytes_at_once(optimizer) if self._config.offload else 0,
-                scalar_parameter=sharding.scalar_parameter(module),
+                against_sharding=refusal(module, units),
                 gathered_dtype=self._gathered_dtype(module),
             )
 
@@ -152,15 +153,16 @@ class Measuring:
             batch, task = self._sample.batch(samples), self._task()
             inside = bytes_of(leaves((batch.inputs, batch.targets)))
             live = LiveBytes(module.parameters())
-            moments, done = list[Moment](), 0
+            ends, done, gradients = list[int](), [0], set[int | None]()
 
-            def note(parameter: torch.Tensor | None) -> None:
-                nonlocal done
-                held, casts = live.peak_since()
-                moments.append(Moment(done, held + inside, casts))
-                if parameter is not None:  # its gradient is handed on, as to a bucket, and counted elsewhere
-                    done += parameter.nbytes
-                    parameter.grad = None
+            def note(
+                parameter: torch.Tensor,
+            ) -> None:  # its gradient is handed on, as to a bucket, and counted elsewhere
+                assert parameter.grad is not None
+                gradients.add(live.number(parameter.grad))
+                parameter.grad = None
+                ends.append(live.now)
+                done.append(done[-1] + parameter.nbytes)
 
             for parameter in module.parameters():
                 if parameter.requires_grad:
@@ -170,8 +172,12 @@ class Measuring:
                     outputs = task.forward(module, batch)
                     loss, _ = task.training_loss(outputs, batch)
                 (loss * 1.0).backward()  # the outputs are held until then, as in a step
-            note(None)
-            return Pass(samples=samples, moments=tuple(moments), flop=live.flop)
+            ends.append(live.now)
+            held = (
+                [Held(inside + each.bytes, each.cast_bytes) for each in live.peaks(ends, but)]
+                for but in ((), gradients)
+            )
+            return Pass(samples=samples, moments=tuple(map(Moment, done, *held)), flop=live.flop)
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast("cpu", torch.bfloat16) if self._config.amp else contextlib.nullcontext()
@@ -247,4 +253,4 @@ def _update_bytes(optimizer: Optimizer, trained: Sequence[nn.Parameter]) -> int:
     live = LiveBytes(trained)
     with live:
         optimizer.step()
-    return live.peak
+    return live.peak.bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from expt.planning.cards import Card
-from expt.planning.measured import Model, Pass
+from expt.planning.measured import Model, Moment, Pass
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]
 
@@ -121,15 +121,20 @@ def _loads(strategy: Strategy, model: Model, passes: Sequence[Pass], setting: Se
     own_casts = strategy != "ddp" and setting.gather_size < 1  # of FSDP, in place of autocast's
     kept = kept_gradients(strategy, model, setting)
     come = strategy != "ddp" and setting.parts == 1  # else they are there, in buckets or from the part before
-    moments = zip(asked.moments, other.moments, strict=True)
+    has_fresh = strategy != "ddp" and not setting.keeps_whole_gradients  # counted with what is gathered
+
+    def held(moment: Moment) -> float:
+        found = moment.without_gradients if has_fresh else moment.held
+        return found.bytes - own_casts * found.cast_bytes
+
     return [
         _Load(
             gradients=kept * one.gradient_bytes / model.gradient_bytes if come else kept,
             gathered=0.0 if strategy == "ddp" else _gathered(model, setting, one.gradient_bytes),
-            activations=one.bytes - own_casts * one.cast_bytes,
-            for_each_sample=(more.bytes - one.bytes) / (other.samples - asked.samples),
+            activations=held(one),
+            for_each_sample=(held(more) - held(one)) / (other.samples - asked.samples),
         )
-        for one, more in moments
+        for one, more in zip(asked.moments, other.moments, strict=True)
     ]
 
 

@@ -97,8 +97,8 @@ def _against_sharding(config: RunConfig, model: Model) -> str:
     """Why this run, as it is, can't be sharded; empty where it can, or has one worker."""
     if config.world_size == 1:
         return ""
-    if model.scalar_parameter:
-        return f"the parameter {model.scalar_parameter} has no dimension to share out; give it shape [1]"
+    if model.against_sharding:
+        return "; ".join(filter(None, model.against_sharding))
     cut = dataclasses.replace(config, strategy="fsdp")
     of_recipes = [problem for problem in recipe_rules.of_recipes(cut) if problem not in recipe_rules.of_recipes(config)]
     return next(iter([*sharding_rules.beside_sharding(cut), *of_recipes]), "")

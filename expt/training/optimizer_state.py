@@ -18,15 +18,13 @@ KERNEL = ("foreach", "fused", "capturable", "differentiable")
 
 
 def fused_or_foreach(parameters: Iterable[Tensor]) -> dict[str, bool]:
-    """Of an optimiser over these: one kernel for each group, or where a parameter has gaps in its memory a few.
-
-    On a CPU torch's fused ones take the memory of a parameter to be without any, and are silently wrong (torch 2.14).
-    """
-    dense = all(is_sharded(one) or _is_dense(one) for one in parameters)
-    return {"fused": True} if dense else {"foreach": True}
+    """Of an optimiser over these: one kernel for each group, or where torch has none for a parameter a few."""
+    fits = all(is_sharded(one) or (is_dense(one) and not one.is_complex()) for one in parameters)
+    return {"fused": True} if fits else {"foreach": True}
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its memory has no gaps: torch's fused updates take it so on a CPU, and are silently wrong (2.14)."""
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()  # else it has strides of its own
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -10,12 +11,15 @@ from torch.optim import Optimizer, SparseAdam
 
 from expt.config import groups, user_class
 from expt.errors import ConfigError
+from expt.training.optimizer_state import is_dense
+from expt.training.sharding import is_sharded
 
 
 def build_own(config: groups.TargetOptimizer, parameters: list[nn.Parameter] | list[dict[str, Any]]) -> Optimizer:
     """That of the `parameters`. Raises ConfigError where it can't take the steps that a run takes."""
     optimizer = user_class.build(config.target, Optimizer, parameters, **config.kwargs)
     _refuse_other_steps(optimizer, config.target)
+    _refuse_fused_gaps(optimizer)
     return optimizer
 
 
@@ -33,3 +37,13 @@ def _refuse_other_steps(optimizer: Optimizer, target: str) -> None:
         )
     if isinstance(optimizer, SparseAdam):
         raise ConfigError(f"{where}: does not support dense gradients, which those of a run are; use optimizer=adam")
+
+
+def _refuse_fused_gaps(optimizer: Optimizer) -> None:
+    fused = chain.from_iterable(group["params"] for group in optimizer.param_groups if group.get("fused"))
+    gaps = next((one for one in fused if not is_sharded(one) and not is_dense(one)), None)
+    if gaps is not None:
+        raise ConfigError(
+            f"optimizer.fused=true: a parameter of the shape {list(gaps.shape)} has gaps in its memory, as a slice of "
+            "another tensor, and torch's fused update is wrong for it; leave fused out, or give the model a copy of it"
+        )

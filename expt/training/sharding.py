@@ -10,7 +10,7 @@ import contextlib
 import copy
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -75,6 +75,7 @@ def shard(
     sizes, names = ((shards,), ("shard",)) if replicas == 1 else ((replicas, shards), ("replicate", "shard"))
     mesh = init_device_mesh(worker.device.type, sizes, mesh_dim_names=names)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    marks = {name: own for name, one in module.named_parameters() if (own := dict(vars(one)))}
     _fill_buffers(module, values)
     for unit in units:
         _fill_parameters(unit, values)
@@ -82,10 +83,12 @@ def shard(
     _fill_parameters(module, values)
     # What the whole has beside its units is needed again at once, at the start of the backward pass.
     fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=None if reshard_after_forward else False)
-    if worker.device.type == "cpu":
-        for part in module.modules():
-            if isinstance(part, FSDPModule):
-                part.set_force_sum_reduction_for_comms(True)  # not every gloo knows how to average
+    _mark(module, marks)
+    for part in module.modules():
+        if isinstance(part, FSDPModule) and worker.device.type == "cpu":
+            part.set_force_sum_reduction_for_comms(True)  # not every gloo knows how to average
+        if isinstance(part, FSDPModule) and marks:
+            _mark_gathered(part, module, marks)
 
 
 @torch.no_grad()
@@ -110,6 +113,22 @@ def _fill_buffers(module: nn.Module, values: Fill) -> None:
         buffer.data = tensor
 
 
+def _mark(module: nn.Module, marks: Mapping[str, Mapping[str, object]]) -> None:
+    """Give parameters the attributes that their predecessors had, as `weight.no_decay = True` for an own optimiser."""
+    for name, parameter in module.named_parameters():
+        vars(parameter).update(marks.get(name, {}))
+
+
+def _mark_gathered(unit: nn.Module, module: nn.Module, marks: Mapping[str, Mapping[str, object]]) -> None:
+    """The same for what `unit` gathers, which its first forward pass makes."""
+
+    def mark_once(*_: object) -> None:
+        _mark(module, marks)
+        handle.remove()
+
+    handle = unit.register_forward_pre_hook(torch.compiler.disable(mark_once))
+
+
 @torch.no_grad()
 def copy_shares(source: nn.Module, target: nn.Module) -> None:
     """Let `target` hold what this worker has of `source`, a model of the same making."""
@@ -120,30 +139,6 @@ def copy_shares(source: nn.Module, target: nn.Module) -> None:
     )
     for mine, other in pairs:
         local(other).copy_(local(mine))
-
-
-def scalar_parameter(module: nn.Module) -> str | None:
-    """The name of a parameter without dimensions, of which no worker can have a part."""
-    return next((name for name, parameter in module.named_parameters() if not parameter.dim()), None)
-
-
-def empty_parameter(module: nn.Module) -> str | None:
-    """The name of a parameter to train that has no numbers, whose gradient torch can't share out."""
-    named = module.named_parameters()
-    return next((name for name, one in named if one.requires_grad and not one.numel()), None)
-
-
-def mixed_unit(module: nn.Module, units: Sequence[nn.Module]) -> tuple[str, list[str]] | None:
-    """The first unit, or the whole, whose parameters to train are of several types, and these; torch has none such."""
-    names = {part: name for name, part in module.named_modules()}
-    taken = set[nn.Parameter]()
-    for unit in [*units, module]:
-        own = [one for one in unit.parameters() if one not in taken]
-        taken.update(own)
-        types = sorted({str(one.dtype).removeprefix("torch.") for one in own if one.requires_grad})
-        if len(types) > 1:
-            return names[unit], types
-    return None
 
 
 def choose_units(module: nn.Module, wrap: str | int | Sequence[str]) -> list[nn.Module]:

@@ -21,6 +21,7 @@ from expt.training.ema import ema_of
 from expt.training.patches import late_values, whole_numbers, whole_tensors
 from expt.training.patches.late_values import Values
 from expt.training.precision import Precision
+from expt.training.shardable import Originals, Refusal, refusal
 from expt.training.unused import Unused
 from expt.training.whole_state import gathered
 
@@ -51,7 +52,7 @@ def shard(
     model can't be cut as is wanted.
     """
     wanted = config.sharding
-    _refuse_parameters(config, module)
+    _refuse(config, refusal(module, sharding.choose_units(module, wanted.wrap)))
     param_dtype = _param_dtype(config, module, precision)
     whole_numbers.read_whole_numbers()
     whole_tensors.treat_whole()
@@ -70,35 +71,20 @@ def shard(
             reduce_dtype=_DTYPES[wanted.reduce_dtype] or torch.float32,
         )
 
+    originals = Originals(module)
     cut(module, lambda tensors: _of_rank_0(map(values, tensors), worker.device))
+    if _is_own(config):
+        _refuse(config, originals.refusal())
     if ema is not None:
         cut(ema.module, lambda tensors: [torch.empty_like(each, device=worker.device) for each in tensors])
         sharding.copy_shares(module, ema.module)
     return ema
 
 
-def _refuse_parameters(config: RunConfig, module: nn.Module) -> None:
-    """Raise ConfigError for what torch can't share out."""
-    where = f"strategy={config.strategy}"
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ConfigError(f"{where}: the model has no parameter to train; use strategy=ddp")
-    if scalar := sharding.scalar_parameter(module):
-        raise ConfigError(
-            f"{where}: the model's parameter {scalar} has no dimension to share out; give it the shape [1], or use "
-            "strategy=ddp"
-        )
-    if empty := sharding.empty_parameter(module):
-        shape = list(module.get_parameter(empty).shape)
-        raise ConfigError(
-            f"{where}: the model's parameter {empty} has the shape {shape}, and no number to train; leave it out, name "
-            "it in freeze, or use strategy=ddp"
-        )
-    if mixed := sharding.mixed_unit(module, sharding.choose_units(module, config.sharding.wrap)):
-        unit, types = mixed
-        raise ConfigError(
-            f"{where}: {f'the unit {unit}' if unit else 'what is in no unit'} has parameters of several types, "
-            f"{' and '.join(types)}; name what has its own type in sharding.wrap, or use strategy=ddp"
-        )
+def _refuse(config: RunConfig, problem: Refusal | None) -> None:
+    if problem:
+        mend = ", or ".join(filter(None, [problem.mend, "use strategy=ddp"]))
+        raise ConfigError(f"strategy={config.strategy}: {problem.why}; {mend}")
 
 
 def _of_rank_0(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
@@ -124,9 +110,13 @@ def _param_dtype(config: RunConfig, module: nn.Module, precision: Precision) -> 
 
 def build_late(config: RunConfig, make: Callable[[], nn.Module]) -> tuple[nn.Module, Values]:
     """The model that `make` makes, without memory for its parameters where it can be, and what gives their values."""
-    if isinstance(config.model, constraints.Target):  # who knows what else it keeps its tensors for
+    if _is_own(config):  # who knows what else it keeps its tensors for
         return make(), lambda tensor: tensor
     return late_values.build(make)
+
+
+def _is_own(config: RunConfig) -> bool:
+    return isinstance(config.model, constraints.Target)
 
 
 def outline(config: RunConfig, module: nn.Module) -> nn.Module | None:
@@ -140,7 +130,7 @@ def of_learner(
     """What a Learner needs besides, for the workers to train and evaluate together what each has a part of."""
     if not config.is_sharded:
         return {}
-    own = isinstance(config.model, constraints.Target) or isinstance(config.task, TargetTask)  # the others use all
+    own = _is_own(config) or isinstance(config.task, TargetTask)  # the others use all
     return {
         **({"drop_unused": Unused(module, worker.device, compiled=bool(config.compile)).drop} if own else {}),
         **({"copy_evaluated": copies(outline, evaluated, worker)} if outline else {}),

@@ -16,17 +16,25 @@ from expt.planning.memory import Setting
 from expt.planning.plan import planned
 from expt.planning.scaling import Cluster, Link, sharded_s
 from expt.planning.strategies import HOST_BYTES_PER_S, Plan, plan
+from expt.training.patches.live_bytes import Held
 from tests.composing import composed
 
 MODEL = Model(
     parameters=100, parameter_bytes=400, gradient_bytes=400, state_bytes=800, buffer_bytes=8, average_bytes=0,
     update_bytes=0, block_bytes=(100, 100, 100), unit_bytes=(100, 100, 100), scalar_bytes=0, state_bytes_at_once=200,
-    scalar_parameter=None,
+    against_sharding=None,
     gathered_dtype=None,
 )  # fmt: skip
+
+
+def moment(gradients: int, held: int, casts: int, *, beside: int) -> Moment:
+    """In whose `held` bytes there are 10 of a gradient that is just computed."""
+    return Moment(gradients, Held(held, casts), Held(beside, casts))
+
+
 PASSES = [
-    Pass(samples=2, moments=(Moment(0, 120, 20), Moment(400, 60, 0)), flop=1000),
-    Pass(samples=4, moments=(Moment(0, 220, 20), Moment(400, 70, 0)), flop=2000),
+    Pass(samples=2, moments=(moment(0, 120, 20, beside=110), moment(400, 60, 0, beside=50)), flop=1000),
+    Pass(samples=4, moments=(moment(0, 220, 20, beside=210), moment(400, 70, 0, beside=60)), flop=2000),
 ]
 SETTING = Setting(workers=8, shards=4, parts=1, flops=0.0, bucket_bytes=2.0**20)
 CLUSTER = Cluster(4, Link(1e-6, 1e9), Link(1e-5, 1e8))
@@ -37,7 +45,7 @@ def of_setting(strategy: Any = "fsdp", **given: Any) -> Plan:
     return plan(strategy, MODEL, PASSES, setting, CLUSTER, None, checkpointing=False)
 
 
-@pytest.mark.parametrize(("strategy", "share", "activations"), [("fsdp", 8, 120 - 50), ("hsdp", 4, 60)])
+@pytest.mark.parametrize(("strategy", "share", "activations"), [("fsdp", 8, 110 - 50), ("hsdp", 4, 50)])
 def test_what_is_sharded(strategy: Any, share: int, activations: float) -> None:
     found = of_setting(strategy)
     assert (found.parameter_bytes, found.gradient_bytes, found.state_bytes) == (400 / share, 400 / share, 800 / share)
@@ -54,22 +62,25 @@ def test_with_ddp_all_is_on_each_card() -> None:
 
 def test_sharded_parameters_travel_in_mixed_precision_by_themselves() -> None:
     found = of_setting(gather_size=0.5)
-    assert found.activation_bytes == 60, "before gradients came 100, autocast's copies are FSDP's own"
+    assert found.activation_bytes == 50, "before gradients came 90, autocast's copies are FSDP's own"
     assert found.other_bytes == 8 + 100 + 250, "gradients are sent in float32"
 
 
-@pytest.mark.parametrize(("given", "gradients", "gathered"), [
-    ({}, 400, 100 + 300), ({"reduce_size": 0.5}, 200, 100 + 250), ({"reduces_each_part": True}, 50, 200 + 400),
+@pytest.mark.parametrize(("given", "gradients", "gathered", "activations"), [
+    ({}, 400, 100 + 300, 120), ({"reduce_size": 0.5}, 200, 100 + 250, 120),
+    ({"reduces_each_part": True}, 50, 200 + 400, 110),
 ])  # fmt: skip
-def test_gradients_of_parts_are_whole_until_they_are_reduced(given: Any, gradients: float, gathered: float) -> None:
+def test_gradients_of_parts_are_whole_until_they_are_reduced(
+    given: Any, gradients: float, gathered: float, activations: float
+) -> None:
     found = of_setting(parts=4, **given)
-    assert (found.gradient_bytes, found.activation_bytes) == (gradients, 120)
+    assert (found.gradient_bytes, found.activation_bytes) == (gradients, activations), "with what is just computed"
     assert found.other_bytes == 8 + gathered
 
 
 def test_what_is_gathered_may_stay_until_the_backward_pass() -> None:
     found = of_setting(reshards=False)
-    assert found.total_bytes == 50 + 100 + 8 + 120 + 400 + 100 + 200, "all parameters, and gradients on their way"
+    assert found.total_bytes == 50 + 100 + 8 + 110 + 400 + 100 + 200, "all parameters, and gradients on their way"
     assert of_setting(reshards=False, parts=4).total_bytes - 50 - 100 - 8 == 120 + 400 + 400 + 100
 
 

@@ -35,6 +35,10 @@ CASES = {
     "decoder, bf16": (*LM, "model.size=10m", "batch_size=8", "amp=bf16"),
     "resnet18": (*IMAGES, "model=resnet18", "batch_size=32"),
     "mlp": (*IMAGES, "model=mlp", "model.hidden=[4096,4096]", "batch_size=64", "optimizer=adamw"),
+    "mlp of a large unit": (
+        *("dataset=digits", "model=mlp", "model.hidden=[4096,4096]", "batch_size=64", "optimizer=adamw"),
+        "strategy=fsdp",
+    ),
     "wide decoder": (*WIDE, "strategy=fsdp"),
     "wide decoder, bf16, accumulated": (*WIDE, "strategy=fsdp", "gradient_accumulation=4", "amp=bf16"),
     "wide decoder, each part": (*WIDE, "strategy=fsdp", "gradient_accumulation=4", "sharding.reduce_each_part=true"),

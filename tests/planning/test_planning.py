@@ -38,20 +38,25 @@ def config(*words: str, gpus: int = 8) -> RunConfig:
 
 def test_live_bytes_are_those_of_storages_that_are_held() -> None:
     given = torch.zeros(1000)
+    ends = list[int]()
     with LiveBytes() as live:
         kept = given + 1
         view = kept[:10]
-        assert live.live == 4000
+        ends.append(live.now)
         other = kept * 2
-        assert live.live == 8000
+        number = live.number(other)
         del other, kept
-        assert live.live == 4000, "the view holds it"
-        del view
-    assert (live.live, live.peak) == (0, 8000)
+        ends.append(live.now)
+        last = given + 2
+        del view, last
+        ends.append(live.now)
+    assert [each.bytes for each in live.peaks([*ends, live.now])] == [4000, 8000, 8000, 0], "the view holds the first"
+    assert [each.bytes for each in live.peaks(ends, {number})] == [4000, 4000, 8000]
+    assert (live.peak.bytes, live.number(given)) == (8000, None)
     weight = nn.Parameter(torch.zeros(50, 20))
     with LiveBytes([weight]) as live, torch.autocast("cpu", torch.bfloat16):
         held = given.view(20, 50) @ weight
-        assert (live.casts_at_peak, live.flop) == (2000, 2 * 20 * 50 * 20)
+        assert (live.peak.cast_bytes, live.flop) == (2000, 2 * 20 * 50 * 20)
         assert held.dtype == torch.bfloat16
 
 
@@ -151,7 +156,7 @@ def test_activations_are_those_of_a_step_that_is_computed() -> None:
         outputs = task.forward(module, batch)
         task.training_loss(outputs, batch)[0].backward()
     inputs = 2 * 4 * 32 * 8
-    assert found.activation_bytes == pytest.approx(live.peak + inputs, rel=0.01)
+    assert found.activation_bytes == pytest.approx(live.peak.bytes + inputs, rel=0.01)
     assert checkpointed.activation_bytes < 0.7 * found.activation_bytes
     assert found.flop < checkpointed.flop < 1.4 * found.flop
     assert measuring.measure(8, ()).flop == 2 * found.flop
@@ -270,7 +275,7 @@ def test_a_class_is_planned_as_it_is_typed_for_a_run(capsys: pytest.CaptureFixtu
     assert shown.startswith("model       tests.planning.test_planning.Scaled: 236 parameters\n")
     assert "\nddp" in shown
     assert "\nfsdp" not in shown
-    assert "assumed     no fsdp: the parameter scale has no dimension to share out; give it shape [1]" in shown
+    assert "assumed     no fsdp: the model's parameter scale has no dimension to share out; give it the shape" in shown
 
 
 def test_what_cannot_be_sharded_is_planned_for_ddp_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,6 +86,36 @@ def test_a_parameter_with_gaps_in_its_memory_is_trained_as_others(
     assert torch.equal(large[:, :6], first.weight.detach()), "what else shows that memory sees the new numbers"
 
 
+def test_an_own_fused_optimizer_is_refused_a_parameter_with_gaps_in_its_memory() -> None:
+    config = schema.TargetOptimizer(target="torch.optim.Adam", kwargs={"fused": True})
+    build_optimizer(config, transposed := nn.Linear(4, 4))
+    transposed.weight.data = transposed.weight.data.T
+    build_optimizer(config, transposed)
+    with pytest.raises(
+        ConfigError, match=r"^optimizer\.fused=true: a parameter of the shape \[3, 4\] has gaps in its m"
+    ):
+        build_optimizer(config, with_one(nn.Parameter(torch.zeros(3, 8)[:, ::2])))
+
+
+@pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
+def test_a_complex_parameter_is_trained_as_torch_does(
+    config: Any, cls: type[optim.Optimizer], options: dict[str, Any]
+) -> None:
+    ours, theirs = (with_one(nn.Parameter(torch.full((3,), 1 + 2j))) for _ in range(2))
+    for model, each in ((ours, build_optimizer(config, ours)), (theirs, cls(theirs.parameters(), **options))):
+        for _ in range(3):
+            each.zero_grad()
+            (model.own * (2 - 1j)).abs().square().sum().backward()  # type: ignore[operator, union-attr]
+            each.step()
+    torch.testing.assert_close(ours.own, theirs.own)
+
+
+def with_one(parameter: nn.Parameter) -> nn.Module:
+    module = nn.Module()
+    module.register_parameter("own", parameter)
+    return module
+
+
 @pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
 def test_its_state_is_torchs_own(config: Any, cls: type[optim.Optimizer], options: dict[str, Any]) -> None:
     ours, theirs = net(), net()

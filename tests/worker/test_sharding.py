@@ -17,9 +17,7 @@ from expt.runs.paths import RunPaths
 from expt.tensorboard.event_files import read_events
 from expt.training.callback import Callback, View
 from expt.training.collectives import Worker
-from expt.training.precision import Precision
-from expt.training.sharding import choose_units, empty_parameter, mixed_unit
-from expt.worker import fault, first_weights, sharding
+from expt.worker import fault, first_weights
 from tests import ranks
 from tests.conftest import RunFolder
 from tests.worker.conftest import ALONE
@@ -244,39 +242,3 @@ def test_what_looks_at_the_whole_model_gets_it(
     lost.unlink()
     with pytest.raises(CheckpointError, match=rf"{lost.name} is missing, which holds a part of it"):
         checkpoint.load(paths.best)
-
-
-def odd(*, empty: bool) -> nn.Module:
-    """Two blocks that have a bfloat16 layer each; or a layer, and a parameter without numbers."""
-    if empty:
-        module = nn.Sequential(nn.Linear(4, 4))
-        module.register_parameter("none", nn.Parameter(torch.zeros(0, 3)))
-        return module
-    blocks = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16()) for _ in range(2))
-    return nn.Sequential(nn.ModuleList(blocks))
-
-
-@pytest.mark.parametrize(
-    ("empty", "told"),
-    [
-        (True, r"^strategy=fsdp: the model's parameter none has the shape \[0, 3\], and no number to train; leave it"),
-        (False, r"^strategy=fsdp: the unit 0\.0 has parameters of several types, bfloat16 and float32; name what has"),
-    ],
-)
-def test_parameters_that_torch_cannot_share_out_are_refused(empty: bool, told: str, configs: Configs) -> None:
-    config, module = configs("fsdp", 2, "model=mlp"), odd(empty=empty)
-    with pytest.raises(ConfigError, match=told):
-        sharding.shard(config, module, ALONE, Precision(False, ALONE.device), lambda tensor: tensor)
-
-
-def test_types_that_are_not_trained_or_in_units_of_their_own_do_not_count() -> None:
-    module = odd(empty=False)
-    units = choose_units(module, "auto")
-    assert mixed_unit(module, units) == ("0.0", ["bfloat16", "float32"])
-    assert mixed_unit(module, choose_units(module, [r"0\.\d\.1"])) is None
-    for part in (module.get_submodule("0.0.0"), module.get_submodule("0.1.0")):
-        part.requires_grad_(False)
-    assert mixed_unit(module, units) is None
-    none = odd(empty=True)
-    none.get_parameter("none").requires_grad_(False)
-    assert empty_parameter(none) is None

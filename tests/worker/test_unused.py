@@ -74,7 +74,7 @@ class Centred(nn.Module):
 
 
 def of(model: type[nn.Module]) -> tuple[str, ...]:
-    return ("~model", f"+model._target_={__name__}.{model.__name__}")
+    return ("~model", f"+model._target_={model.__module__}.{model.__name__}")
 
 
 def ended(folder: Path, config: RunConfig) -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Container, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,14 @@ def _twice_of_lstm(*args: Any, **_: Any) -> int:
     return 2 * _of_lstm(*args)
 
 
+class Held(NamedTuple):
+    """Bytes at a moment."""
+
+    bytes: int
+    cast_bytes: int
+    """Of these: copies of parameters in another type, as autocast makes them."""
+
+
 class LiveBytes(TorchDispatchMode):
     """While it is entered, the bytes of all storages that operations have made and that are still held; and their FLOP.
 
@@ -46,18 +54,37 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._parameters = weakref.WeakSet(parameter.untyped_storage() for parameter in parameters)
-        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        self.live = self.live_casts = 0
-        self.peak: int = 0
-        self.casts_at_peak = 0
-        """Of the peak: copies of parameters in another type, as autocast makes them."""
-        self._since = (0, 0)
+        self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
+        self._changes: list[tuple[int, Held]] = []
+        """By a storage that came, or that went."""
         self.flop, self._work = 0, _flop()
 
-    def peak_since(self) -> tuple[int, int]:
-        """The peak since this was asked last, and the copies of parameters in it."""
-        found, self._since = self._since, (self.live, self.live_casts)
+    @property
+    def now(self) -> int:
+        """How many changes there were so far, for `peaks`."""
+        return len(self._changes)
+
+    def number(self, tensor: Tensor) -> int | None:
+        """That of its storage; None of one from before."""
+        return self._numbers.get(tensor.untyped_storage())
+
+    def peaks(self, ends: Iterable[int], without: Container[int | None] = ()) -> list[Held]:
+        """What is held at most in each span of changes that ends there, beside the storages of some numbers."""
+        found, live, start = list[Held](), Held(0, 0), 0
+        for end in ends:
+            peak = live
+            for number, change in self._changes[start:end]:
+                if number not in without:
+                    live = Held(live.bytes + change.bytes, live.cast_bytes + change.cast_bytes)
+                    peak = max(peak, live)
+            found.append(peak)
+            start = end
         return found
+
+    @property
+    def peak(self) -> Held:
+        """What was held at most."""
+        return self.peaks([self.now])[0]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, and count what is new in its outputs."""
@@ -71,21 +98,12 @@ class LiveBytes(TorchDispatchMode):
         return found
 
     def _count(self, storage: torch.UntypedStorage, *, is_cast: bool) -> None:
-        if storage in self._seen or storage in self._parameters:
+        if storage in self._numbers or storage in self._parameters:
             return
-        self._seen.add(storage)
+        self._numbers[storage] = number = self.now
         size = storage.nbytes()
-        self._add(size, is_cast)
-        weakref.finalize(storage, self._add, -size, is_cast)
-        if self.live > self.peak:
-            self.peak, self.casts_at_peak = self.live, self.live_casts
-        if self.live > self._since[0]:
-            self._since = (self.live, self.live_casts)
-
-    def _add(self, size: int, is_cast: bool) -> None:
-        self.live += size
-        if is_cast:
-            self.live_casts += size
+        self._changes.append((number, Held(size, size * is_cast)))
+        weakref.finalize(storage, self._changes.append, (number, Held(-size, -size * is_cast)))
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
