@@ -9,6 +9,8 @@ from weakref import ref
 
 from torch import nn
 
+from expt.training.patches.gradient_hooks import has_hooks
+
 
 class Refusal(NamedTuple):
     """Why a model can't be sharded, and what would mend it: empty where nothing does."""
@@ -36,7 +38,7 @@ def _refusals(module: nn.Module, units: Sequence[nn.Module]) -> Iterator[Refusal
             )
         if one.requires_grad and one.is_complex():
             yield Refusal(f"{parameter} is complex, and has no gradient there", "keep its two parts as real numbers")
-        if one._backward_hooks or one._post_accumulate_grad_hooks:
+        if has_hooks(one):
             yield Refusal(f"{parameter} has a hook for its gradient, which no part of it has", "leave the hook out")
         kind = type(one)
         if kind is not nn.Parameter and issubclass(kind, nn.Parameter):

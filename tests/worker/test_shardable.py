@@ -36,9 +36,9 @@ def of_two_types() -> nn.Module:
 
 
 def hooked(register: Callable[[Tensor], object]) -> nn.Module:
-    module = nn.Sequential(nn.Linear(4, 4))
-    register(module[0].weight)
-    return module
+    layer = nn.Linear(4, 4)
+    register(layer.weight)
+    return nn.Sequential(layer)
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -100,10 +100,9 @@ class Marked(nn.Module):
     def __init__(self, width: int = 8) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([nn.Linear(64, width), nn.Linear(width, 10)])
-        for block, scale in zip(self.blocks, (3.0, 0.5), strict=True):
-            block.weight.scale = scale  # type: ignore[assignment]
         self.bias = nn.Parameter(torch.ones(10))
-        self.bias.scale = 2.0  # type: ignore[attr-defined]
+        for parameter, scale in zip(self.parameters(), (2.0, 3.0, 1.0, 0.5, 1.0), strict=True):
+            vars(parameter)["scale"] = scale
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, 10]."""

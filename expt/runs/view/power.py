@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from typing import Any
 
 POWER = 0.8
 """The chance of seeing a difference that is there."""
@@ -22,11 +23,15 @@ def pairs_needed(effect: float, level: float) -> int:
 
 def _power(pairs: int, effect: float, level: float) -> float:
     """The mean over what deviation the pairs may show: scipy's noncentral t is nan where the power is near 1."""
-    from scipy.special import ndtr
-    from scipy.stats import chi, t
+    from scipy import stats
+    from scipy.special import ndtr, stdtrit
 
+    of: Any = stats  # which lists its distributions when it is imported
     freedom, shift = pairs - 1, effect * math.sqrt(pairs)
-    critical = t.isf(level / 2, freedom) / math.sqrt(freedom)
-    low, high = chi.ppf(1e-9, freedom), chi.isf(1e-9, freedom)
-    either_side = lambda spread: ndtr(shift - critical * spread) + ndtr(-shift - critical * spread)  # noqa: E731
-    return float(chi.expect(either_side, args=(freedom,), lb=low, ub=high, epsabs=1e-6))
+    critical = -stdtrit(freedom, level / 2) / math.sqrt(freedom)
+    low, high = of.chi.ppf(1e-9, freedom), of.chi.isf(1e-9, freedom)
+
+    def given(spread: float) -> float:
+        return float(ndtr(shift - critical * spread) + ndtr(-shift - critical * spread))
+
+    return float(of.chi.expect(given, args=(freedom,), lb=low, ub=high, epsabs=1e-6))
