@@ -22,8 +22,9 @@ from expt.command.search_conclusion import NOT_COUNTED
 from expt.command.search_points import SHARES, PointMaker
 from expt.command.search_settings import UNTAUGHT, FixedSettings, names_of_others, told, told_by_hand, told_copies
 from expt.command.search_space import space_of
-from expt.command.sweep import Multirun, Runner, Runs
+from expt.command.sweep import Multirun, Runner
 from expt.command.sweep_display import SweepDisplay, show_dry_run
+from expt.command.sweep_runs import Runs, is_new
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.config.search import parse_search
@@ -206,13 +207,7 @@ class SearchCommand:
         """One where the pool asks for each point by itself; elsewhere batches, each after the end of the one before."""
 
         def take(run: ComposedRun) -> Job | None:
-            is_new = run.job not in runs
-            runs.setdefault(run.job, []).append(run)
-            if not is_new:
-                display.repeated(run.job)
-            elif run.job.status == COMPLETED:
-                display.skipped(run.job)
-            return run.job if is_new else None
+            return run.job if is_new(run, runs, display) else None
 
         def make(number: int, values: Values) -> Job | None:
             display.total += searching.new(number).replaces is not None

@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from filelock import FileLock, Timeout
 from hydra.core.utils import JobReturn, filter_overrides, setup_globals
@@ -27,6 +27,7 @@ from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
 from expt.command.sweep_points import Grid
+from expt.command.sweep_runs import Runs, is_new, see_completed
 from expt.command.sweep_values import refuse_empty, refuse_wrong_values
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, warn
 from expt.launch import forkserver
@@ -41,10 +42,6 @@ from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, results
 
 if TYPE_CHECKING:
     from expt.command.main import Task
-
-
-Runs: TypeAlias = dict[Job, list[ComposedRun]]
-"""Of each job the points that it is."""
 
 
 class Runner(Protocol):
@@ -120,6 +117,8 @@ class Multirun:
 
         def rounds(runs: Runs, display: SweepDisplay, _: Runner) -> Iterator[Iterator[Job]]:
             yield self._source(composed, runs, display)
+            may_be_fewer = see_completed(composed, runs, display, self.open().completed)
+            self._task.outcome.may_be_fewer |= may_be_fewer
 
         return self.carry_out(rounds, SweepDisplay(Console(), total=total, folder=self.folder))
 
@@ -283,12 +282,6 @@ class Multirun:
     def _source(self, composed: Iterator[ComposedRun], runs: Runs, display: SweepDisplay) -> Iterator[Job]:
         for run in composed:
             self._to_come.next_has_come()
-            known = run.job in runs
-            runs.setdefault(run.job, []).append(run)
-            if known:
-                display.repeated(run.job)
-                continue
-            if run.job.status == COMPLETED:
-                display.skipped(run.job)
-            yield run.job
+            if is_new(run, runs, display):
+                yield run.job
         self._to_come.all_have_come()
