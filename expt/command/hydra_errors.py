@@ -6,18 +6,18 @@ import dataclasses
 import difflib
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Sweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from expt.command.conf_files import groups, keys, options
-from expt.command.overrides import is_readable, parsed
+from expt.command.misplaced import within_a_value
+from expt.config.problems import own_group
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.parent import NAMES_A_RUN, is_there, values_of
 from expt.runs.typed import unquoted
@@ -61,6 +61,18 @@ def _unknown_option(error: Any) -> str:
     return f"{group}={name}: not one of {', '.join(choices)}.{did_you_mean(name, choices)}"
 
 
+def _no_group(group: str, overrides: Sequence[str]) -> str:
+    near = did_you_mean(group, groups())
+    return f"{_typed(group, overrides)}: there is no group {group}{near and '.'}{near or f'; {own_group(group)}'}"
+
+
+def _not_chosen_yet(group: str, overrides: Sequence[str]) -> str:
+    typed = _typed(group.partition("@")[0], overrides)
+    if "=" in typed:
+        return f"{typed}: nothing chooses {group} yet; type +{typed}"
+    return f"{group}: some YAML overrides it, and nothing chooses it; write /{group} there, without override"
+
+
 def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
     typed, group, known = _typed(key, overrides), key.partition(".")[0], set(keys())
     if group == "search" and not any(text.startswith("search=") for text in overrides):
@@ -89,6 +101,8 @@ def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
     meant = re.search(rf"'{group}\.([\w]+)'", hint)
     if there and meant and meant[1] not in there:
         hint = hint.replace("?", f", which another {group}=... has?")
+    if not hint and re.fullmatch(r"\w+=[\w-]+", typed):
+        return f"{typed}: there is no key '{key}'; {own_group(key)}"
     return f"{typed}: there is no key '{key}'.{hint}"
 
 
@@ -132,54 +146,6 @@ def _meant(key: str, known: Collection[str]) -> str:
 def _continuous(overrides: Sequence[str]) -> str:
     word = next((text for text in overrides if "interval(" in text), "interval(...)")
     return f"{word}: a grid has no end of an interval's values; add search=tpe, or name some"
-
-
-def _within_a_value(error: BaseException, overrides: Sequence[str]) -> str:
-    """Of a range, say, among the values of a key, or inside of one: OmegaConf cannot hold it."""
-    if "Unexpected type annotation" not in f"{error} {error.__cause__}":
-        return ""
-    for word in filter(is_readable, overrides):
-        for override in _with_conditional(*parsed([word])):
-            if found := _misplaced(override.value()):
-                return f"{word}: {_moved(override.key_or_group, *found)}"
-    return "a range, an interval or a choice stands among other values, in a list or in a mapping; type each value"
-
-
-def _with_conditional(override: Override) -> Iterator[Override]:
-    """The word itself; of search.when those that are given there."""
-    yield override
-    if override.key_or_group == "search.when" and isinstance(texts := override.value(), list):
-        yield from parsed([word for text in texts if is_readable(word := str(text).partition(":")[2].strip())])
-
-
-def _moved(key: str, what: str, where: str) -> str:
-    mends = {
-        "among other values": f"type each value, as in {key}=A,B,C, or {what}(...) alone",
-        "in a list": f"name whole ones, as in {key}=[32],[64]",
-        "in a mapping": f"give the key in it, as in {key}.KEY=...",
-    }
-    return f"{what}(...) can't stand {where}; {mends[where]}"
-
-
-def _misplaced(value: object, where: str = "") -> tuple[str, str] | None:
-    """What makes several values, and is but a part of a value, and `where` it is that; None where there is nothing."""
-    if where and isinstance(value, Sweep | Glob):
-        return _name_of(value), where
-    parts, place = list[object](), where
-    if isinstance(value, ChoiceSweep):
-        parts, place = list(value.list), "among other values"
-    elif isinstance(value, list):
-        parts, place = value, "in a list"
-    elif isinstance(value, dict):
-        parts, place = [*value.values()], "in a mapping"
-    return next(filter(None, (_misplaced(part, place) for part in parts)), None)
-
-
-def _name_of(value: Sweep | Glob) -> str:
-    """The function that was typed for it."""
-    if isinstance(value, ChoiceSweep) and value.simple_form:
-        return "shuffle" if value.shuffle else "sort"
-    return type(value).__name__.removesuffix("Sweep").lower()
 
 
 def _no_sweep(word: str) -> str:
@@ -264,6 +230,14 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     ),
     (MissingConfigException, "", lambda error, *_: _unknown_option(error)),
     (
+        *(Exception, r"config group '([^']+)' does not exist"),
+        lambda _, group, typed: _no_group(group, typed),
+    ),
+    (
+        *(Exception, r"Could not override '([^']+)'\. No match in the defaults list"),
+        lambda _, group, typed: _not_chosen_yet(group, typed),
+    ),
+    (
         *(Exception, r"Could not override '([^']+)'"),
         lambda error, key, typed: _unknown_key(error, key, typed),
     ),
@@ -276,7 +250,11 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
         lambda _, key, __: _not_there(key),
     ),
     (
-        *(Exception, r"Could not (?:override|load|delete) '?([\w/]+)'?\.? ?No match in the defaults list"),
+        *(Exception, r"Could not delete '?([\w/@.]+)'?\. ?No match in the defaults list"),
+        lambda _, group, __: f"~{group}: nothing chooses {group}.{did_you_mean(group, groups())}",
+    ),
+    (
+        *(Exception, r"Could not (?:load|override) '?([\w/]+)'?\.? ?No match in the defaults list"),
         lambda _, group, __: f"{group}: there is no such group.{did_you_mean(group, groups())}",
     ),
     (
@@ -286,7 +264,7 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     (Exception, r"Primary config|config directory", lambda error, *_: f"{first_line(error)}; {PRIMARY}"),
     (
         *(Exception, "Error merging override|Unexpected type annotation"),
-        lambda error, _, typed: _within_a_value(error, typed),
+        lambda error, _, typed: within_a_value(error, typed),
     ),
     (
         *(Exception, r"Error merging override ([^=]+=\{.+)"),

@@ -21,6 +21,7 @@ from expt.command.arguments import continue_command
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.live_sweep import LiveSweep
+from expt.command.own_class import folded
 from expt.command.point_composer import PointComposer
 from expt.command.points_to_come import PointsToCome
 from expt.command.preflight import Samples, preflight
@@ -69,9 +70,10 @@ class Multirun:
     ) -> None:
         check_options(options)
         self._context, self._config = context, config
-        self.typed = overrides.typed_in(config.hydra)
+        self.typed = folded(overrides.typed_in(config.hydra))
         """The words that points added by `expt sweep` share with those of the command."""
         self.composer = PointComposer(context, config)
+        self.is_group = functools.partial(self.composer.is_group, config)
         self._task = cast("Task", task_function)  # Hydra hands on what expt.command.main gave it
         self.is_dry_run, self.is_preflight = bool(options.get("dry_run")), bool(config.get("preflight"))
         if self.is_preflight and runner is not None:
@@ -176,7 +178,7 @@ class Multirun:
             return composed
         first = next(composed)
         self.send_along(first)
-        refuse_wrong_values(points, first.hydra_config, self.machine)
+        refuse_wrong_values(points, first.hydra_config, self.machine, self.is_group)
         return itertools.chain([first], composed)
 
     def added(self, points: Sequence[Sequence[str]] = ()) -> list[Added]:
