@@ -11,10 +11,9 @@ from pathlib import Path
 import yaml
 from omegaconf import OmegaConf
 
-from expt.command.conf_files import conf_dir, groups, keys
+from expt.command.conf_files import keys
 from expt.command.conf_files import options as options_of
-from expt.command.overrides import is_readable, named_values, parsed
-from expt.command.own_class import is_class
+from expt.command.overrides import is_readable, parsed
 from expt.command.words import WORDS
 from expt.config import main_code
 from expt.config.datasets import OWN_DATASET_KEYS
@@ -108,16 +107,6 @@ def with_own_keys(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     pattern = re.compile(rf"dataset\.({'|'.join(OWN_DATASET_KEYS)})[.=]")
     return [f"++{word}" if pattern.match(word) else word for word in arguments]
-
-
-def with_conf_here(arguments: Sequence[str]) -> list[str]:
-    """The words, with `--config-dir conf` where none is named and the current folder has one, laid out as expt's."""
-    here = Path("conf")
-    named = any(re.fullmatch(r"(--config-dir|-cd|--config-path|-cp)(=.*)?", word) for word in arguments)
-    if named or not here.is_dir() or here.resolve() == conf_dir().resolve():
-        return list(arguments)
-    ours = any(path.parent.name in groups() for path in here.glob("*/*.yaml"))
-    return ["--config-dir", str(here), *arguments] if ours else list(arguments)
 
 
 def refuse_used_folder(arguments: Sequence[str]) -> None:
@@ -216,26 +205,17 @@ def with_latest(arguments: Sequence[str]) -> list[str]:
 
 
 def refuse_unnamed(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for `=3`, groups such as `model=null`, and `--epochs 5`: Hydra's own errors are no help."""
+    """Raise ConfigError for `=3`, a command among settings, and `--epochs 5`: Hydra's own errors are no help."""
     options, settings = apart(arguments)
     for option, following in zip(options, [*options[1:], *settings[:1], ""], strict=False):
         if option.startswith("-"):
             _refuse_unknown_option(option, following)
     for word in settings:
-        group, equals, value = word.partition("=")
-        if not group:
+        key, equals, _ = word.partition("=")
+        if not key:
             raise ConfigError(f"{word}: not of the form key=value; quote values with spaces or brackets")
         if not equals and word in WORDS:
             raise ConfigError(f"{word}: a command stands alone or first, as in python -m expt {word}")
-        is_no_name = re.compile(r"null|true|false|[-+.\d]+|\{.*\}", re.IGNORECASE).fullmatch
-        if group in groups() and any(map(is_no_name, _choices(group, value))):
-            raise ConfigError(f"{word}: not one of {', '.join(path.stem for path in options_of(group))}.")
-
-
-def _choices(group: str, value: str) -> list[str]:
-    """The words for each of the values that are typed for a group; of a class by itself there is none."""
-    texts = named_values(f"{group}={value}") or [value]
-    return [text for text in texts if not is_class(f"{group}={text}")]
 
 
 def refuse_several_samplers(arguments: Sequence[str]) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from expt.command.arguments import with_conf_here
 from expt.command.conf_files import conf_dir
 from expt.command.hydra_composing import composing_sooner
 from expt.command.own_class import spelled_out
+from expt.command.own_conf import conf_here
 from expt.errors import ConfigError
 from expt.runs.typed import quoted
 
@@ -23,7 +23,7 @@ def composed_alone(words: Sequence[str], config_dir: Path | None) -> DictConfig:
     """
     if config_dir and not config_dir.is_dir():
         raise ConfigError(f"--config-dir {config_dir}: there is no such folder")
-    own = [config_dir] if config_dir else [Path(word) for word in with_conf_here([])[1:]]
-    searched = [f"hydra.searchpath=[{quoted(f'file://{folder.resolve()}')}]" for folder in own]
+    own = config_dir or conf_here(words)
+    searched = [f"hydra.searchpath=[{quoted(f'file://{own.resolve()}')}]"] if own else []
     with composing_sooner(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return compose("config", [*searched, *spelled_out(words)])

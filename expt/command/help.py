@@ -10,8 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from expt.command import libyaml
-from expt.command.arguments import apart, with_conf_here
+from expt.command.arguments import apart
 from expt.command.conf_files import conf_dir, keys
+from expt.command.own_conf import own_folders
 from expt.command.words import WORDS
 from expt.errors import ConfigError, did_you_mean
 
@@ -27,7 +28,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
 
     Raises ConfigError for a word that it has nothing to say about.
     """
-    folders = [conf_dir(), *_own_folders(arguments)]
+    folders = [conf_dir(), *own_folders(arguments)]
     names = _names(folders)
     _refuse_unknown(arguments, names)
     console.print("expt trains PyTorch models.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n")
@@ -93,14 +94,6 @@ def _near(word: str, names: Mapping[str, Sequence[str]]) -> str:
         return " It shows every key where nothing else is typed."
     choices = [f"{group}={name}" for group, options in names.items() for name in options if name == word]
     return f" Did you mean {choices[0]!r}?" if choices else did_you_mean(word, [*WORDS, *names, *keys()])
-
-
-def _own_folders(arguments: Sequence[str]) -> Iterator[Path]:
-    words = with_conf_here(arguments)
-    for option, following in zip(words, [*words[1:], ""], strict=False):
-        name, _, value = option.partition("=")
-        if name in ("--config-dir", "-cd"):
-            yield Path(value or following)
 
 
 def _chosen(arguments: Sequence[str]) -> Mapping[str, str]:

@@ -16,6 +16,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from expt.command.conf_files import groups, keys, options
+from expt.command.misplaced import within_a_value
+from expt.config.problems import own_group
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.parent import NAMES_A_RUN, is_there, values_of
 from expt.runs.typed import unquoted
@@ -59,6 +61,18 @@ def _unknown_option(error: Any) -> str:
     return f"{group}={name}: not one of {', '.join(choices)}.{did_you_mean(name, choices)}"
 
 
+def _no_group(group: str, overrides: Sequence[str]) -> str:
+    near = did_you_mean(group, groups())
+    return f"{_typed(group, overrides)}: there is no group {group}{near and '.'}{near or f'; {own_group(group)}'}"
+
+
+def _not_chosen_yet(group: str, overrides: Sequence[str]) -> str:
+    typed = _typed(group.partition("@")[0], overrides)
+    if "=" in typed:
+        return f"{typed}: nothing chooses {group} yet; type +{typed}"
+    return f"{group}: some YAML overrides it, and nothing chooses it; write /{group} there, without override"
+
+
 def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
     typed, group, known = _typed(key, overrides), key.partition(".")[0], set(keys())
     if group == "search" and not any(text.startswith("search=") for text in overrides):
@@ -87,6 +101,8 @@ def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
     meant = re.search(rf"'{group}\.([\w]+)'", hint)
     if there and meant and meant[1] not in there:
         hint = hint.replace("?", f", which another {group}=... has?")
+    if not hint and re.fullmatch(r"\w+=[\w-]+", typed):
+        return f"{typed}: there is no key '{key}'; {own_group(key)}"
     return f"{typed}: there is no key '{key}'.{hint}"
 
 
@@ -130,19 +146,6 @@ def _meant(key: str, known: Collection[str]) -> str:
 def _continuous(overrides: Sequence[str]) -> str:
     word = next((text for text in overrides if "interval(" in text), "interval(...)")
     return f"{word}: a grid has no end of an interval's values; add search=tpe, or name some"
-
-
-def _within_a_value(error: BaseException, overrides: Sequence[str]) -> str:
-    """Of an interval, a range or a choice inside of a list or a mapping, which OmegaConf cannot hold."""
-    if "Unexpected type annotation" not in f"{error} {error.__cause__}":
-        return ""
-    for word in overrides:
-        # Of search.when the key that is given there.
-        if found := re.search(r"([\w.]+)=([\[{])[^=]*?\b(interval|range|choice|glob|tag|shuffle|sort)\(", word):
-            key, is_list = found[1], found[2] == "["
-            mend = f"name whole ones, as in {key}=[32],[64]" if is_list else f"give the key in it, as in {key}.KEY=..."
-            return f"{word}: {found[3]}(...) can't stand in a {'list' if is_list else 'mapping'}; {mend}"
-    return ""
 
 
 def _no_sweep(word: str) -> str:
@@ -227,6 +230,14 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     ),
     (MissingConfigException, "", lambda error, *_: _unknown_option(error)),
     (
+        *(Exception, r"config group '([^']+)' does not exist"),
+        lambda _, group, typed: _no_group(group, typed),
+    ),
+    (
+        *(Exception, r"Could not override '([^']+)'\. No match in the defaults list"),
+        lambda _, group, typed: _not_chosen_yet(group, typed),
+    ),
+    (
         *(Exception, r"Could not override '([^']+)'"),
         lambda error, key, typed: _unknown_key(error, key, typed),
     ),
@@ -239,7 +250,11 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
         lambda _, key, __: _not_there(key),
     ),
     (
-        *(Exception, r"Could not (?:override|load|delete) '?([\w/]+)'?\.? ?No match in the defaults list"),
+        *(Exception, r"Could not delete '?([\w/@.]+)'?\. ?No match in the defaults list"),
+        lambda _, group, __: f"~{group}: nothing chooses {group}.{did_you_mean(group, groups())}",
+    ),
+    (
+        *(Exception, r"Could not (?:load|override) '?([\w/]+)'?\.? ?No match in the defaults list"),
         lambda _, group, __: f"{group}: there is no such group.{did_you_mean(group, groups())}",
     ),
     (
@@ -249,7 +264,7 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     (Exception, r"Primary config|config directory", lambda error, *_: f"{first_line(error)}; {PRIMARY}"),
     (
         *(Exception, "Error merging override|Unexpected type annotation"),
-        lambda error, _, typed: _within_a_value(error, typed),
+        lambda error, _, typed: within_a_value(error, typed),
     ),
     (
         *(Exception, r"Error merging override ([^=]+=\{.+)"),

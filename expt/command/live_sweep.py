@@ -12,7 +12,7 @@ from expt.command.arguments import readable
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_adapter import product
 from expt.command.hydra_errors import COMPOSING, as_config_error
-from expt.command.overrides import last_of_each, parsed
+from expt.command.overrides import key_typed, last_of_each, parsed
 from expt.command.points_to_come import ComingPoint, PointsToCome
 from expt.command.sweep_display import SweepDisplay
 from expt.errors import ConfigError, ExptError
@@ -161,7 +161,7 @@ class LiveSweep:
         coming = {self._to_come.same(point.words): point for point in left}
         named = [coming.get(self._to_come.same(point)) if coming else None for point in points]
         new_points = [point for point, known in zip(points, named, strict=True) if known is None]
-        new = self._made(new_points, [each.key_or_group for each in parsed(words)], len(left))
+        new = self._made(new_points, [key_typed(each) for each in parsed(words)], len(left))
         new += [self._taken_back(point) for point in named if point and self._standing.drops(point)]
         num_known = len(points) - len(new)
         known = f"; {num_known} {'is' if num_known == 1 else 'are'} there already" if num_known else ""

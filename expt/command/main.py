@@ -24,7 +24,6 @@ from expt.command.arguments import (
     refuse_unnamed,
     refuse_used_folder,
     warn_of_repeated,
-    with_conf_here,
     with_earlier,
     with_latest,
     with_own_keys,
@@ -34,6 +33,7 @@ from expt.command.hydra_folder import leave_no_trace, renew
 from expt.command.outcome import Outcome
 from expt.command.overrides import about_run, typed_in
 from expt.command.own_class import folded, spelled_out
+from expt.command.own_conf import refuse_no_names, with_conf_here
 from expt.command.parents import with_parent
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
@@ -71,6 +71,7 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
             refuse_used_folder(words)
             refuse_mistyped_folder(words)
         refuse_unnamed(arguments)
+        refuse_no_names(arguments)
         refuse_several_samplers(arguments)
         warn_of_repeated(arguments)
         words = with_parent(_in_earlier_folder(task.how, with_earlier(with_latest(words))))

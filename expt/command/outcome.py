@@ -30,6 +30,8 @@ class Outcome:
     """The completed, the paused and the failed, as the grid has them."""
     num_unseen: int = 0
     """Points of a sweep whose turn to be composed never came."""
+    may_be_fewer: bool = False
+    """Whether some of these may be complete, by an earlier command."""
     notes: list[str] = field(default_factory=list)
     """Lines to print at the end."""
     sweep_folder: Path | None = None
@@ -62,7 +64,8 @@ class Outcome:
         if not self.failed:
             return
         left = len(self.unfinished) + self.num_unseen
-        rest = f", {left} were stopped or not started" if left else ""
+        count = f"up to {left}" if self.may_be_fewer else left
+        rest = f", {count} were stopped or not started" if left else ""
         total = len(self.in_order) + left
         why = {paths.folder.absolute(): str(self.errors.get(paths.folder, "it failed")) for paths in self.failed}
         completed, runs = (

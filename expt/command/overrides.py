@@ -21,7 +21,12 @@ MAX_NAME_BYTES = 180  # file systems take 255; leaves room for a suffix and for 
 
 def as_dict(overrides: Sequence[str]) -> dict[str, Any]:
     """From `["model=mlp", "optimizer.lr=0.1"]` to keys and values."""
-    return {override.key_or_group: override.value() for override in parsed(overrides)}
+    return {key_typed(override): override.value() for override in parsed(overrides)}
+
+
+def key_typed(override: Override) -> str:
+    """The key, or the group with where its choice goes, as `aug@model.opts`."""
+    return override.key_or_group if override.package is None else f"{override.key_or_group}@{override.package}"
 
 
 def about_run(name: str, overrides: Sequence[str]) -> Record:
@@ -42,7 +47,7 @@ def typed_in(hydra: Any) -> list[str]:
 
 def swept_keys(overrides: Sequence[str]) -> list[str]:
     """The keys that have several values: `model=mlp,convnet`, `seed=range(3)`."""
-    return [override.key_or_group for override in parsed(overrides) if override.is_sweep_override()]
+    return [key_typed(override) for override in parsed(overrides) if override.is_sweep_override()]
 
 
 def named_values(word: str) -> list[str]:

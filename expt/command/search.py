@@ -17,13 +17,15 @@ from rich.console import Console
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_adapter import settings_of_point
 from expt.command.overrides import last_of_each
+from expt.command.own_class import folded
 from expt.command.preflight import Samples
 from expt.command.search_conclusion import NOT_COUNTED
 from expt.command.search_points import SHARES, PointMaker
 from expt.command.search_settings import UNTAUGHT, FixedSettings, names_of_others, told, told_by_hand, told_copies
 from expt.command.search_space import space_of
-from expt.command.sweep import Multirun, Runner, Runs
+from expt.command.sweep import Multirun, Runner
 from expt.command.sweep_display import SweepDisplay, show_dry_run
+from expt.command.sweep_runs import Runs, is_new
 from expt.config.parse import parse
 from expt.config.schema import RunConfig
 from expt.config.search import parse_search
@@ -105,7 +107,7 @@ class SearchCommand:
 
     def _parted(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """The words that all points share, and the axes; of several words for a key the last counts."""
-        last = last_of_each(words)
+        last = last_of_each(folded(words))
         own = [each for each in last if each.key_or_group.partition(".")[0] != "search"]
         several = [each for each in own if each.is_sweep_override()]
         if any(each.key_or_group == "objective" for each in several):
@@ -122,7 +124,7 @@ class SearchCommand:
         if objective:
             self._fixed += _objective_of_runs(objective, self._settings_of(()))
         loader = self._context.config_loader
-        space = space_of(self._axes, settings.when, loader, self._settings_of, multirun.machine)
+        space = space_of(self._axes, settings.when, loader, self._settings_of, multirun.machine, multirun.is_group)
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
         config = self._example(space)
         if self._budget and (other := self._budget.warning(on_gpus=bool(config.num_gpus))):
@@ -206,13 +208,7 @@ class SearchCommand:
         """One where the pool asks for each point by itself; elsewhere batches, each after the end of the one before."""
 
         def take(run: ComposedRun) -> Job | None:
-            is_new = run.job not in runs
-            runs.setdefault(run.job, []).append(run)
-            if not is_new:
-                display.repeated(run.job)
-            elif run.job.status == COMPLETED:
-                display.skipped(run.job)
-            return run.job if is_new else None
+            return run.job if is_new(run, runs, display) else None
 
         def make(number: int, values: Values) -> Job | None:
             display.total += searching.new(number).replaces is not None

@@ -12,8 +12,8 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from expt.command.conf_files import groups, keys, options
-from expt.command.overrides import parsed
+from expt.command.conf_files import keys
+from expt.command.overrides import key_typed, parsed
 from expt.command.sweep_values import why_empty
 from expt.config.identity import flat
 from expt.config.parse import wrong_values
@@ -27,23 +27,33 @@ SettingsOf = Callable[[Sequence[str]], Mapping[str, Any]]
 
 
 def space_of(
-    words: Sequence[str], when: Sequence[str], loader: ConfigLoader, settings_of: SettingsOf, machine: Machine
+    words: Sequence[str],
+    when: Sequence[str],
+    loader: ConfigLoader,
+    settings_of: SettingsOf,
+    machine: Machine,
+    is_group: Callable[[str], bool],
 ) -> Space:
     """The axes among `words`, and those of some points alone. Raises ConfigError with a line for what cannot be."""
     parser = OverridesParser.create(config_loader=loader)
-    axes = [_parameter(override) for override in parser.parse_overrides(list(words)) if override.is_sweep_override()]
+    overrides = [each for each in parser.parse_overrides(list(words)) if each.is_sweep_override()]
+    axes = [_parameter(override, is_group) for override in overrides]
     fixed = [each.word(each.choices[0]) for each in axes if each.kind == "categorical"]
-    space = [_typed(each, fixed, settings_of, machine) for each in axes]
+
+    def typed(each: Parameter, words: Sequence[str]) -> Parameter:
+        return each if is_group(each.name.partition("@")[0]) else _typed(each, words, settings_of, machine)
+
+    space = [typed(each, fixed) for each in axes]
     of_all: dict[str, set[str]] = {}
     """By the name of a key that is not searched: what is, since that has the value of a condition."""
     for text in when:
         name, choice, word = _parted(text)
         choice = next((each for each in _choices(name, space) if unquoted(each) == unquoted(choice)), choice)
-        parameter = _parameter(_parsed(parser, text, word))
+        parameter = _parameter(_parsed(parser, text, word), is_group)
         if any(each.name == name for each in space):
             _check_choice(text, name, choice, space)
             parameter = dataclasses.replace(parameter, when=(name, choice))
-        elif not _is_fixed(text, name, choice, settings_of(fixed), space):
+        elif not _is_fixed(text, name, choice, settings_of(fixed), space, loader.get_group_options(name)):
             continue
         else:
             of_all.setdefault(name, set()).add(parameter.name)
@@ -51,7 +61,7 @@ def space_of(
         (way, *_) = ways(parameter, space)
         chosen = {above.typed: above.word(choice) for above, choice in way}
         others = [each for each in fixed if each.partition("=")[0] not in chosen]
-        space.append(_typed(parameter, [*others, *chosen.values()], settings_of, machine))
+        space.append(typed(parameter, [*others, *chosen.values()]))
     if not space:
         why = ", and no condition of search.when holds" if when else ""
         raise ConfigError(
@@ -113,7 +123,9 @@ def _check_choice(text: str, name: str, choice: str, space: Sequence[Parameter])
         raise ConfigError(f"search.when={text}: {choice} is none of {name}={','.join(choices)}.{hint}")
 
 
-def _is_fixed(text: str, name: str, choice: str, settings: Any, space: Sequence[Parameter]) -> bool:
+def _is_fixed(
+    text: str, name: str, choice: str, settings: Any, space: Sequence[Parameter], known: Sequence[str]
+) -> bool:
     """Whether all points have that choice, which is not searched. Raises ConfigError for what is no key, or no choice.
 
     A block below another choice is left out: so one list of blocks serves a search of any of the choices.
@@ -122,7 +134,6 @@ def _is_fixed(text: str, name: str, choice: str, settings: Any, space: Sequence[
         _refuse_condition(text, name, space)
     for part in name.split("."):
         settings = settings[part]
-    known = [path.stem for path in options(name)] if name in groups() else []
     value = settings.get("name") if isinstance(settings, Mapping) and known else settings
     if known and choice not in (*known, value):
         raise ConfigError(f"search.when={text}: {choice} is no {name}.{did_you_mean(choice, known)}")
@@ -143,14 +154,14 @@ def _parsed(parser: OverridesParser, text: str, word: str) -> Override:
     return override
 
 
-def _parameter(override: Override) -> Parameter:
+def _parameter(override: Override, is_group: Callable[[str], bool]) -> Parameter:
     """An axis as it was typed; an interval may still turn out to be one of integers."""
-    sweep, name, typed = override.value(), override.key_or_group, override.get_key_element()
+    sweep, name, typed = override.value(), key_typed(override), override.get_key_element()
     tags: set[str] = getattr(sweep, "tags", set())
     if unknown := tags - {"log"}:
         raise ConfigError(f"{name}: the tag {sorted(unknown)[0]} says nothing here; use tag(log, ...) or none")
     log = "log" in tags
-    if isinstance(sweep, IntervalSweep | RangeSweep) and name in groups():
+    if isinstance(sweep, IntervalSweep | RangeSweep) and is_group(override.key_or_group):
         raise ConfigError(f"{override.input_line}: a {name} has a name, and no number; give several, as in {name}=A,B")
     if isinstance(sweep, IntervalSweep):
         low, high = sweep.start, sweep.end

@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from filelock import FileLock, Timeout
 from hydra.core.utils import JobReturn, filter_overrides, setup_globals
@@ -21,12 +21,14 @@ from expt.command.arguments import continue_command
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.live_sweep import LiveSweep
+from expt.command.own_class import folded
 from expt.command.point_composer import PointComposer
 from expt.command.points_to_come import PointsToCome
 from expt.command.preflight import Samples, preflight
 from expt.command.sweep_display import SweepDisplay, show_dry_run
 from expt.command.sweep_observer import SweepObserver
 from expt.command.sweep_points import Grid
+from expt.command.sweep_runs import Runs, is_new, see_completed
 from expt.command.sweep_values import refuse_empty, refuse_wrong_values
 from expt.errors import INTERRUPTED_BEFORE, ConfigError, ExptError, Interrupted, warn
 from expt.launch import forkserver
@@ -41,10 +43,6 @@ from expt.runs.result import COMPLETED, INTERRUPTED, PAUSED, results
 
 if TYPE_CHECKING:
     from expt.command.main import Task
-
-
-Runs: TypeAlias = dict[Job, list[ComposedRun]]
-"""Of each job the points that it is."""
 
 
 class Runner(Protocol):
@@ -72,9 +70,10 @@ class Multirun:
     ) -> None:
         check_options(options)
         self._context, self._config = context, config
-        self.typed = overrides.typed_in(config.hydra)
+        self.typed = folded(overrides.typed_in(config.hydra))
         """The words that points added by `expt sweep` share with those of the command."""
         self.composer = PointComposer(context, config)
+        self.is_group = functools.partial(self.composer.is_group, config)
         self._task = cast("Task", task_function)  # Hydra hands on what expt.command.main gave it
         self.is_dry_run, self.is_preflight = bool(options.get("dry_run")), bool(config.get("preflight"))
         if self.is_preflight and runner is not None:
@@ -120,6 +119,8 @@ class Multirun:
 
         def rounds(runs: Runs, display: SweepDisplay, _: Runner) -> Iterator[Iterator[Job]]:
             yield self._source(composed, runs, display)
+            may_be_fewer = see_completed(composed, runs, display, self.open().completed)
+            self._task.outcome.may_be_fewer |= may_be_fewer
 
         return self.carry_out(rounds, SweepDisplay(Console(), total=total, folder=self.folder))
 
@@ -177,7 +178,7 @@ class Multirun:
             return composed
         first = next(composed)
         self.send_along(first)
-        refuse_wrong_values(points, first.hydra_config, self.machine)
+        refuse_wrong_values(points, first.hydra_config, self.machine, self.is_group)
         return itertools.chain([first], composed)
 
     def added(self, points: Sequence[Sequence[str]] = ()) -> list[Added]:
@@ -283,12 +284,6 @@ class Multirun:
     def _source(self, composed: Iterator[ComposedRun], runs: Runs, display: SweepDisplay) -> Iterator[Job]:
         for run in composed:
             self._to_come.next_has_come()
-            known = run.job in runs
-            runs.setdefault(run.job, []).append(run)
-            if known:
-                display.repeated(run.job)
-                continue
-            if run.job.status == COMPLETED:
-                display.skipped(run.job)
-            yield run.job
+            if is_new(run, runs, display):
+                yield run.job
         self._to_come.all_have_come()

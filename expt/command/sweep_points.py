@@ -54,7 +54,8 @@ class Grid:
         # A run that could not be made into a configuration is known by what was asked of it.
         self._known: dict[str, RunPaths] = {}
         self._typed, self._names = set[str](), set[str]()
-        self._completed: dict[Path, Objective] = {}
+        self.completed: dict[Path, Objective] = {}
+        """What earlier commands have completed, by the folders; copies of runs, too."""
         for paths, found in results_of_sweep(folder):
             main_code.find_kept(paths.code)
             if found["status"] == DAMAGED:
@@ -64,10 +65,9 @@ class Grid:
                 self._known[key] = paths  # and no copy of it
             self._typed.add(_asked(found.get("arguments", ())))
             if found["status"] == COMPLETED:
-                self._completed[paths.folder] = found.get("objective") or Objective(name="", value=None)
+                self.completed[paths.folder] = found.get("objective") or Objective(name="", value=None)
         self._by_settings: dict[Hashable, RunPaths] | None = None
-        self._jobs: dict[str, Job] = {}
-        self._contents, self._parents = dict[str, Content](), Parents(folder)
+        self._jobs, self._contents, self._parents = dict[str, Job](), dict[str, Content](), Parents(folder)
         self._yaml: Sequence[Path] = ()
         self._is_of_others = bool(self._known)  # until a point is found there
         self._shorter, self._is_longer = ShorterRuns(folder), False
@@ -210,7 +210,7 @@ class Grid:
                 may_have_run=True,
                 goes_on_from=shorter.folder if shorter and config.resume == "auto" else None,
             )
-        status, objective = QUEUED, self._completed.get(paths.folder)
+        status, objective = QUEUED, self.completed.get(paths.folder)
         if objective:
             if paths.metrics.exists():
                 status, error = COMPLETED, None

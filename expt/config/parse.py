@@ -178,6 +178,9 @@ def _untarget(node: Any, cls: Any, members: Mapping[str, Any] = MappingProxyType
 
 def _is_over_a_choice(node: Any, members: Mapping[str, Any]) -> bool:
     """Whether its `name` is that of a choice, and no argument of the class, whose `_target_` came later."""
-    if not isinstance(node, Mapping) or "_target_" not in node or node.get("name") not in members:
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        return False
+    name = node.get("name")
+    if not (isinstance(name, str) and name in members):  # an argument may be a list or a mapping
         return False
     return [key for key in node if key in ("name", "_target_")] == ["name", "_target_"]

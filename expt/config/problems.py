@@ -64,7 +64,9 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
         elif rule == "unexpected_keyword_argument" and len(path) == 1 and isinstance(value, Mapping):
             line = f"{key}: its YAML sets {', '.join(map(str, value))} below '{key}'; begin it with # @package _global_"
         elif rule == "unexpected_keyword_argument":
-            line = f"{key}={value!r}: there is no such key.{did_you_mean(path[-1], _keys_beside(path, node))}"
+            near = did_you_mean(path[-1], _keys_beside(path, node))
+            is_choice = not near and len(path) == 1 and isinstance(value, str) and re.fullmatch(r"[\w-]+", value)
+            line = f"{key}={value!r}: there is no such key{f'; {own_group(key)}' if is_choice else f'.{near}'}"
         elif key == "objective" and isinstance(value, list):
             line = f"{key}=[{','.join(map(str, value))}]: several are of a search; add -m and search=nsga2, or give one"
         elif rule == "missing" and isinstance(value, list):
@@ -101,6 +103,11 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
             if "has no value" in rules_by_key.get(missing, [""])[0]:
                 del rules_by_key[missing]
     return [_joined(lines) for lines in rules_by_key.values()]
+
+
+def own_group(group: str) -> str:
+    """What to do where a name may be that of a group of a person's own."""
+    return f"a group of your own has its YAML in conf/{group} here, or in FOLDER/{group} with --config-dir FOLDER"
 
 
 def _joined(lines: list[str]) -> str:

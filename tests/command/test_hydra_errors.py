@@ -66,6 +66,22 @@ MISTAKES = {
         "model.hidden=[choice(1,2)],[3]: choice(...) can't stand in a list; name whole ones, as in "
         "model.hidden=[32],[64]"
     ),
+    "-m optimizer.lr=range(1,3),5": (
+        "optimizer.lr=range(1,3),5: range(...) can't stand among other values; type each value, as in "
+        "optimizer.lr=A,B,C, or range(...) alone"
+    ),
+    "-m search=tpe seed=0,1 search.when=['seed=1:batch_size=8,interval(1,3)']": (
+        "search.when=['seed=1:batch_size=8,interval(1,3)']: interval(...) can't stand among other values; type each "
+        "value, as in batch_size=A,B,C, or interval(...) alone"
+    ),
+    "-m seed=tag(log,interval(1,3)),choice(4,5)": (
+        "seed=tag(log,interval(1,3)),choice(4,5): interval(...) can't stand among other values; type each value, as in "
+        "seed=A,B,C, or interval(...) alone"
+    ),
+    "-m optimizer.lr=0.1,0.2 model.dropout=0.5,shuffle(0.1,0.2)": (
+        "model.dropout=0.5,shuffle(0.1,0.2): shuffle(...) can't stand among other values; type each value, as in "
+        "model.dropout=A,B,C, or shuffle(...) alone"
+    ),
     "dataset=image_folder": "dataset.root: has no value; give one, as in dataset.root=...",
     "gpus=4": "gpus=4: this machine has no GPUs; use gpus=0 to run on the CPU",
     "world_size=3": "batch_size=64: is the global batch and must divide by 3 workers; use 63 or 66",

@@ -76,3 +76,13 @@ def test_a_sweep_has_models_by_name_and_by_class_side_by_side(tmp_path: Path, mo
     assert [run.folder for run in again] == [runs[2].folder], "the same run, by the words of its record"
     with pytest.raises(expt.ConfigError, match=r"^model={width: 16}: not one of airbench, convnet"):
         expt.run("model={width: 16}")
+
+
+def test_a_search_gives_a_class_no_key_of_the_choice_in_whose_place_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    small = ("epochs=1", "world_size=1", "dataset.train_limit=64", "search=random", "search.runs=1")
+    (result,) = expt.sweep(NET, *small, "seed=0,1", f"hydra.sweep.dir='{tmp_path / 'sweep'}'").completed
+    assert result.config["model"]["kwargs"] == {"width": 16}

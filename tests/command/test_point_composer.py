@@ -122,6 +122,14 @@ WORDS = (
 )  # fmt: skip
 
 
+OWN = {
+    "recipe/a.yaml": "# @package _global_\nepochs: 3\n",
+    "aug/a.yaml": "flip: 1\n",
+    "aug/b.yaml": "flip: 2\n",
+    "model/own.yaml": "defaults: [/aug@opts: a, _self_]\n_target_: mine.Net\n",
+}
+
+
 def outcome(compose: Any) -> Any:
     """All of a configuration, or what is said instead of it."""
     try:
@@ -185,6 +193,16 @@ def test_any_words_make_what_hydra_makes_of_them(
     loader: ConfigLoader, words: list[str], master_words: tuple[str, ...]
 ) -> None:
     same_as_hydras(loader, words, master_words)
+
+
+@pytest.mark.parametrize("words", [["+recipe=a", "seed=4"], ["model=own", "aug@model.opts=b", "model.opts.flip=5"]])
+def test_of_groups_of_ones_own_a_point_is_what_hydra_composes(
+    loader: ConfigLoader, tmp_path: Path, words: list[str]
+) -> None:
+    for name, text in OWN.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    same_as_hydras(loader, words, (f"hydra.searchpath=[file://{tmp_path}]",))
 
 
 PIECES = [f"{group}={path.stem}" for group in ALONE for path in options(group)]

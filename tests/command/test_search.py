@@ -19,6 +19,7 @@ from hydra.errors import OverrideParseException
 
 import expt
 from expt.command import report
+from expt.command.conf_files import groups
 from expt.command.search_settings import FixedSettings
 from expt.command.search_space import space_of
 from expt.errors import ConfigError, ExptError, Interrupted
@@ -257,7 +258,9 @@ def space(*words: str, when: tuple[str, ...] = ()) -> dict[str, Parameter]:
     register_resolvers()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        found = space_of(words, when, loader, lambda fixed: composed(*fixed), Machine(gpus=(), cpus=2))
+        found = space_of(
+            words, when, loader, lambda fixed: composed(*fixed), Machine(gpus=(), cpus=2), groups().__contains__
+        )
     return {parameter.name: parameter for parameter in found.parameters}
 
 

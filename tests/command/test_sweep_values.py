@@ -8,7 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from expt.command import sweep_values
-from expt.command.conf_files import conf_dir
+from expt.command.conf_files import conf_dir, groups
 from expt.command.overrides import register_resolvers
 from expt.command.sweep_values import refuse_wrong_values
 from expt.errors import ConfigError
@@ -25,7 +25,10 @@ def refused() -> Iterator[Refused]:
     def problems(*points: list[str]) -> tuple[str, ...]:
         try:
             refuse_wrong_values(
-                points, compose("config", points[0], return_hydra_config=True), Machine(gpus=(), cpus=2)
+                points,
+                compose("config", points[0], return_hydra_config=True),
+                Machine(gpus=(), cpus=2),
+                {*groups(), "recipe"}.__contains__,
             )
         except ConfigError as error:
             return error.problems
@@ -62,6 +65,12 @@ def test_what_only_some_points_cannot_have_is_left_to_them(refused: Refused) -> 
     assert not refused(["model=mlp", "seed=0"], ["model=convnet", "seed=0", *own]), "convnet may take another type"
     assert not refused(["seed=0"], ["experiment=ddp_mlp", "model.hidden=x"], ["experiment=d2l_resnet18"])
     assert refused(["seed=0"], ["model.hidden=x"])
+
+
+def test_a_group_of_ones_own_may_set_anything(refused: Refused) -> None:
+    assert not refused(["+recipe=a", "model.hidden=[3]"], ["+recipe=b", "model.hidden=x"])
+    assert refused(["+recipe=a", "model.hidden=[3]"], ["+recipe=a", "model.hidden=x"]), "of one choice it is known"
+    assert refused(["+recipe=a", "seed=0"], ["+recipe=b", "seed=-1"])
 
 
 def test_a_long_list_of_values_takes_no_longer(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -397,6 +397,8 @@ def test_a_class_of_ones_own(parsed: Parse, group: str) -> None:
         ({"_target_": "mine.Own", "name": "mlp"}, {"name": "mlp"}),
         ({"name": "mlp", "hidden": [1], "_target_": "mine.Own"}, {"hidden": [1]}),
         ({"name": "deep", "_target_": "mine.Own"}, {"name": "deep"}),
+        ({"name": ["mlp"], "_target_": "mine.Own"}, {"name": ["mlp"]}),
+        ({"_target_": "mine.Own", "name": {"a": 1}}, {"name": {"a": 1}}),
     ],
 )
 def test_a_name_is_an_argument_but_for_that_of_a_choice_which_the_class_is_laid_over(

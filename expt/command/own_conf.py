@@ -1,0 +1,70 @@
+"""A folder of a person's own YAML: where it is, and what may be chosen of its groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from expt.command.arguments import apart
+from expt.command.conf_files import conf_dir, groups, keys
+from expt.command.overrides import named_values
+from expt.command.own_class import is_class
+from expt.errors import ConfigError
+
+
+def conf_here(arguments: Sequence[str]) -> Path | None:
+    """The folder `conf` of the current one, where it has a group of expt's, or one that is typed; else it is another's.
+
+    What is a key of expt's is no group of a person's own.
+    """
+    here = Path("conf")
+    if not here.is_dir() or here.resolve() == conf_dir().resolve():
+        return None
+    typed = (group for group in _typed_groups(arguments) if (here / group).is_dir() and group not in keys())
+    ours = any(path.parent.name in groups() for path in here.glob("*/*.yaml"))
+    return here if ours or any(_names(typed, [here])) else None
+
+
+def with_conf_here(arguments: Sequence[str]) -> list[str]:
+    """The words, with `--config-dir conf` where none is named and the current folder has one for them."""
+    named = any(re.fullmatch(r"(--config-dir|-cd|--config-path|-cp)(=.*)?", word) for word in arguments)
+    here = None if named else conf_here(arguments)
+    return ["--config-dir", str(here), *arguments] if here else list(arguments)
+
+
+def own_folders(arguments: Sequence[str]) -> Iterator[Path]:
+    """The folders of their own YAML that a command's words name, or else the one here."""
+    words = with_conf_here(arguments)
+    for option, following in zip(words, [*words[1:], ""], strict=False):
+        name, _, value = option.partition("=")
+        if name in ("--config-dir", "-cd"):
+            yield Path(value or following)
+
+
+def refuse_no_names(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for groups such as `model=null` and `+recipe=3`: Hydra's own errors are no help."""
+    is_no_name = re.compile(r"null|true|false|[-+.\d]+|\{.*\}", re.IGNORECASE).fullmatch
+    for word in apart(arguments)[1]:
+        key, _, value = word.partition("=")
+        wrong = [text for text in named_values(word) or [value] if is_no_name(text) and not is_class(f"{key}={text}")]
+        group = _group(key) if wrong else ""
+        if group and (names := _names([group], [conf_dir(), *own_folders(arguments)])):
+            raise ConfigError(f"{word}: not one of {', '.join(names)}.")
+
+
+def _typed_groups(arguments: Sequence[str]) -> Iterator[str]:
+    for word in apart(arguments)[1]:
+        if group := _group(word.partition("=")[0]):
+            yield group
+
+
+def _group(key: str) -> str:
+    """The group that a word's key may be of, as `aug` of `+aug@model.opts`; "" where it is of none."""
+    group = key.lstrip("+").partition("@")[0]
+    return group if re.fullmatch(r"[\w-]+(/[\w-]+)*", group) else ""
+
+
+def _names(some: Iterable[str], folders: Sequence[Path]) -> list[str]:
+    """What may be chosen of these groups."""
+    return sorted({path.stem for group in some for folder in folders for path in (folder / group).glob("*.yaml")})

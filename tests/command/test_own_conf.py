@@ -1,0 +1,137 @@
+"""A folder of YAML of one's own, with groups of one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import expt
+from expt.command.own_conf import refuse_no_names, with_conf_here
+from expt.errors import ConfigError, ExptError
+from tests.conftest import run
+
+NET = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, num_classes, opts):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+CONF = {
+    "recipe/a.yaml": "# @package _global_\nepochs: 1\n",
+    "recipe/b.yaml": "# @package _global_\nepochs: 2\n",
+    "aug/a.yaml": "flip: 1\n",
+    "aug/b.yaml": "flip: 2\n",
+}
+OF_BOTH = {
+    "model/own.yaml": "defaults: [/aug@opts: a, _self_]\n_target_: own_net.Net\n",
+    "experiment/e.yaml": "# @package _global_\ndefaults: [/recipe: a, _self_]\nseed: 7\n",
+    "sweep/s.yaml": "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {+recipe: 'a,b'}}}\n",
+}
+SMALL = ("world_size=1", "dataset.train_limit=64", "hydra.sweep.dir=sweep")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a `conf` that has groups of its own alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_net.py").write_text(NET)
+    written(CONF)
+    return tmp_path
+
+
+def written(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (Path("conf") / name).parent.mkdir(parents=True, exist_ok=True)
+        (Path("conf") / name).write_text(text)
+
+
+def configs() -> dict[str, Any]:
+    """Those of the sweep's runs, by their folders."""
+    return {path.parent.name: json.loads(path.read_text())["config"] for path in Path("sweep").glob("*/result.json")}
+
+
+def test_a_sweep_over_a_group_of_ones_own(here: Path) -> None:
+    done = run("-m", "+recipe=a,b", *SMALL, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert {name: config["epochs"] for name, config in configs().items()} == {"recipe=a": 1, "recipe=b": 2}
+    assert "\nrecipe  accuracy/val" in done.stdout
+
+
+def test_a_sweep_over_what_a_group_puts_elsewhere(here: Path) -> None:
+    written(OF_BOTH)
+    expt.sweep("model=own", "aug@model.opts=a,b", "epochs=1", *SMALL)
+    opts = {name: config["model"]["kwargs"]["opts"] for name, config in configs().items()}
+    assert opts == {"opts=a": {"flip": 1}, "opts=b": {"flip": 2}}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("+recipe=a", "seed=0,1"), ("+recipe=glob(*)",), ("experiment=e", "recipe=a,b"), ("sweep=s",),
+     ("model=own", "aug@model.opts=glob(*)"), ("+recipe=a,b", "search=random", "search.runs=2")],
+)  # fmt: skip
+def test_each_way_to_name_one_makes_a_sweep(
+    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    written(OF_BOTH)
+    expt.sweep(*words, *SMALL, "hydra.launcher.dry_run=true")
+    assert "start" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["+recipe=zz"], "recipe=zz: not one of a, b."),
+        (["+recipe=3"], "+recipe=3: not one of a, b."),
+        (["recipe=a"], "recipe=a: nothing chooses recipe yet; type +recipe=a"),
+        (["+recipe=a", "~aug"], "~aug: nothing chooses aug."),
+        (["aug@model.opts=b"], "aug@model.opts=b: nothing chooses aug@model.opts yet; type +aug@model.opts=b"),
+        (
+            ["agu@model.opts=b"],
+            "agu@model.opts=b: there is no group agu; a group of your own has its YAML in conf/agu here, or in "
+            "FOLDER/agu with --config-dir FOLDER",
+        ),
+        (
+            ["+recipy=a"],
+            "recipy='a': there is no such key; a group of your own has its YAML in conf/recipy here, or in "
+            "FOLDER/recipy with --config-dir FOLDER",
+        ),
+    ],
+)
+def test_a_mistake_in_a_group_of_ones_own(here: Path, words: list[str], told: str) -> None:
+    for command in (expt.run, expt.sweep) if "~aug" not in words else (expt.run,):
+        with pytest.raises(ExptError) as caught:
+            command(*words)
+        assert str(caught.value) == told
+
+
+@pytest.mark.parametrize("value", ["null", "true", "3", "-0.5", "+1", "{a:1}", "NULL", "{lr:1},mlp", "mlp,null"])
+def test_a_group_is_chosen_by_name(value: str) -> None:
+    with pytest.raises(ConfigError, match="not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm"):
+        refuse_no_names([f"model={value}"])
+    refuse_no_names([f"epochs={value}", "model={_target_: a.B, x: 1},mlp", "~model=null"])
+
+
+def test_several_of_a_group_may_be_named_by_a_pattern() -> None:
+    """Which Hydra looks up."""
+    refuse_no_names(["model=glob([mlp,conv*])", "optimizer=glob(*,exclude=[m*])"])
+
+
+def test_conf_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf/nginx").mkdir(parents=True)
+    (tmp_path / "conf/nginx/site.yaml").touch()
+    for words in (["epochs=1"], ["checkpoint={keep: 1}"], ["+recipe=a", "nginx.site=1"]):
+        (tmp_path / "conf/checkpoint").mkdir(exist_ok=True)
+        (tmp_path / "conf/checkpoint/new.yaml").touch()
+        assert with_conf_here(words) == words  # of something else
+    for word in ("+nginx=site", "nginx=sight", "nginx@model.opts=site", "+nginx@x=site,other"):
+        assert with_conf_here([word]) == ["--config-dir", "conf", word]
+    (tmp_path / "conf/model").mkdir()
+    (tmp_path / "conf/model/mine.yaml").touch()
+    assert with_conf_here(["model=mine"]) == ["--config-dir", "conf", "model=mine"]
+    for named in (["--config-dir", "x"], ["-cd=x"]):
+        assert with_conf_here(named) == named
