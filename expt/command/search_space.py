@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -164,11 +165,10 @@ def _parameter(override: Override, is_group: Callable[[str], bool]) -> Parameter
     if isinstance(sweep, IntervalSweep | RangeSweep) and is_group(override.key_or_group):
         raise ConfigError(f"{override.input_line}: a {name} has a name, and no number; give several, as in {name}=A,B")
     if isinstance(sweep, IntervalSweep):
-        low, high = sweep.start, sweep.end
-        assert low is not None
-        assert high is not None
-        is_int = isinstance(low, int) and isinstance(high, int)
-        return _checked(override, Parameter(name, "int" if is_int else "float", low, high, log, typed=typed))
+        is_int = isinstance(sweep.start, int) and isinstance(sweep.end, int)  # as int(interval(1,8)) makes them
+        return _checked(
+            override, Parameter(name, "int" if is_int else "float", *_ends(override, sweep), log, typed=typed)
+        )
     if isinstance(sweep, RangeSweep):
         return _checked(override, _range(name, sweep, log, typed))
     if isinstance(sweep, ChoiceSweep):
@@ -194,6 +194,14 @@ def _refuse_several_at_once(override: Override, mappings: Sequence[Mapping[str, 
             )
 
 
+def _ends(override: Override, sweep: IntervalSweep) -> tuple[float, float]:
+    """Those of an interval; integers where both are typed so, of which Hydra makes floats."""
+    assert sweep.start is not None
+    assert sweep.end is not None
+    whole = re.search(r"interval\((?:\w+=)?\s*[-+]?\d+\s*,\s*(?:\w+=)?\s*[-+]?\d+\s*\)", override.input_line or "")
+    return (int(sweep.start), int(sweep.end)) if whole else (sweep.start, sweep.end)
+
+
 def _range(name: str, sweep: RangeSweep, log: bool, typed: str) -> Parameter:
     start, stop, step = sweep.start, sweep.stop, sweep.step
     assert start is not None
@@ -204,8 +212,10 @@ def _range(name: str, sweep: RangeSweep, log: bool, typed: str) -> Parameter:
         raise ConfigError(
             f"{name}: its range is empty; the end, which is not part of it, must lie behind the first value"
         )
-    low, high = sorted((start, start + (values - 1) * step))
     is_int = all(isinstance(each, int) for each in (start, stop, step))
+    low, high = sorted((start, start + (values - 1) * step))
+    if not is_int:  # as they would be typed: 0.7 + 2 * 0.1 is a little less than 0.9
+        low, high = float(f"{low:.12g}"), float(f"{high:.12g}")
     if log and not (is_int and abs(step) == 1):
         raise ConfigError(f"{name}: tag(log, range(...)) is of whole numbers with a step of 1; use an interval")
     return Parameter(name, "int" if is_int else "float", low, high, log, None if log else abs(step), typed=typed)
@@ -225,6 +235,7 @@ def _checked(override: Override, parameter: Parameter) -> Parameter:
 def _typed(parameter: Parameter, words: Sequence[str], settings_of: SettingsOf, machine: Machine) -> Parameter:
     """The parameter, of integers where its key takes no other number; beside it the point has these `words`.
 
+    So has an argument of an own class, of which nothing is known, whose value is one, where the ends are typed as such.
     Raises ConfigError for what its key can't be, and what Hydra does where there is no such key.
     """
     settings = settings_of(words)
@@ -240,11 +251,22 @@ def _typed(parameter: Parameter, words: Sequence[str], settings_of: SettingsOf, 
         whole = dataclasses.replace(
             parameter, kind="int", low=math.ceil(parameter.low), high=math.floor(parameter.high)
         )
-        if whole.low <= whole.high and wrong(between) and not wrong(max(int(whole.low), round(between))):
+        takes_whole = wrong(between) and not wrong(max(int(whole.low), round(between)))
+        if whole.low <= whole.high and (takes_whole or _is_own_integer(parameter, settings)):
             parameter, problems = whole, wrong(int(whole.low), int(whole.high))
+        else:
+            parameter = dataclasses.replace(parameter, low=float(parameter.low), high=float(parameter.high))
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return parameter
+
+
+def _is_own_integer(parameter: Parameter, settings: Any) -> bool:
+    above, is_own = settings, False
+    for part in parameter.name.split("."):
+        is_own |= isinstance(above, Mapping) and "_target_" in above
+        above = above.get(part) if isinstance(above, Mapping) else None
+    return is_own and all(type(each) is int for each in (above, parameter.low, parameter.high))
 
 
 def _has(settings: Any, name: str) -> bool:

@@ -14,7 +14,7 @@ Value: TypeAlias = int | float | str
 Values: TypeAlias = dict[str, Value]
 """A point: the value of each active parameter, by its name."""
 DIGITS = 5
-"""Significant ones of a float that is suggested: the name of a folder, and of a setting to be typed."""
+"""Significant ones of most floats that are suggested: the name of a folder, and of a setting to be typed."""
 ENUMERABLE = 10_000
 """Points of a space that may be looked at one by one."""
 
@@ -55,11 +55,16 @@ class Parameter:
             # Of two mappings that a run agrees with, the one that says more.
             fitting = [(_num_named(meant), text) for text, meant in pairs if _agrees(plain, meant)]
             return max(fitting, key=lambda pair: pair[0], default=(0, None))[1]
-        if isinstance(found, bool) or not isinstance(found, int | float) or not self.low <= found <= self.high:
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            return None
+        if self.step is not None and self.kind == "float":
+            near = self.rounded(min(self.high, max(self.low, float(found))))
+            return near if abs(found - float(near)) < 1e-6 * self.step else None
+        if not self.low <= found <= self.high:
             return None
         if self.kind == "int":
-            return int(found) if float(found).is_integer() and self._is_on_grid(found) else None
-        return float(found) if self._is_on_grid(found) else None
+            return int(found) if float(found).is_integer() and (found - self.low) % (self.step or 1) == 0 else None
+        return float(found)
 
     def rounded(self, value: Value) -> Value:
         """A float with no more digits than anybody reads, within the bounds."""
@@ -68,7 +73,14 @@ class Parameter:
         if self.step is not None:
             steps = round((value - self.low) / self.step)
             return float(f"{min(self.high, self.low + steps * self.step):.12g}")
-        return min(self.high, max(self.low, float(f"{value:.{DIGITS}g}")))
+        return min(self.high, max(self.low, float(f"{value:.{self._digits}g}")))
+
+    @property
+    def _digits(self) -> int:
+        """More than most have, where all values begin with the same."""
+        width = self.high - self.low
+        alike = math.log10(max(abs(self.low), abs(self.high)) / width) if width else 0.0
+        return DIGITS + max(0, math.floor(alike) - 1)
 
     def all(self) -> list[Value] | None:
         """Every value; None where they are too many to name."""
@@ -104,19 +116,13 @@ class Parameter:
         return list(self.choices) or [self.at(0), self.at(1 - 1e-9)]
 
     def share(self, value: Value) -> float:
-        """Where a number lies between the bounds, in [0, 1]; the inverse of `at`, but for what that rounds."""
+        """Where a number lies between the bounds, in [0, 1], or the middle of what `at` makes it of."""
         number = float(value)
-        widen = 0.5 if self.kind == "int" else 0.0
+        widen = 0.5 * (self.step or 1) if self.step is not None or self.kind == "int" else 0.0
         low, high = self.low - widen, self.high + widen
         if self.log:
             low, high, number = math.log(low), math.log(high), math.log(number)
         return 0.5 if high == low else (number - low) / (high - low)
-
-    def _is_on_grid(self, found: float) -> bool:
-        if self.step is None:
-            return True
-        steps = (found - self.low) / self.step
-        return abs(steps - round(steps)) < 1e-6
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ def test_what_a_folder_says_of_its_search_stays_where_nothing_is_trained(searche
     assert (folder / "multirun.yaml").read_bytes() == before
 
 
-def space(*words: str, when: tuple[str, ...] = ()) -> dict[str, Parameter]:
+def space(*words: str, when: tuple[str, ...] = (), beside: tuple[str, ...] = ()) -> dict[str, Parameter]:
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
@@ -259,7 +259,12 @@ def space(*words: str, when: tuple[str, ...] = ()) -> dict[str, Parameter]:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         found = space_of(
-            words, when, loader, lambda fixed: composed(*fixed), Machine(gpus=(), cpus=2), groups().__contains__
+            words,
+            when,
+            loader,
+            lambda fixed: composed(*beside, *fixed),
+            Machine(gpus=(), cpus=2),
+            groups().__contains__,
         )
     return {parameter.name: parameter for parameter in found.parameters}
 
@@ -287,6 +292,40 @@ def test_hydras_grammar_is_the_space() -> None:
     assert (found["model"].choices, found["ema"].meant) == (("mlp", "convnet"), (None, 0.9))
     assert (found["model.dropout"].when, found["model.hidden"].when) == (("model", "convnet"), ("model", "mlp"))
     assert found["model.hidden"].meant == ([8], [16, 16])
+
+
+@pytest.mark.parametrize(
+    ("word", "values"),
+    [
+        ("optimizer.momentum=range(0.7,1.0,0.1)", [0.7, 0.8, 0.9]),
+        ("optimizer.momentum=range(0.7,0.9,0.1)", [0.7, 0.8]),
+        ("optimizer.weight_decay=range(0,1.2,0.3)", [0, 0.3, 0.6, 0.9]),
+        ("optimizer.weight_decay=range(0.1,0.36,0.02)", [*(n / 100 for n in range(10, 36, 2))]),
+        ("optimizer.momentum=range(0.9,0.6,-0.1)", [0.7, 0.8, 0.9]),
+    ],
+)
+def test_a_range_has_its_last_value_as_it_is_typed(word: str, values: list[float]) -> None:
+    (found,) = space(word).values()
+    assert (found.all(), found.high) == (values, values[-1])
+    assert found.ends == [values[0], values[-1]]
+    assert set(map(found.read, values)) == set(values)
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("model.width=interval(4,64)", "int"),
+        ("model.width=tag(log,interval(4, 64))", "int"),
+        ("model.width=interval(4.0,64)", "float"),
+        ("model.rate=interval(0,2)", "float"),
+        ("model.rate=int(interval(0,2))", "int"),
+        ("optimizer.lr=interval(1,2)", "float"),
+    ],
+)
+def test_an_own_class_is_given_whole_numbers_where_it_has_one(word: str, kind: str) -> None:
+    (found,) = space(word, beside=("model={_target_: mine.Net, width: 32, rate: 0.5}",)).values()
+    assert found.kind == kind
+    assert {type(end) for end in (found.low, found.high)} == {int if kind == "int" else float}
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,36 @@ def test_a_float_has_no_more_digits_than_anybody_reads() -> None:
     assert PARAMETERS[0].word(0.00001234) == "lr=1.234e-05"
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.99990, 0.99999), (1.0, 1.00001), (-1000.001, -1000.0)])
+def test_a_narrow_interval_has_as_many_values_as_others(low: float, high: float) -> None:
+    parameter = Parameter("momentum", "float", low, high)
+    assert len({parameter.at(index / 500) for index in range(500)}) == 500
+
+
+@pytest.mark.parametrize(
+    "parameter", [PARAMETERS[2], PARAMETERS[3], PARAMETERS[4], Parameter("two", "float", 0, 0.1, step=0.1)]
+)
+def test_a_value_of_several_is_told_as_the_middle_of_its_share(parameter: Parameter) -> None:
+    """As Optuna tells CMA-ES of them; an end would pull its mean, and widen its steps, for nothing."""
+    every = parameter.all()
+    assert every is not None
+    shares = [(index + 0.5) / len(every) for index in range(len(every))]
+    assert [parameter.share(value) for value in every] == pytest.approx(shares)
+    assert [parameter.at(share) for share in shares] == every
+
+
+def test_a_number_on_a_step_is_read_as_what_is_typed_for_it() -> None:
+    """As those of a grid, of which Hydra adds up the steps."""
+    parameter = Parameter("momentum", "float", 0.7, 0.9, step=0.1)
+    assert [parameter.read(value) for value in (0.7, 0.7 + 0.1, 0.7 + 0.1 + 0.1, 0.85, 1.0)] == [
+        0.7,
+        0.8,
+        0.9,
+        None,
+        None,
+    ]
+
+
 @pytest.mark.parametrize(
     "value",
     [
