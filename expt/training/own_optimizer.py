@@ -17,9 +17,10 @@ from expt.training.sharding import is_sharded
 
 def build_own(config: groups.TargetOptimizer, parameters: list[nn.Parameter] | list[dict[str, Any]]) -> Optimizer:
     """That of the `parameters`. Raises ConfigError where it can't take the steps that a run takes."""
+    if config.kwargs.get("fused"):
+        _refuse_fused(parameters)
     optimizer = user_class.build(config.target, Optimizer, parameters, **config.kwargs)
     _refuse_other_steps(optimizer, config.target)
-    _refuse_fused_gaps(optimizer)
     return optimizer
 
 
@@ -39,11 +40,14 @@ def _refuse_other_steps(optimizer: Optimizer, target: str) -> None:
         raise ConfigError(f"{where}: does not support dense gradients, which those of a run are; use optimizer=adam")
 
 
-def _refuse_fused_gaps(optimizer: Optimizer) -> None:
-    fused = chain.from_iterable(group["params"] for group in optimizer.param_groups if group.get("fused"))
-    gaps = next((one for one in fused if not is_sharded(one) and not is_dense(one)), None)
-    if gaps is not None:
-        raise ConfigError(
-            f"optimizer.fused=true: a parameter of the shape {list(gaps.shape)} has gaps in its memory, as a slice of "
-            "another tensor, and torch's fused update is wrong for it; leave fused out, or give the model a copy of it"
-        )
+def _refuse_fused(parameters: list[nn.Parameter] | list[dict[str, Any]]) -> None:
+    groups = (one["params"] if isinstance(one, dict) else [one] for one in parameters)
+    for one in chain.from_iterable(groups):
+        which = f"optimizer.fused=true: a parameter of the shape {list(one.shape)}"
+        if one.is_complex():
+            raise ConfigError(f"{which} is complex, for which torch has no fused update; leave fused out")
+        if not is_sharded(one) and not is_dense(one):
+            raise ConfigError(
+                f"{which} has gaps in its memory, as a slice of another tensor, and torch's fused update is wrong for "
+                "it; leave fused out, or give the model a copy of it"
+            )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from weakref import ref
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from expt.training.patches.first_pass import Span
 from expt.training.patches.gradient_hooks import has_hooks
 
 
@@ -40,8 +43,8 @@ def _refusals(module: nn.Module, units: Sequence[nn.Module]) -> Iterator[Refusal
             yield Refusal(f"{parameter} is complex, and has no gradient there", "keep its two parts as real numbers")
         if has_hooks(one):
             yield Refusal(f"{parameter} has a hook for its gradient, which no part of it has", "leave the hook out")
-        kind = type(one)
-        if kind is not nn.Parameter and issubclass(kind, nn.Parameter):
+        kind, knows_how = type(one), hasattr(one, "fsdp_pre_all_gather")  # torch asks for that
+        if kind is not nn.Parameter and not knows_how and not hasattr(one, "fake_mode"):
             yield Refusal(f"{parameter} is a {kind.__name__}, and a part of it is not", "give it an attribute instead")
     yield from _mixed(module, units)
 
@@ -61,16 +64,44 @@ def _mixed(module: nn.Module, units: Sequence[nn.Module]) -> Iterator[Refusal]:
 
 
 class Originals:
-    """The parameters of a model before it is sharded: one that is kept elsewhere would never be trained."""
+    """The memory of a model's parameters before it is sharded: whoever keeps it would have first weights for good."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._by_name: Mapping[str, ref[nn.Parameter]] = {name: ref(one) for name, one in module.named_parameters()}
+        self._spans: dict[str, tuple[ref[torch.UntypedStorage], int, int]] = {}
+        for name, one in module.named_parameters():
+            start = one.data_ptr()
+            self._spans[name] = (ref(one.untyped_storage()), start, start + _extent(one) * one.element_size())
 
-    def refusal(self) -> Refusal | None:
-        """The first of them that somebody still holds, once parts have taken their place."""
-        if not any(one() is not None for one in self._by_name.values()):
-            return None
-        gc.collect()  # of circles that nobody holds
-        kept = next((name for name, one in self._by_name.items() if one() is not None), None)
-        why = f"the model keeps its parameter {kept} in a list or the like too, where it would never be trained"
-        return Refusal(why, "take it from its module where it is used, as self.layer.weight") if kept else None
+    def kept(self) -> dict[str, Span]:
+        """By the name of its parameter what somebody still holds, once parts have taken its place."""
+        if any(storage() is not None for storage, _, _ in self._spans.values()):
+            gc.collect()  # of circles that nobody holds
+        spans = ((name, storage(), start, end) for name, (storage, start, end) in self._spans.items())
+        return {name: Span(storage, start, end) for name, storage, start, end in spans if storage is not None}
+
+
+def shared_memory(module: nn.Module) -> Refusal | None:
+    """Of parameters and buffers the first two that have some memory together, though they are two tensors."""
+    by_storage: dict[torch.UntypedStorage, list[tuple[str, Tensor]]] = {}
+    for name, one in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if one.numel():
+            by_storage.setdefault(one.untyped_storage(), []).append((name, one))
+    for storage, named in by_storage.items():
+        size = named[0][1].element_size()
+        taken = torch.zeros(storage.nbytes() // size, dtype=torch.bool)
+        if len(named) == 1 or not any(isinstance(one, nn.Parameter) for _, one in named):
+            continue
+        for place, (name, one) in enumerate(named):
+            own = taken.as_strided(one.shape, one.stride(), one.storage_offset())
+            if own.any():
+                why = f"the model's {named[place - 1][0]} and {name} have their memory in common, and parts have not"
+                return Refusal(why, "let it be one parameter under two names")
+            own.fill_(True)
+    return None
+
+
+def _extent(tensor: Tensor) -> int:
+    """From its first number to behind its last one in memory."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

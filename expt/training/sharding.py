@@ -10,7 +10,7 @@ import contextlib
 import copy
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -69,13 +69,12 @@ def shard(
     parameters.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     replicas = worker.world_size // shards
     sizes, names = ((shards,), ("shard",)) if replicas == 1 else ((replicas, shards), ("replicate", "shard"))
     mesh = init_device_mesh(worker.device.type, sizes, mesh_dim_names=names)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-    marks = {name: own for name, one in module.named_parameters() if (own := dict(vars(one)))}
     _fill_buffers(module, values)
     for unit in units:
         _fill_parameters(unit, values)
@@ -83,12 +82,16 @@ def shard(
     _fill_parameters(module, values)
     # What the whole has beside its units is needed again at once, at the start of the backward pass.
     fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=None if reshard_after_forward else False)
-    _mark(module, marks)
-    for part in module.modules():
-        if isinstance(part, FSDPModule) and worker.device.type == "cpu":
+    if worker.device.type == "cpu":
+        for part in units_of(module).values():
             part.set_force_sum_reduction_for_comms(True)  # not every gloo knows how to average
-        if isinstance(part, FSDPModule) and marks:
-            _mark_gathered(part, module, marks)
+
+
+def units_of(module: nn.Module) -> dict[str, Any]:
+    """By their names the parts of a sharded `module` that are gathered at a time, and itself."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return {name: part for name, part in module.named_modules() if isinstance(part, FSDPModule)}
 
 
 @torch.no_grad()
@@ -113,20 +116,14 @@ def _fill_buffers(module: nn.Module, values: Fill) -> None:
         buffer.data = tensor
 
 
-def _mark(module: nn.Module, marks: Mapping[str, Mapping[str, object]]) -> None:
-    """Give parameters the attributes that their predecessors had, as `weight.no_decay = True` for an own optimiser."""
-    for name, parameter in module.named_parameters():
-        vars(parameter).update(marks.get(name, {}))
+def spread_as(parameter: Tensor) -> Callable[[Tensor], Tensor]:
+    """What gives this worker's part of a whole tensor, shared out as `parameter` is."""
+    from torch.distributed.tensor import distribute_tensor
 
-
-def _mark_gathered(unit: nn.Module, module: nn.Module, marks: Mapping[str, Mapping[str, object]]) -> None:
-    """The same for what `unit` gathers, which its first forward pass makes."""
-
-    def mark_once(*_: object) -> None:
-        _mark(module, marks)
-        handle.remove()
-
-    handle = unit.register_forward_pre_hook(torch.compiler.disable(mark_once))
+    of: Any = parameter
+    return lambda whole: distribute_tensor(
+        whole.to(local(parameter).device), of.device_mesh, of.placements, src_data_rank=None
+    )
 
 
 @torch.no_grad()

@@ -8,14 +8,15 @@ DistributedDataParallel.
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from expt.errors import ConfigError
-from expt.training.sharding import is_sharded
+from expt.training.patches.gradient_hooks import has_hooks
+from expt.training.sharding import is_sharded, units_of
 
 
 class Unused:
@@ -24,17 +25,15 @@ class Unused:
     def __init__(self, module: nn.Module, device: torch.device, *, compiled: bool) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        self._device = device
+        self._device, self._is_first = device, True
         self._parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._used, self._watched = set[str](), set[str]()
         self._gives_zeros = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # not in torch 2.10
-        for name, unit in module.named_modules():
-            if not isinstance(unit, FSDPModule):
-                continue
+        for name, unit in units_of(module).items():
             if self._gives_zeros:
                 unit.set_reduce_scatter_unused_params(True, recurse=False)
             watch = functools.partial(self._watch, name)
-            cast(nn.Module, unit).register_forward_pre_hook(torch.compiler.disable(watch) if compiled else watch)
+            unit.register_forward_pre_hook(torch.compiler.disable(watch) if compiled else watch)
 
     def _watch(self, prefix: str, unit: nn.Module, _: Any) -> None:
         """Note of each parameter that `unit` has gathered when it gets its gradient: it is one tensor for good."""
@@ -50,8 +49,11 @@ class Unused:
     def drop(self) -> None:
         """Leave those without a gradient that no worker has used since the last call; a collective.
 
-        Who has used all of them does not wait for it. Raises ConfigError where torch cannot do without some workers'.
+        Who has used all of them does not wait for it. Raises ConfigError where torch cannot do without some workers',
+        and at the first call where a part has got a hook by then.
         """
+        if self._is_first:
+            self._refuse_hooks()
         used = [name in self._used for name in self._parameters]
         self._used.clear()
         by_any = torch.tensor(used, dtype=torch.float32, device=self._device)
@@ -67,3 +69,11 @@ class Unused:
                     "cannot do with strategy=fsdp or hsdp; use a newer torch, or strategy=ddp with "
                     "ddp.find_unused_parameters=true"
                 )
+
+    def _refuse_hooks(self) -> None:
+        self._is_first = False
+        if hooked := next((name for name, one in self._parameters.items() if has_hooks(one)), None):
+            raise ConfigError(
+                f"the parameter {hooked} has got a hook for its gradient, which its parts do not have; leave the hook "
+                "out, or use strategy=ddp"
+            )

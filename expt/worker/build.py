@@ -113,7 +113,7 @@ def build_learner(config: RunConfig, data: Data, worker: Worker, *, fetch: bool 
     if config.activation_checkpointing:
         checkpoint_activations(module, config.activation_checkpointing, compiled=bool(compiled))
     compile_module(module, compiled)
-    precision = _precision(config, worker)
+    precision = _precision(config, worker, module)
     outline = sharding.outline(config, module)
     ema = sharding.shard(config, module, worker, precision, values) if values else None
     optimizer = build_optimizer(config, module, worker)
@@ -178,7 +178,9 @@ def _build_module(config: RunConfig, data: Data, worker: Worker, fetch: bool) ->
     return module, values
 
 
-def _precision(config: RunConfig, worker: Worker) -> Precision:
+def _precision(config: RunConfig, worker: Worker, module: nn.Module) -> Precision:
+    if config.gradient_clip_value and any(one.is_complex() for one in module.parameters()):
+        raise ConfigError("gradient_clip_value: complex parameters, as the model has, have no size; use gradient_clip")
     return Precision(
         config.amp,
         worker.device,

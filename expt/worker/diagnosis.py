@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import distributed as dist
+from torch.optim import Optimizer
 
 from expt.config import lone_sample
 from expt.config.schema import RunConfig
@@ -46,13 +47,14 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
             error, RunFailed(f"/dev/shm: {_reason(error)}; the processes that read images need it; {mend}")
         )
     if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in text:
-        return _explained(
-            error,
-            ConfigError(
-                f"strategy={config.strategy}: a parameter is used outside of the module that it is sharded with; "
-                "call modules, and not functions of their weights, or name a larger module in sharding.wrap"
-            ),
+        why = (
+            "the optimizer takes a tensor that each worker has whole beside a parameter of which it has a part; make "
+            "it an attribute of the parameter, of its shape, or use strategy=ddp"
+            if _is_of_optimizer(error)
+            else "a parameter is used outside of the module that it is sharded with; call modules, and not functions "
+            "of their weights, or name a larger module in sharding.wrap"
         )
+        return _explained(error, ConfigError(f"strategy={config.strategy}: {why}"))
     if isinstance(error, ValueError) and lone_sample.RAISED in text:
         return _explained(error, ConfigError(lone_sample.refusal(config)))
     if isinstance(error, RuntimeError) and "Address already in use" in text:
@@ -60,6 +62,11 @@ def in_words(error: Exception, config: RunConfig) -> Exception:
             error, RunFailed("no port is free for the workers to meet at; end other runs, or start fewer")
         )
     return error
+
+
+def _is_of_optimizer(error: Exception) -> bool:
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(isinstance(frame.f_locals.get("self"), Optimizer) for frame, _ in frames)
 
 
 def _is_lack_of_shared_memory(error: Exception) -> bool:

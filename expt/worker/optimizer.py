@@ -81,7 +81,7 @@ class _Trial(NamedTuple):
         members: list[Sequence[Tensor]] = [group["params"] for group in settings] or [chosen]  # type: ignore[list-item]
         draw = torch.Generator().manual_seed(0)
         starts = [[_drawn(like, draw) * 0.1 for like in _small(group, shards)] for group in members]
-        return cls(wanted, settings or None, starts, _spread_as(members[0][0]))
+        return cls(wanted, settings or None, starts, sharding.spread_as(members[0][0]))
 
     def weights(
         self, worker: Worker, spread: Spread, *, seed: int = 0, at_once: bool = False
@@ -165,13 +165,6 @@ def _drawn(like: Tensor, draw: torch.Generator) -> Tensor:
     """Random numbers, which are larger in later rows: of no two parts they are alike in size."""
     values = torch.randn(like.shape, generator=draw)
     return (values * torch.linspace(0.5, 2, len(like)).view(-1, *[1] * (like.dim() - 1))).to(like)
-
-
-def _spread_as(parameter: Tensor) -> Spread:
-    from torch.distributed.tensor import distribute_tensor
-
-    sharded: Any = parameter
-    return lambda tensor: distribute_tensor(tensor, sharded.device_mesh, sharded.placements, src_data_rank=None)
 
 
 def _try_out(trial: _Trial, worker: Worker) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,14 +14,16 @@ from expt.config import constraints
 from expt.config.schema import RunConfig
 from expt.config.tasks import TargetTask
 from expt.data.build import Data
-from expt.errors import ConfigError
+from expt.errors import ConfigError, warn
 from expt.training import batch_norm, collectives, sharding
+from expt.training.attributes import attributes_of, hand_on
 from expt.training.collectives import Worker
 from expt.training.ema import ema_of
-from expt.training.patches import late_values, whole_numbers, whole_tensors
+from expt.training.patches import first_pass, late_values, whole_numbers, whole_tensors
+from expt.training.patches.first_pass import Span
 from expt.training.patches.late_values import Values
 from expt.training.precision import Precision
-from expt.training.shardable import Originals, Refusal, refusal
+from expt.training.shardable import Originals, Refusal, refusal, shared_memory
 from expt.training.unused import Unused
 from expt.training.whole_state import gathered
 
@@ -53,6 +55,7 @@ def shard(
     """
     wanted = config.sharding
     _refuse(config, refusal(module, sharding.choose_units(module, wanted.wrap)))
+    _refuse(config, shared_memory(module) if _is_own(config) else None)
     param_dtype = _param_dtype(config, module, precision)
     whole_numbers.read_whole_numbers()
     whole_tensors.treat_whole()
@@ -71,10 +74,11 @@ def shard(
             reduce_dtype=_DTYPES[wanted.reduce_dtype] or torch.float32,
         )
 
-    originals = Originals(module)
+    originals, attributes = Originals(module) if _is_own(config) else None, attributes_of(module)
     cut(module, lambda tensors: _of_rank_0(map(values, tensors), worker.device))
-    if _is_own(config):
-        _refuse(config, originals.refusal())
+    hand_on(module, attributes)
+    if originals:
+        _watch_first_pass(config, module, originals.kept(), worker.rank)
     if ema is not None:
         cut(ema.module, lambda tensors: [torch.empty_like(each, device=worker.device) for each in tensors])
         sharding.copy_shares(module, ema.module)
@@ -85,6 +89,33 @@ def _refuse(config: RunConfig, problem: Refusal | None) -> None:
     if problem:
         mend = ", or ".join(filter(None, [problem.mend, "use strategy=ddp"]))
         raise ConfigError(f"strategy={config.strategy}: {problem.why}; {mend}")
+
+
+def _watch_first_pass(config: RunConfig, module: nn.Module, kept: Mapping[str, Span], rank: int) -> None:
+    """Have an own model refused that reads first weights which it has `kept`, or writes to weights that are dropped."""
+    where = f"strategy={config.strategy}: the model"
+
+    def of_read(name: str) -> ConfigError:
+        return ConfigError(
+            f"{where} has kept {name} in a list, a buffer or the like, where it is not trained; take it from its "
+            "module where it is used, as self.layer.weight, or use strategy=ddp"
+        )
+
+    def of_write(name: str) -> ConfigError:
+        return ConfigError(
+            f"{where} writes to {name} in its forward pass, where it has a copy that is dropped; compute with another "
+            "tensor made of it, as torch.nn.utils.parametrize does, or use strategy=ddp"
+        )
+
+    if not config.compile:
+        first_pass.refuse_lost_writes(sharding.units_of(module), of_write)
+    if kept and not config.compile:
+        first_pass.refuse_stale_reads(module, kept, of_read)
+    elif kept and rank == 0:  # a graph's operations are not seen one by one
+        warn(
+            f"{where} has kept {next(iter(kept))}, as a list of it would, and with compile nobody sees whether it "
+            "computes with that, which is not trained; try it with compile=false, which refuses it then"
+        )
 
 
 def _of_rank_0(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:

@@ -95,6 +95,10 @@ def test_an_own_fused_optimizer_is_refused_a_parameter_with_gaps_in_its_memory()
         ConfigError, match=r"^optimizer\.fused=true: a parameter of the shape \[3, 4\] has gaps in its m"
     ):
         build_optimizer(config, with_one(nn.Parameter(torch.zeros(3, 8)[:, ::2])))
+    with pytest.raises(
+        ConfigError, match=r"^optimizer\.fused=true: a parameter of the shape \[3\] is complex, for which"
+    ):
+        build_optimizer(config, with_one(nn.Parameter(torch.zeros(3, dtype=torch.complex64))))
 
 
 @pytest.mark.parametrize(("config", "cls", "options"), CASES.values(), ids=CASES.keys())
