@@ -8,7 +8,7 @@ from pathlib import Path
 
 from expt.command.arguments import apart
 from expt.command.conf_files import conf_dir, groups, keys
-from expt.command.overrides import named_values
+from expt.command.overrides import is_readable, named_values, parsed
 from expt.command.own_class import is_class
 from expt.errors import ConfigError
 
@@ -40,6 +40,24 @@ def own_folders(arguments: Sequence[str]) -> Iterator[Path]:
         name, _, value = option.partition("=")
         if name in ("--config-dir", "-cd"):
             yield Path(value or following)
+        elif (
+            name == "hydra.searchpath"
+            and is_readable(option)
+            and isinstance(several := parsed([option])[0].value(), list)
+        ):
+            yield from (Path(str(each).removeprefix("file://")) for each in several)
+
+
+def refuse_hidden(folders: Iterable[Path]) -> None:
+    """Raise ConfigError for a choice in them that expt has too, with other content: Hydra takes expt's without a word."""
+    for path in (path for folder in folders for path in sorted(folder.glob("*/*.yaml"))):
+        group = path.parent.name
+        ours = conf_dir() / group / path.name
+        if ours.is_file() and path.read_bytes() != ours.read_bytes():
+            raise ConfigError(
+                f"{path}: expt has a {group}={path.stem} of its own, which would be taken; give the file another name, "
+                f"and type {group}=THAT, or name a folder without it with --config-dir FOLDER"
+            )
 
 
 def refuse_no_names(arguments: Sequence[str]) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import expt
-from expt.command.own_conf import refuse_no_names, with_conf_here
+from expt.command import command_line
+from expt.command.conf_files import conf_dir
+from expt.command.own_conf import refuse_hidden, refuse_no_names, with_conf_here
 from expt.errors import ConfigError, ExptError
 from tests.conftest import run
 
@@ -135,3 +138,38 @@ def test_conf_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest
     assert with_conf_here(["model=mine"]) == ["--config-dir", "conf", "model=mine"]
     for named in (["--config-dir", "x"], ["-cd=x"]):
         assert with_conf_here(named) == named
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=mlp", "epochs=1"],
+        ["-m", "seed=1,2"],
+        ["--help", "model=mlp"],
+        ["plan"],
+        ["--config-dir", "conf", "epochs=1"],
+        ["--config-dir", "other", "hydra.searchpath=[file://conf]"],
+    ],
+)
+def test_a_choice_that_expt_has_too_is_refused(
+    here: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    written({"model/mlp.yaml": "_target_: own_net.Net\n"})
+    (here / "other").mkdir()
+    with pytest.raises(SystemExit) as caught:
+        command_line.main(words)
+    told = " ".join(capsys.readouterr().err.split())
+    assert caught.value.code == 2
+    assert "conf/model/mlp.yaml: expt has a model=mlp of its own, which would be taken; give the file another" in told
+    assert not Path("outputs").exists()
+
+
+def test_a_copy_of_a_choice_of_expts_is_none_of_ones_own(here: Path) -> None:
+    shutil.copytree(conf_dir(), "copied")
+    refuse_hidden([Path("copied"), Path("conf")])
+    for name in ("scheduler/cosine.yaml", "experiment/char_lm.yaml"):
+        shutil.copytree(conf_dir(), "edited", dirs_exist_ok=True)
+        with Path("edited", name).open("a") as file:
+            file.write("# edited\n")
+        with pytest.raises(ConfigError, match=f"^edited/{name}: expt has a"):
+            refuse_hidden([Path("edited")])
