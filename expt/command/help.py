@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
         console.print(_table(rows))
     for group, name in _chosen(arguments).items():
         found = (path for folder in folders if (path := folder / group / f"{name}.yaml").is_file())
-        if path := next(found, None):
+        for path in itertools.islice(found, 1):
             lines = path.read_text(encoding="utf-8").splitlines()
             about = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# ") and line[2] != "@")
             console.print(f"\n[bold]{group}={name}[/]  {escape(about)}", highlight=False)

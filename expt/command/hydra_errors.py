@@ -16,7 +16,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from expt.command.conf_files import groups, keys, options
-from expt.command.misplaced import within_a_value
+from expt.command.misplaced import has_a_name, within_a_value
 from expt.config.problems import own_group
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.parent import NAMES_A_RUN, is_there, values_of
@@ -162,8 +162,8 @@ def _unreadable(word: str) -> str:
     key, _, value = word.partition("=")
     if not re.match(r"(tag\(.*)?interval\(", value):
         return f"{word}: not of the form key=value; quote values with spaces or brackets"
-    if key in groups():
-        return f"{word}: a {key} has a name, and no number; give several, as in {key}=A,B"
+    if key.lstrip("+") in groups():
+        return has_a_name(word)
     return f"{word}: an interval has two numbers as its ends, as in {key}=interval(0.1,1)"
 
 

@@ -40,16 +40,14 @@ def own_folders(arguments: Sequence[str]) -> Iterator[Path]:
         name, _, value = option.partition("=")
         if name in ("--config-dir", "-cd"):
             yield Path(value or following)
-        elif (
-            name == "hydra.searchpath"
-            and is_readable(option)
-            and isinstance(several := parsed([option])[0].value(), list)
-        ):
-            yield from (Path(str(each).removeprefix("file://")) for each in several)
+        elif name == "hydra.searchpath" and is_readable(option):
+            several = parsed([option])[0].value()
+            for each in several if isinstance(several, list) else ():
+                yield Path(str(each).removeprefix("file://"))
 
 
 def refuse_hidden(folders: Iterable[Path]) -> None:
-    """Raise ConfigError for a choice in them that expt has too, with other content: Hydra takes expt's without a word."""
+    """Raise ConfigError for a choice in them that expt has too, with other content: Hydra would take expt's."""
     for path in (path for folder in folders for path in sorted(folder.glob("*/*.yaml"))):
         group = path.parent.name
         ours = conf_dir() / group / path.name
@@ -60,14 +58,21 @@ def refuse_hidden(folders: Iterable[Path]) -> None:
             )
 
 
-def refuse_no_names(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for groups such as `model=null` and `+recipe=3`: Hydra's own errors are no help."""
+def refuse_no_names(arguments: Sequence[str], folders: Sequence[Path] = ()) -> None:
+    """Raise ConfigError for groups such as `model=null`, `+recipe=3` and `model=range(3)`: Hydra's errors are no help.
+
+    `folders` are those of YAML, where the words themselves do not name them.
+    """
     is_no_name = re.compile(r"null|true|false|[-+.\d]+|\{.*\}", re.IGNORECASE).fullmatch
+    folders = [conf_dir(), *(folders or own_folders(arguments))]
     for word in apart(arguments)[1]:
         key, _, value = word.partition("=")
+        if re.search(r"(range|interval)\(", value) and _names([_group(key)], folders):
+            from expt.command.misplaced import refuse_numbers  # late: it imports Hydra, and `--help` does without
+
+            refuse_numbers(word)
         wrong = [text for text in named_values(word) or [value] if is_no_name(text) and not is_class(f"{key}={text}")]
-        group = _group(key) if wrong else ""
-        if group and (names := _names([group], [conf_dir(), *own_folders(arguments)])):
+        if wrong and (names := _names([_group(key)], folders)):
             raise ConfigError(f"{word}: not one of {', '.join(names)}.")
 
 
@@ -85,4 +90,5 @@ def _group(key: str) -> str:
 
 def _names(some: Iterable[str], folders: Sequence[Path]) -> list[str]:
     """What may be chosen of these groups."""
-    return sorted({path.stem for group in some for folder in folders for path in (folder / group).glob("*.yaml")})
+    files = (path for group in some if group for folder in folders for path in (folder / group).glob("*.yaml"))
+    return sorted({path.stem for path in files})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,35 @@ def test_a_group_is_chosen_by_name(value: str) -> None:
     with pytest.raises(ConfigError, match="not one of airbench, convnet, mlp, paddle_convnet, resnet18, timm"):
         refuse_no_names([f"model={value}"])
     refuse_no_names([f"epochs={value}", "model={_target_: a.B, x: 1},mlp", "~model=null"])
+
+
+@pytest.mark.parametrize(
+    ("word", "mend"),
+    [
+        ("model=range(1,3)", "a model has a name, and no number; give several, as in model=A,B"),
+        ("model=range(1,3),5", "a model has a name, and no number; give several, as in model=A,B"),
+        ("optimizer=shuffle(range(1,3))", "an optimizer has a name, and no number; give several, as in optimizer=A,B"),
+        ("+recipe=range(1,3)", "a recipe has a name, and no number; give several, as in +recipe=A,B"),
+        ("+recipe=sort(range(1,3))", "a recipe has a name, and no number; give several, as in +recipe=A,B"),
+        ("+aug@model=range(1,3)", "an aug has a name, and no number; give several, as in +aug@model=A,B"),
+        ("+recipe=interval(1,3)", "a recipe has a name, and no number; give several, as in +recipe=A,B"),
+    ],
+)
+def test_a_group_is_no_range(here: Path, word: str, mend: str) -> None:
+    for command, more in (expt.run, ()), (expt.sweep, ()), (expt.sweep, ("search=tpe",)):
+        with pytest.raises(ConfigError) as caught:
+            command(word, *more)
+        assert str(caught.value) == f"{word}: {mend}"
+
+
+@pytest.mark.parametrize("more", [(), ("search=random",)])
+def test_a_named_grid_has_no_range_of_a_group_either(here: Path, more: tuple[str, ...]) -> None:
+    for key, value in ("model", "range(1,3)"), ("+recipe", "interval(1,3)"):
+        of_grid = f"hydra: {{mode: MULTIRUN, sweeper: {{params: {{{key}: '{value}'}}}}}}"
+        written({"sweep/s.yaml": f"# @package _global_\n{of_grid}\n"})
+        told = re.escape(f"{key}={value}: a {key.lstrip('+')} has a name, and no number; give several, as in {key}=A,B")
+        with pytest.raises(ConfigError, match=told):
+            expt.sweep("sweep=s", *more, *SMALL)
 
 
 def test_several_of_a_group_may_be_named_by_a_pattern() -> None:
