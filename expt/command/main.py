@@ -33,7 +33,7 @@ from expt.command.hydra_folder import leave_no_trace, renew
 from expt.command.outcome import Outcome
 from expt.command.overrides import about_run, typed_in
 from expt.command.own_class import folded, spelled_out
-from expt.command.own_conf import own_folders, refuse_hidden, refuse_no_names, with_conf_here
+from expt.command.own_conf import own_folders, refuse_hidden, refuse_no_names, refuse_wrong_plus, with_conf_here
 from expt.command.parents import with_parent
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
@@ -72,6 +72,7 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
             refuse_mistyped_folder(words)
         refuse_unnamed(arguments)
         refuse_no_names(arguments)
+        refuse_wrong_plus(arguments)
         refuse_several_samplers(arguments)
         warn_of_repeated(arguments)
         words = with_parent(_in_earlier_folder(task.how, with_earlier(with_latest(words))))

@@ -11,6 +11,7 @@ from expt.command.conf_files import conf_dir, groups, keys
 from expt.command.overrides import is_readable, named_values, parsed
 from expt.command.own_class import is_class
 from expt.errors import ConfigError
+from expt.runs.parent import key_of
 
 
 def conf_here(arguments: Sequence[str]) -> Path | None:
@@ -74,6 +75,24 @@ def refuse_no_names(arguments: Sequence[str], folders: Sequence[Path] = ()) -> N
         wrong = [text for text in named_values(word) or [value] if is_no_name(text) and not is_class(f"{key}={text}")]
         if wrong and (names := _names([_group(key)], folders)):
             raise ConfigError(f"{word}: not one of {', '.join(names)}.")
+
+
+def refuse_wrong_plus(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for `++recipe=a`, and for `+recipe=...` beside another word for that group."""
+    folders, settings = [conf_dir(), *own_folders(arguments)], apart(arguments)[1]
+    for word in (word for word in settings if word.startswith("+") and "={" not in word):
+        key, group = key_of(word), _group(word.partition("=")[0])
+        if not _names([group], folders):
+            continue
+        simple = word.lstrip("+") if key in groups() else f"+{word.lstrip('+')}"
+        if word.startswith("++"):
+            raise ConfigError(f"{word}: a choice is not forced; type {simple}")
+        same = [each for each in settings if each[0] != "~" and key_of(each) == key]
+        several = any("," in each or "(" in each for each in same)
+        if len(same) > 1 and (several or all(each.startswith("+") for each in same)):
+            values = ",".join(each.partition("=")[2] for each in same)
+            both = "" if several else f", or +{key}=[{values}] for both"
+            raise ConfigError(f"{' '.join(same)}: {key} is there twice; name it once, as in {simple}{both}")
 
 
 def _typed_groups(arguments: Sequence[str]) -> Iterator[str]:

@@ -203,3 +203,87 @@ def test_a_copy_of_a_choice_of_expts_is_none_of_ones_own(here: Path) -> None:
             file.write("# edited\n")
         with pytest.raises(ConfigError, match=f"^edited/{name}: expt has a"):
             refuse_hidden([Path("edited")])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "defaults: [/model: net]",
+            "model: some YAML chooses net, and it is chosen already; write override /model: net there",
+        ),
+        (
+            "defaults: [override model: net]",
+            "model: recipe/n.yaml looks for it in recipe/; write override /model there",
+        ),
+        (
+            "defaults: [/recipe/model@model: net]",
+            "model=net: recipe/n.yaml looks for it in recipe/; write override /model: net there",
+        ),
+        (
+            "defaults: [model: net]",
+            "model=net: recipe/n.yaml looks for it in recipe/; write override /model: net there",
+        ),
+        (
+            "defaults: [override /mdl: net]",
+            "mdl: recipe/n.yaml overrides it, and there is no such group. Did you mean 'model'?",
+        ),
+        (
+            "defaults: [override /aug: a]",
+            "aug: recipe/n.yaml overrides it, and nothing chooses it; write /aug there, without override",
+        ),
+        ("model: mlp", "model=mlp: is text; in YAML a choice stands in 'defaults: [override /model: mlp]'"),
+    ],
+)
+def test_a_slip_in_the_defaults_of_a_recipe(here: Path, text: str, told: str) -> None:
+    written({"model/net.yaml": "_target_: own_net.Net\n", "recipe/n.yaml": f"# @package _global_\n{text}\n"})
+    with pytest.raises(ConfigError) as caught:
+        expt.run("+recipe=n")
+    assert str(caught.value) == told
+
+
+def test_a_named_grid_without_the_plus(here: Path) -> None:
+    written({"sweep/s.yaml": OF_BOTH["sweep/s.yaml"].replace("+recipe", "recipe")})
+    told = r"^recipe=a: the named grid has it, and nothing chooses recipe yet; write \+recipe there$"
+    with pytest.raises(ConfigError, match=told):
+        expt.sweep("sweep=s", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["++recipe=a"], "++recipe=a: a choice is not forced; type +recipe=a"),
+        (["++model=mlp"], "++model=mlp: a choice is not forced; type model=mlp"),
+        (["+model=convnet"], "+model=convnet: model is chosen already; type model=convnet"),
+        (
+            ["+recipe=a", "+recipe=b"],
+            "+recipe=a +recipe=b: recipe is there twice; name it once, as in +recipe=a, or +recipe=[a,b] for both",
+        ),
+        (
+            ["+recipe=a,b", "recipe=a"],
+            "+recipe=a,b recipe=a: recipe is there twice; name it once, as in +recipe=a,b",
+        ),
+    ],
+)
+def test_a_plus_too_many(here: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        expt.sweep(*words, *SMALL)
+    assert str(caught.value) == told
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_what_was_meant_by_the_name_of_an_own_choice(here: Path) -> None:
+    recipe = "# @package _global_\ndefaults: [override /model: net]\n"
+    written({"model/net.yaml": "_target_: own_net.Net\n", "recipe/n.yaml": recipe, "recipe/empty.yaml": ""})
+    written({"recipe/old.yml": recipe, "recipe/sub/one.yaml": recipe})
+    for words, told in {
+        ("+recipe=old",): f"recipe=old: is {here}/conf/recipe/old.yml; its name must end in .yaml",
+        ("+recipe=sub",): "recipe=sub: is a group itself, recipe/sub; type +recipe/sub=NAME",
+        ("+recipe=sub/zz",): "recipe/sub=zz: not one of one.",
+        ("+recipe=empty",): "recipe: its YAML is empty; begin it with # @package _global_, and what it sets",
+        ("+recipe=n", "model.act=tanh"): "model.act=tanh: the YAML has no key 'model.act'; add it there, or type "
+        "+model.act=tanh",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            expt.run(*words)
+        assert str(caught.value) == told
