@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from expt.command.conf_files import conf_dir
 from expt.command.hydra_composing import composing_sooner
 from expt.command.own_class import spelled_out
-from expt.command.own_conf import conf_here
+from expt.command.own_conf import conf_here, refuse_hidden
 from expt.errors import ConfigError
 from expt.runs.typed import quoted
 
@@ -24,6 +24,7 @@ def composed_alone(words: Sequence[str], config_dir: Path | None) -> DictConfig:
     if config_dir and not config_dir.is_dir():
         raise ConfigError(f"--config-dir {config_dir}: there is no such folder")
     own = config_dir or conf_here(words)
+    refuse_hidden([own] if own else [])
     searched = [f"hydra.searchpath=[{quoted(f'file://{own.resolve()}')}]"] if own else []
     with composing_sooner(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return compose("config", [*searched, *spelled_out(words)])

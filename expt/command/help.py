@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from expt.command import libyaml
 from expt.command.arguments import apart
 from expt.command.conf_files import conf_dir, keys
-from expt.command.own_conf import own_folders
+from expt.command.own_conf import own_folders, refuse_hidden
 from expt.command.words import WORDS
 from expt.errors import ConfigError, did_you_mean
 
@@ -29,6 +30,7 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
     Raises ConfigError for a word that it has nothing to say about.
     """
     folders = [conf_dir(), *own_folders(arguments)]
+    refuse_hidden(folders[1:])
     names = _names(folders)
     _refuse_unknown(arguments, names)
     console.print("expt trains PyTorch models.\n\n  [bold]python -m expt \\[KEY=VALUE ...] \\[-m][/]\n")
@@ -43,12 +45,12 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
         console.print(f"\n[bold]{title}[/]")
         console.print(_table(rows))
     for group, name in _chosen(arguments).items():
-        for path in (folder / group / f"{name}.yaml" for folder in folders):
-            if path.is_file():
-                lines = path.read_text(encoding="utf-8").splitlines()
-                about = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# ") and line[2] != "@")
-                console.print(f"\n[bold]{group}={name}[/]  {escape(about)}", highlight=False)
-                console.print(_table(keys_with_meaning(lines, f"{group}.")))
+        found = (path for folder in folders if (path := folder / group / f"{name}.yaml").is_file())
+        for path in itertools.islice(found, 1):
+            lines = path.read_text(encoding="utf-8").splitlines()
+            about = " ".join(line.removeprefix("# ") for line in lines if line.startswith("# ") and line[2] != "@")
+            console.print(f"\n[bold]{group}={name}[/]  {escape(about)}", highlight=False)
+            console.print(_table(keys_with_meaning(lines, f"{group}.")))
     console.print("\n[bold]More[/]")
     more = [
         ("--help model=convnet", "the keys of another choice"),
@@ -67,11 +69,11 @@ def print_help(console: Console, arguments: Sequence[str] = ()) -> None:
 
 def _names(folders: list[Path]) -> dict[str, list[str]]:
     """Of each group the options."""
-    names: dict[str, list[str]] = {}
+    names: dict[str, dict[str, None]] = {}
     for folder in folders:
         for path in sorted(folder.glob("*/*.yaml")):
-            names.setdefault(path.parent.name, []).append(path.stem)
-    return names
+            names.setdefault(path.parent.name, {})[path.stem] = None  # once: it may be a copy of expt's
+    return {group: [*several] for group, several in names.items()}
 
 
 def _refuse_unknown(arguments: Sequence[str], names: Mapping[str, Sequence[str]]) -> None:

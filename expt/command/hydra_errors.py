@@ -15,8 +15,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
+from expt.command.choice_errors import PRIMARY, chosen_twice, no_group, not_chosen_yet, typed_for, unknown_option
 from expt.command.conf_files import groups, keys, options
-from expt.command.misplaced import within_a_value
+from expt.command.misplaced import has_a_name, within_a_value
 from expt.config.problems import own_group
 from expt.errors import ConfigError, did_you_mean, first_line
 from expt.runs.parent import NAMES_A_RUN, is_there, values_of
@@ -35,7 +36,6 @@ ELSEWHERE = {
     **dict.fromkeys(("steps", "num_steps"), "max_steps"),
 }
 """What others call a key, which its spelling would not lead to."""
-PRIMARY = "see --config-dir, --config-name and --config-path"
 
 
 def as_config_error(error: BaseException, overrides: Sequence[str], *, may_sweep: bool = True) -> ConfigError:
@@ -47,50 +47,25 @@ def as_config_error(error: BaseException, overrides: Sequence[str], *, may_sweep
     return ConfigError(str(error).strip())
 
 
-def _unknown_option(error: Any) -> str:
-    if not error.missing_cfg_file:
-        return ""
-    group, _, name = str(error.missing_cfg_file).rpartition("/")
-    choices = sorted(set(error.options or ()))
-    if not group:
-        return f"{first_line(error).rstrip('.')}; {PRIMARY}"
-    if not choices and group in groups():  # a file of a person's own asks for it
-        choices = [path.stem for path in options(group)]
-    if not choices:
-        return f"{group}={name}: there is no group {group}.{did_you_mean(group, groups())}"
-    return f"{group}={name}: not one of {', '.join(choices)}.{did_you_mean(name, choices)}"
-
-
-def _no_group(group: str, overrides: Sequence[str]) -> str:
-    near = did_you_mean(group, groups())
-    return f"{_typed(group, overrides)}: there is no group {group}{near and '.'}{near or f'; {own_group(group)}'}"
-
-
-def _not_chosen_yet(group: str, overrides: Sequence[str]) -> str:
-    typed = _typed(group.partition("@")[0], overrides)
-    if "=" in typed:
-        return f"{typed}: nothing chooses {group} yet; type +{typed}"
-    return f"{group}: some YAML overrides it, and nothing chooses it; write /{group} there, without override"
-
-
 def _unknown_key(error: Any, key: str, overrides: Sequence[str]) -> str:
-    typed, group, known = _typed(key, overrides), key.partition(".")[0], set(keys())
+    typed, group, known = typed_for(key, overrides), key.partition(".")[0], set(keys())
     if group == "search" and not any(text.startswith("search=") for text in overrides):
         return f"{typed}: is of a search; add search=tpe, or another one"
     if any(text.startswith(f"+{group}._target_=") for text in overrides):
         return f"{typed}: there is no key '{key}' yet; type +{typed}"
     if _last(key) == "_target_" and key.count(".") == 1:
         return f"{typed}: the chosen {group} is no class of your own; write conf/{group}/NAME.yaml, or type +{typed}"
+    above = getattr(error.__cause__, "parent_node", None)  # where in the YAML the key was looked for
+    is_own = _is_own(group, overrides) or (group != "dataset" and isinstance(above, DictConfig) and "_target_" in above)
     inner = str(getattr(error.__cause__, "full_key", None) or key)
     if inner.startswith(f"{key}."):  # of a mapping that was typed
-        mend = "; add it there" if _is_own(group, overrides) else _meant(inner, known)
+        mend = "; add it there" if is_own else _meant(inner, known)
         return f"{typed}: there is no key '{inner}'{'' if mend[:1] == ';' else '.'}{mend}"
     if key in known:
         return f"{typed}: the chosen {group} has no key '{key}'; another {group}=... has"
-    above = getattr(error.__cause__, "parent_node", None)  # where in the YAML the key was looked for
     there = [str(name) for name in above] if group in groups() and isinstance(above, DictConfig) else []
     near = did_you_mean(_last(key), there).replace("'", f"'{key.removesuffix(_last(key))}", 1)
-    if _is_own(group, overrides):
+    if is_own:
         mend = f".{near} If not," if near else ";"
         return f"{typed}: the YAML has no key '{key}'{mend} add it there, or type +{typed}"
     if re.fullmatch(r"task\.metrics\.\w+", key):
@@ -114,16 +89,12 @@ def _not_there(key: str) -> str:
 
 
 def _known_key(key: str, overrides: Sequence[str]) -> str:
-    typed, group = _typed(key, overrides), key.partition(".")[0]
+    typed, group = typed_for(key, overrides), key.partition(".")[0]
     chosen = next((text for text in overrides if text.startswith(f"{group}=") and "," in text), None)
     where, mend = "there is", ""
     if chosen and group != key:
         where, mend = f"one of {chosen} has", f"; where another has not, sweep each {group} by itself"
     return f"{typed}: with + a key must be new, and {where} '{key}' already; type {typed.lstrip('+')}{mend}"
-
-
-def _typed(key: str, overrides: Sequence[str]) -> str:
-    return next((text for text in overrides if text.lstrip("+~").partition("=")[0].partition("@")[0] == key), key)
 
 
 def _meant(key: str, known: Collection[str]) -> str:
@@ -162,8 +133,8 @@ def _unreadable(word: str) -> str:
     key, _, value = word.partition("=")
     if not re.match(r"(tag\(.*)?interval\(", value):
         return f"{word}: not of the form key=value; quote values with spaces or brackets"
-    if key in groups():
-        return f"{word}: a {key} has a name, and no number; give several, as in {key}=A,B"
+    if key.lstrip("+") in groups():
+        return has_a_name(word)
     return f"{word}: an interval has two numbers as its ends, as in {key}=interval(0.1,1)"
 
 
@@ -228,14 +199,18 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
         *(OverrideParseException, ""),
         lambda error, *_: _unreadable(str(error.override)),
     ),
-    (MissingConfigException, "", lambda error, *_: _unknown_option(error)),
+    (MissingConfigException, "", lambda error, *_: unknown_option(error)),
     (
         *(Exception, r"config group '([^']+)' does not exist"),
-        lambda _, group, typed: _no_group(group, typed),
+        lambda _, group, typed: no_group(group, typed),
     ),
     (
         *(Exception, r"Could not override '([^']+)'\. No match in the defaults list"),
-        lambda _, group, typed: _not_chosen_yet(group, typed),
+        lambda error, group, typed: not_chosen_yet(error, group, typed),
+    ),
+    (
+        *(Exception, r"Multiple values for ([\w/@.]+)\."),
+        lambda error, group, typed: chosen_twice(group, str(error).rstrip("'").rpartition(": ")[2], typed),
     ),
     (
         *(Exception, r"Could not override '([^']+)'"),

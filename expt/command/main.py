@@ -33,7 +33,7 @@ from expt.command.hydra_folder import leave_no_trace, renew
 from expt.command.outcome import Outcome
 from expt.command.overrides import about_run, typed_in
 from expt.command.own_class import folded, spelled_out
-from expt.command.own_conf import refuse_no_names, with_conf_here
+from expt.command.own_conf import own_folders, refuse_hidden, refuse_no_names, refuse_wrong_plus, with_conf_here
 from expt.command.parents import with_parent
 from expt.config.parse import parse, plain
 from expt.config.schema import RunConfig
@@ -72,11 +72,15 @@ def _command(arguments: Sequence[str], task: Task) -> list[RunPaths]:
             refuse_mistyped_folder(words)
         refuse_unnamed(arguments)
         refuse_no_names(arguments)
+        refuse_wrong_plus(arguments)
         refuse_several_samplers(arguments)
         warn_of_repeated(arguments)
         words = with_parent(_in_earlier_folder(task.how, with_earlier(with_latest(words))))
+        words = with_conf_here(spelled_out(with_own_keys(words)))
+        if not {"--shell-completion", "-sc"} & {*words}:  # a shell's line is no place for it
+            refuse_hidden(own_folders(words))
         with task.at_end:
-            hydra_adapter.call(task, options_first(with_conf_here(spelled_out(with_own_keys(words)))))
+            hydra_adapter.call(task, options_first(words))
     except (*COMPOSING, OSError, KeyboardInterrupt) as error:
         raise _in_words(error, arguments, task) from error
     finally:

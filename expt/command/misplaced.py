@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Sweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep, Sweep
 
 from expt.command.overrides import is_readable, parsed
+from expt.errors import ConfigError
 
 
 def within_a_value(error: BaseException, overrides: Sequence[str]) -> str:
@@ -18,6 +19,22 @@ def within_a_value(error: BaseException, overrides: Sequence[str]) -> str:
             if found := _misplaced(override.value()):
                 return f"{word}: {_moved(override.key_or_group, *found)}"
     return "a range, an interval or a choice stands among other values, in a list or in a mapping; type each value"
+
+
+def refuse_numbers(word: str) -> None:
+    """Raise ConfigError where a group has a range or an interval, by itself or among other values."""
+    value = parsed([word])[0].value() if is_readable(word) else None
+    for each in value.list if isinstance(value, ChoiceSweep) else [value]:
+        if isinstance(each, IntervalSweep | RangeSweep):
+            raise ConfigError(has_a_name(word))
+
+
+def has_a_name(word: str) -> str:
+    """What to say of a group's word that has such numbers."""
+    key = word.partition("=")[0]
+    group = key.lstrip("+").partition("@")[0]
+    article = "an" if group[:1] in "aeio" else "a"
+    return f"{word}: {article} {group} has a name, and no number; give several, as in {key}=A,B"
 
 
 def _with_conditional(override: Override) -> Iterator[Override]:

@@ -45,6 +45,14 @@ def typed_in(hydra: Any) -> list[str]:
     return [str(word) for word in OmegaConf.to_container(hydra.overrides.task, resolve=False) or ()]
 
 
+def of_named_grid(composed: Any) -> list[str]:
+    """The words of the grid that a file of `conf/sweep` has named."""
+    from omegaconf import OmegaConf  # late, as below
+
+    params = OmegaConf.select(composed, "hydra.sweeper.params") or {}
+    return [f"{key}={value}" for key, value in params.items()]
+
+
 def swept_keys(overrides: Sequence[str]) -> list[str]:
     """The keys that have several values: `model=mlp,convnet`, `seed=range(3)`."""
     return [key_typed(override) for override in parsed(overrides) if override.is_sweep_override()]

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from expt.command.arguments import apart
 from expt.command.conf_files import conf_dir, groups, keys
-from expt.command.overrides import named_values
+from expt.command.overrides import is_readable, named_values, parsed
 from expt.command.own_class import is_class
 from expt.errors import ConfigError
+from expt.runs.parent import key_of
 
 
 def conf_here(arguments: Sequence[str]) -> Path | None:
@@ -40,17 +41,58 @@ def own_folders(arguments: Sequence[str]) -> Iterator[Path]:
         name, _, value = option.partition("=")
         if name in ("--config-dir", "-cd"):
             yield Path(value or following)
+        elif name == "hydra.searchpath" and is_readable(option):
+            several = parsed([option])[0].value()
+            for each in several if isinstance(several, list) else ():
+                yield Path(str(each).removeprefix("file://"))
 
 
-def refuse_no_names(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for groups such as `model=null` and `+recipe=3`: Hydra's own errors are no help."""
+def refuse_hidden(folders: Iterable[Path]) -> None:
+    """Raise ConfigError for a choice in them that expt has too, with other content: Hydra would take expt's."""
+    for path in (path for folder in folders for path in sorted(folder.glob("*/*.yaml"))):
+        group = path.parent.name
+        ours = conf_dir() / group / path.name
+        if ours.is_file() and path.read_bytes() != ours.read_bytes():
+            raise ConfigError(
+                f"{path}: expt has a {group}={path.stem} of its own, which would be taken; give the file another name, "
+                f"and type {group}=THAT, or name a folder without it with --config-dir FOLDER"
+            )
+
+
+def refuse_no_names(arguments: Sequence[str], folders: Sequence[Path] = ()) -> None:
+    """Raise ConfigError for groups such as `model=null`, `+recipe=3` and `model=range(3)`: Hydra's errors are no help.
+
+    `folders` are those of YAML, where the words themselves do not name them.
+    """
     is_no_name = re.compile(r"null|true|false|[-+.\d]+|\{.*\}", re.IGNORECASE).fullmatch
+    folders = [conf_dir(), *(folders or own_folders(arguments))]
     for word in apart(arguments)[1]:
         key, _, value = word.partition("=")
+        if re.search(r"(range|interval)\(", value) and _names([_group(key)], folders):
+            from expt.command.misplaced import refuse_numbers  # late: it imports Hydra, and `--help` does without
+
+            refuse_numbers(word)
         wrong = [text for text in named_values(word) or [value] if is_no_name(text) and not is_class(f"{key}={text}")]
-        group = _group(key) if wrong else ""
-        if group and (names := _names([group], [conf_dir(), *own_folders(arguments)])):
+        if wrong and (names := _names([_group(key)], folders)):
             raise ConfigError(f"{word}: not one of {', '.join(names)}.")
+
+
+def refuse_wrong_plus(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for `++recipe=a`, and for `+recipe=...` beside another word for that group."""
+    folders, settings = [conf_dir(), *own_folders(arguments)], apart(arguments)[1]
+    for word in (word for word in settings if word.startswith("+") and "={" not in word):
+        key, group = key_of(word), _group(word.partition("=")[0])
+        if not _names([group], folders):
+            continue
+        simple = word.lstrip("+") if key in groups() else f"+{word.lstrip('+')}"
+        if word.startswith("++"):
+            raise ConfigError(f"{word}: a choice is not forced; type {simple}")
+        same = [each for each in settings if each[0] != "~" and key_of(each) == key]
+        several = any("," in each or "(" in each for each in same)
+        if len(same) > 1 and (several or all(each.startswith("+") for each in same)):
+            values = ",".join(each.partition("=")[2] for each in same)
+            both = "" if several else f", or +{key}=[{values}] for both"
+            raise ConfigError(f"{' '.join(same)}: {key} is there twice; name it once, as in {simple}{both}")
 
 
 def _typed_groups(arguments: Sequence[str]) -> Iterator[str]:
@@ -67,4 +109,5 @@ def _group(key: str) -> str:
 
 def _names(some: Iterable[str], folders: Sequence[Path]) -> list[str]:
     """What may be chosen of these groups."""
-    return sorted({path.stem for group in some for folder in folders for path in (folder / group).glob("*.yaml")})
+    files = (path for group in some if group for folder in folders for path in (folder / group).glob("*.yaml"))
+    return sorted({path.stem for path in files})

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from expt.command.hydra_adapter import product
 from expt.command.hydra_errors import COMPOSING
-from expt.command.overrides import as_dict, folder_names, parsed, swept_keys, typed_in
+from expt.command.overrides import as_dict, folder_names, of_named_grid, parsed, swept_keys, typed_in
 from expt.command.own_class import folded
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_points import Grid
@@ -56,8 +56,7 @@ class PointsToCome:
     @property
     def typed(self) -> list[str]:
         """The words of the command, after those of a named grid."""
-        params = self._master.hydra.sweeper.get("params") or {}
-        return [*(f"{key}={value}" for key, value in params.items()), *typed_in(self._master.hydra)]
+        return [*of_named_grid(self._master), *typed_in(self._master.hydra)]
 
     def begin(self, points: Sequence[Words], added: Sequence[Added], first_number: int) -> None:
         """Let `points` be the next to come, and then what was `added`; Hydra may hand over others after them."""

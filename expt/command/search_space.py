@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
 from expt.command.conf_files import keys
+from expt.command.misplaced import has_a_name
 from expt.command.overrides import key_typed, parsed
 from expt.command.sweep_values import why_empty
 from expt.config.identity import flat
@@ -163,7 +164,7 @@ def _parameter(override: Override, is_group: Callable[[str], bool]) -> Parameter
         raise ConfigError(f"{name}: the tag {sorted(unknown)[0]} says nothing here; use tag(log, ...) or none")
     log = "log" in tags
     if isinstance(sweep, IntervalSweep | RangeSweep) and is_group(override.key_or_group):
-        raise ConfigError(f"{override.input_line}: a {name} has a name, and no number; give several, as in {name}=A,B")
+        raise ConfigError(has_a_name(str(override.input_line)))
     if isinstance(sweep, IntervalSweep):
         is_int = isinstance(sweep.start, int) and isinstance(sweep.end, int)  # as int(interval(1,8)) makes them
         return _checked(

@@ -15,13 +15,14 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 from rich.console import Console
 
-from expt.command import hydra_folder, overrides
+from expt.command import experiment, hydra_folder, overrides
 from expt.command.aim import StandingOrders
 from expt.command.arguments import continue_command
 from expt.command.composed_run import ComposedRun
 from expt.command.hydra_errors import COMPOSING, as_config_error
 from expt.command.live_sweep import LiveSweep
 from expt.command.own_class import folded
+from expt.command.own_conf import refuse_no_names
 from expt.command.point_composer import PointComposer
 from expt.command.points_to_come import PointsToCome
 from expt.command.preflight import Samples, preflight
@@ -70,6 +71,7 @@ class Multirun:
     ) -> None:
         check_options(options)
         self._context, self._config = context, config
+        refuse_no_names(overrides.of_named_grid(config), experiment.folders_of(config.hydra))
         self.typed = folded(overrides.typed_in(config.hydra))
         """The words that points added by `expt sweep` share with those of the command."""
         self.composer = PointComposer(context, config)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import filter_overrides
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from expt.command import experiment
 from expt.command.composed_run import ComposedRun, env_of, numbered, set_folder
 from expt.command.hydra_adapter import settings_of_point
 from expt.command.hydra_errors import COMPOSING, as_config_error
-from expt.command.overrides import about_run, folder_names, swept_keys, typed_in
+from expt.command.overrides import about_run, folder_names, of_named_grid, swept_keys, typed_in
 from expt.command.own_class import folded
 from expt.command.parents import Parents
 from expt.command.point_composer import PointComposer
@@ -296,5 +296,4 @@ def _hashable(content: Any) -> Hashable:
 
 def _swept_keys(master: DictConfig) -> list[str]:
     """The keys with several values, of the command and of a named grid."""
-    params = OmegaConf.select(master, "hydra.sweeper.params") or {}
-    return swept_keys([*(f"{key}={value}" for key, value in params.items()), *typed_in(master.hydra)])
+    return swept_keys([*of_named_grid(master), *typed_in(master.hydra)])

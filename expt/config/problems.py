@@ -62,7 +62,8 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
             shown = node["callbacks"] if index is None else node["callbacks"][index]
             line = f"{key}={shown!r}: give a list of classes of your own, as in 'callbacks=[{{_target_: mine.Watch}}]'"
         elif rule == "unexpected_keyword_argument" and len(path) == 1 and isinstance(value, Mapping):
-            line = f"{key}: its YAML sets {', '.join(map(str, value))} below '{key}'; begin it with # @package _global_"
+            what = f"sets {', '.join(map(str, value))} below '{key}'" if value else "is empty"
+            line = f"{key}: its YAML {what}; begin it with # @package _global_{'' if value else ', and what it sets'}"
         elif rule == "unexpected_keyword_argument":
             near = did_you_mean(path[-1], _keys_beside(path, node))
             is_choice = not near and len(path) == 1 and isinstance(value, str) and re.fullmatch(r"[\w-]+", value)
@@ -76,6 +77,8 @@ def explain(error: ValidationError, node: Mapping[str, Any]) -> list[str]:
         elif rule.startswith("union_tag") and value is None:
             names = [name for name in GROUPS[path[0]] if name != "_target_"]
             line = f"{key}: is empty; choose one, as in {key}={names[0]}, of {', '.join(names)} and your own"
+        elif rule.startswith("union_tag") and isinstance(value, str):
+            line = f"{key}={value}: is text; in YAML a choice stands in 'defaults: [override /{key}: {value}]'"
         elif rule.startswith("union_tag") and kind(value) is None:
             own = "_target_" in GROUPS[path[0]]
             line = f"{key}: its YAML names none; add a line to it, as in " + (

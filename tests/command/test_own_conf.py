@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import expt
-from expt.command.own_conf import refuse_no_names, with_conf_here
+from expt.command import command_line
+from expt.command.conf_files import conf_dir
+from expt.command.own_conf import refuse_hidden, refuse_no_names, with_conf_here
 from expt.errors import ConfigError, ExptError
 from tests.conftest import run
 
@@ -115,6 +119,35 @@ def test_a_group_is_chosen_by_name(value: str) -> None:
     refuse_no_names([f"epochs={value}", "model={_target_: a.B, x: 1},mlp", "~model=null"])
 
 
+@pytest.mark.parametrize(
+    ("word", "mend"),
+    [
+        ("model=range(1,3)", "a model has a name, and no number; give several, as in model=A,B"),
+        ("model=range(1,3),5", "a model has a name, and no number; give several, as in model=A,B"),
+        ("optimizer=shuffle(range(1,3))", "an optimizer has a name, and no number; give several, as in optimizer=A,B"),
+        ("+recipe=range(1,3)", "a recipe has a name, and no number; give several, as in +recipe=A,B"),
+        ("+recipe=sort(range(1,3))", "a recipe has a name, and no number; give several, as in +recipe=A,B"),
+        ("+aug@model=range(1,3)", "an aug has a name, and no number; give several, as in +aug@model=A,B"),
+        ("+recipe=interval(1,3)", "a recipe has a name, and no number; give several, as in +recipe=A,B"),
+    ],
+)
+def test_a_group_is_no_range(here: Path, word: str, mend: str) -> None:
+    for command, more in (expt.run, ()), (expt.sweep, ()), (expt.sweep, ("search=tpe",)):
+        with pytest.raises(ConfigError) as caught:
+            command(word, *more)
+        assert str(caught.value) == f"{word}: {mend}"
+
+
+@pytest.mark.parametrize("more", [(), ("search=random",)])
+def test_a_named_grid_has_no_range_of_a_group_either(here: Path, more: tuple[str, ...]) -> None:
+    for key, value in ("model", "range(1,3)"), ("+recipe", "interval(1,3)"):
+        of_grid = f"hydra: {{mode: MULTIRUN, sweeper: {{params: {{{key}: '{value}'}}}}}}"
+        written({"sweep/s.yaml": f"# @package _global_\n{of_grid}\n"})
+        told = re.escape(f"{key}={value}: a {key.lstrip('+')} has a name, and no number; give several, as in {key}=A,B")
+        with pytest.raises(ConfigError, match=told):
+            expt.sweep("sweep=s", *more, *SMALL)
+
+
 def test_several_of_a_group_may_be_named_by_a_pattern() -> None:
     """Which Hydra looks up."""
     refuse_no_names(["model=glob([mlp,conv*])", "optimizer=glob(*,exclude=[m*])"])
@@ -135,3 +168,122 @@ def test_conf_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest
     assert with_conf_here(["model=mine"]) == ["--config-dir", "conf", "model=mine"]
     for named in (["--config-dir", "x"], ["-cd=x"]):
         assert with_conf_here(named) == named
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=mlp", "epochs=1"],
+        ["-m", "seed=1,2"],
+        ["--help", "model=mlp"],
+        ["plan"],
+        ["--config-dir", "conf", "epochs=1"],
+        ["--config-dir", "other", "hydra.searchpath=[file://conf]"],
+    ],
+)
+def test_a_choice_that_expt_has_too_is_refused(
+    here: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    written({"model/mlp.yaml": "_target_: own_net.Net\n"})
+    (here / "other").mkdir()
+    with pytest.raises(SystemExit) as caught:
+        command_line.main(words)
+    told = " ".join(capsys.readouterr().err.split())
+    assert caught.value.code == 2
+    assert "conf/model/mlp.yaml: expt has a model=mlp of its own, which would be taken; give the file another" in told
+    assert not Path("outputs").exists()
+
+
+def test_a_copy_of_a_choice_of_expts_is_none_of_ones_own(here: Path) -> None:
+    shutil.copytree(conf_dir(), "copied")
+    refuse_hidden([Path("copied"), Path("conf")])
+    for name in ("scheduler/cosine.yaml", "experiment/char_lm.yaml"):
+        shutil.copytree(conf_dir(), "edited", dirs_exist_ok=True)
+        with Path("edited", name).open("a") as file:
+            file.write("# edited\n")
+        with pytest.raises(ConfigError, match=f"^edited/{name}: expt has a"):
+            refuse_hidden([Path("edited")])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "defaults: [/model: net]",
+            "model: some YAML chooses net, and it is chosen already; write override /model: net there",
+        ),
+        (
+            "defaults: [override model: net]",
+            "model: recipe/n.yaml looks for it in recipe/; write override /model there",
+        ),
+        (
+            "defaults: [/recipe/model@model: net]",
+            "model=net: recipe/n.yaml looks for it in recipe/; write override /model: net there",
+        ),
+        (
+            "defaults: [model: net]",
+            "model=net: recipe/n.yaml looks for it in recipe/; write override /model: net there",
+        ),
+        (
+            "defaults: [override /mdl: net]",
+            "mdl: recipe/n.yaml overrides it, and there is no such group. Did you mean 'model'?",
+        ),
+        (
+            "defaults: [override /aug: a]",
+            "aug: recipe/n.yaml overrides it, and nothing chooses it; write /aug there, without override",
+        ),
+        ("model: mlp", "model=mlp: is text; in YAML a choice stands in 'defaults: [override /model: mlp]'"),
+    ],
+)
+def test_a_slip_in_the_defaults_of_a_recipe(here: Path, text: str, told: str) -> None:
+    written({"model/net.yaml": "_target_: own_net.Net\n", "recipe/n.yaml": f"# @package _global_\n{text}\n"})
+    with pytest.raises(ConfigError) as caught:
+        expt.run("+recipe=n")
+    assert str(caught.value) == told
+
+
+def test_a_named_grid_without_the_plus(here: Path) -> None:
+    written({"sweep/s.yaml": OF_BOTH["sweep/s.yaml"].replace("+recipe", "recipe")})
+    told = r"^recipe=a: the named grid has it, and nothing chooses recipe yet; write \+recipe there$"
+    with pytest.raises(ConfigError, match=told):
+        expt.sweep("sweep=s", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["++recipe=a"], "++recipe=a: a choice is not forced; type +recipe=a"),
+        (["++model=mlp"], "++model=mlp: a choice is not forced; type model=mlp"),
+        (["+model=convnet"], "+model=convnet: model is chosen already; type model=convnet"),
+        (
+            ["+recipe=a", "+recipe=b"],
+            "+recipe=a +recipe=b: recipe is there twice; name it once, as in +recipe=a, or +recipe=[a,b] for both",
+        ),
+        (
+            ["+recipe=a,b", "recipe=a"],
+            "+recipe=a,b recipe=a: recipe is there twice; name it once, as in +recipe=a,b",
+        ),
+    ],
+)
+def test_a_plus_too_many(here: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        expt.sweep(*words, *SMALL)
+    assert str(caught.value) == told
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_what_was_meant_by_the_name_of_an_own_choice(here: Path) -> None:
+    recipe = "# @package _global_\ndefaults: [override /model: net]\n"
+    written({"model/net.yaml": "_target_: own_net.Net\n", "recipe/n.yaml": recipe, "recipe/empty.yaml": ""})
+    written({"recipe/old.yml": recipe, "recipe/sub/one.yaml": recipe})
+    for words, told in {
+        ("+recipe=old",): f"recipe=old: is {here}/conf/recipe/old.yml; its name must end in .yaml",
+        ("+recipe=sub",): "recipe=sub: is a group itself, recipe/sub; type +recipe/sub=NAME",
+        ("+recipe=sub/zz",): "recipe/sub=zz: not one of one.",
+        ("+recipe=empty",): "recipe: its YAML is empty; begin it with # @package _global_, and what it sets",
+        ("+recipe=n", "model.act=tanh"): "model.act=tanh: the YAML has no key 'model.act'; add it there, or type "
+        "+model.act=tanh",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            expt.run(*words)
+        assert str(caught.value) == told
