@@ -15,7 +15,7 @@ from expt.command import overrides, own_class
 from expt.command.arguments import readable, with_own_keys
 from expt.command.composing import composed_alone
 from expt.command.conf_files import keys
-from expt.command.hydra_errors import COMPOSING, as_config_error
+from expt.command.hydra_errors import COMPOSING, ONE_VALUE, as_config_error
 from expt.config import secrets, user_code
 from expt.config.datasets import OWN_DATASET_KEYS, Diabetes, Table, TargetDataset, Text
 from expt.config.identity import NOT_IN_RESULT, Content
@@ -106,7 +106,7 @@ def read(words: Sequence[str], config_dir: Path | None = None, *, run: Path = Pa
             _refuse(word)
         values = {str(word.key_or_group): _value(word) for word in parsed}
     except COMPOSING as error:
-        raise as_config_error(error, words, may_sweep=False) from error
+        raise as_config_error(error, words, of_one_run=ONE_VALUE) from error
     for key, choices in CHOICES.items():
         if values.get(key, choices[0]) not in choices:
             raise ConfigError(f"{key}={values[key]}: not one of {', '.join(choices)}")
@@ -214,7 +214,7 @@ def _composed(asked: Asked) -> dict[str, Any]:
     try:
         found: dict[str, Any] = plain(composed_alone(asked.words, asked.config_dir))["dataset"]
     except COMPOSING as error:
-        raise as_config_error(error, asked.words, may_sweep=False) from error
+        raise as_config_error(error, asked.words, of_one_run=ONE_VALUE) from error
     return found
 
 
@@ -285,7 +285,7 @@ def _warn_of_own_classes(record: Record, now: Mapping[str, Any]) -> None:
             warn(f"dataset: {targets[0]}, of the run, may have prepared its samples in a way that is not done here")
     names = user_code.targets_recorded(then)
     beside_the_model = user_code.targets_recorded({**then, "model": {}})  # of that alone expt.load warns
-    if made and made["code"] and beside_the_model and user_code.fingerprint(names) != made["code"]:
+    if made and made["code"] and beside_the_model and user_code.fingerprint(names) not in (None, made["code"]):
         own = user_code.with_own_source(names)
         several = "the source of one or more" if len(own) > 1 else "the source"
         warn(f"{', '.join(own)}: {several} has changed since the run; the numbers may be others")

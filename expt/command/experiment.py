@@ -1,4 +1,4 @@
-"""What the YAML of an experiment sets beside what a person typed, told where the two are of different problems."""
+"""What a chosen YAML, an experiment or one's own group, sets beside what is typed, told where it does not fit."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from expt.runs.parent import key_of
 def told(words: Sequence[str], folders: Sequence[Path]) -> Iterator[None]:
     """Raise ConfigError where a typed choice is of another problem than the experiment, whose YAML is in `folders`.
 
-    One that is raised within names the experiment beside each key that nobody but this has set.
+    One that is raised within names the experiment, or the choice of a group of one's own, beside each key that nobody
+    but this has set.
     """
-    experiment = _Experiment.of(words, folders)
-    if experiment is None:
-        yield
-        return
-    experiment.refuse_other_problem()
+    chosen = _Chosen.all_of(words, folders)
+    for each in chosen:
+        each.refuse_other_problem()
     try:
         yield
     except ConfigError as error:
-        if (problems := experiment.explained(error.problems)) == list(error.problems):
+        problems = list(error.problems)
+        for each in chosen:
+            problems = each.explained(problems)
+        if problems == list(error.problems):
             raise
         raise ConfigError(problems) from error
 
@@ -41,9 +43,11 @@ def folders_of(hydra: Any) -> list[Path]:
     return [Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
 
 
-class _Experiment:
-    def __init__(self, name: str, content: Mapping[str, Any], typed: Mapping[str, str]) -> None:
-        self._name, self._content, self._typed = name, content, typed
+class _Chosen:
+    """A choice whose YAML sets what lies in other groups."""
+
+    def __init__(self, key: str, name: str, content: Mapping[str, Any], typed: Mapping[str, str]) -> None:
+        self._key, self._word, self._content, self._typed = key, f"{key}={name}", content, typed
         chosen = {key: value for each in content.get("defaults") or () for key, value in _choices(each)}
         self._others = {
             group: choice for group, choice in typed.items() if group in GROUPS and choice != chosen.get(group, "")
@@ -51,23 +55,27 @@ class _Experiment:
         """The choices that are typed, and not the experiment's, by group."""
 
     @classmethod
-    def of(cls, words: Sequence[str], folders: Sequence[Path]) -> _Experiment | None:
-        """That of a command's words, if there is one."""
+    def all_of(cls, words: Sequence[str], folders: Sequence[Path]) -> list[_Chosen]:
+        """Those of a command's words, the last that is typed first: its values are the ones that count."""
         typed = {key_of(word): word.partition("=")[2] for word in words}
-        name = typed.get("experiment", "")
-        files = (folder / "experiment" / f"{name}.yaml" for folder in (*folders, conf_dir()))
-        file = next((file for file in files if re.fullmatch(r"[\w./-]+", name) and file.is_file()), None)
-        return cls(name, _content(file, file.stat().st_mtime_ns), typed) if file else None
+        found = list[_Chosen]()
+        for key, name in typed.items():
+            if key in GROUPS or not (re.fullmatch(r"[\w/]+", key) and re.fullmatch(r"[\w./-]+", name)):
+                continue
+            files = (folder / key / f"{name}.yaml" for folder in (*folders, conf_dir()))
+            if file := next(filter(Path.is_file, files), None):
+                found.append(cls(key, name, _content(file, file.stat().st_mtime_ns), typed))
+        return found[::-1]
 
     def refuse_other_problem(self) -> None:
         """Raise ConfigError for a choice beside which the experiment's class stays: it would get the other's keys."""
         for group, choice in self._others.items():
-            own = self._content.get(group)
+            own = self._content.get(group) if self._key == "experiment" else None
             if isinstance(own, Mapping) and "_target_" in own and f"{group}._target_" not in self._typed:
                 raise ConfigError(
-                    f"experiment={self._name} {group}={choice}: the experiment has a {group} of its own, "
+                    f"{self._word} {group}={choice}: the experiment has a {group} of its own, "
                     f"{own['_target_']}, and all else of it goes with that; leave out {group}={choice}, or "
-                    f"experiment={self._name}"
+                    f"{self._word}"
                 )
 
     def explained(self, problems: Sequence[str]) -> list[str]:
@@ -82,7 +90,7 @@ class _Experiment:
             elif group in self._others:
                 clashing.setdefault(group, []).append(line)
             else:
-                found.append(f"{line.rstrip('.')} (experiment={self._name} sets it)")
+                found.append(f"{line.rstrip('.')} ({self._word} sets it)")
         return [*(self._clash(group, lines) for group, lines in clashing.items()), *found]
 
     def _clash(self, group: str, lines: Sequence[str]) -> str:
@@ -94,7 +102,7 @@ class _Experiment:
         else:
             why = f"sets what {choice} takes otherwise ({'; '.join(lines)})"
             mend = f"type {' '.join(f'{key}=...' for key in keys)}"
-        return f"experiment={self._name} {choice}: the experiment {why}; leave out {choice}, or {mend}"
+        return f"{self._word} {choice}: the {self._key} {why}; leave out {choice}, or {mend}"
 
     def _alone_sets(self, key: str) -> bool:
         """Whether a person's words say nothing of the key, and the experiment does."""
@@ -118,7 +126,8 @@ def _choices(entry: object) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _content(file: Path, _: int) -> Mapping[str, Any]:
-    """By when it was written, too."""
-    found = OmegaConf.to_container(OmegaConf.load(file))
-    assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
+    """What it sets from the root on; by when it was written, too."""
+    if not re.search(r"^#\s*@package\s+_global_", text := file.read_text(encoding="utf-8"), re.MULTILINE):
+        return {}
+    found = OmegaConf.to_container(OmegaConf.create(text))
+    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}

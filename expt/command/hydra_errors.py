@@ -36,11 +36,19 @@ ELSEWHERE = {
     **dict.fromkeys(("steps", "num_steps"), "max_steps"),
 }
 """What others call a key, which its spelling would not lead to."""
+USE_SWEEP = "use expt.sweep, which returns a list of results"
+ONE_VALUE = "name one value"
+"""The mends of several values, in Python and where a command has no -m."""
 
 
-def as_config_error(error: BaseException, overrides: Sequence[str], *, may_sweep: bool = True) -> ConfigError:
-    """The ConfigError to show for what Hydra or OmegaConf raised while composing `overrides`."""
-    for kind, pattern, words in _WORDS if may_sweep else (_OF_ONE_RUN, *_WORDS):
+def as_config_error(error: BaseException, overrides: Sequence[str], *, of_one_run: str = "") -> ConfigError:
+    """The ConfigError to show for what Hydra or OmegaConf raised while composing `overrides`.
+
+    `of_one_run` is the mend of several values where there is no -m.
+    """
+    if of_one_run and (several := re.search(_SEVERAL, str(error))):
+        return ConfigError(f"{several[1]}: several values make a sweep; {of_one_run}")
+    for kind, pattern, words in _WORDS:
         found = re.search(pattern, str(error)) if isinstance(error, kind) else None
         if found and (text := words(error, found.group(found.lastindex or 0), overrides)):
             return ConfigError(text)
@@ -259,8 +267,3 @@ _WORDS: tuple[tuple[type[BaseException], str, Words], ...] = (
     ),
 )
 """The first that fits, and has something to say."""
-_OF_ONE_RUN: tuple[type[BaseException], str, Words] = (
-    *(Exception, _SEVERAL),
-    lambda _, word, __: f"{word}: several values make a sweep; use expt.sweep, which returns a list of results",
-)
-"""Of expt.run, where there is no -m."""

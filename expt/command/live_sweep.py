@@ -83,7 +83,7 @@ class LiveSweep:
             try:
                 lines = self._carry_out(order)
             except COMPOSING as error:
-                order.answer(str(as_config_error(error, order.about, may_sweep=True)), refused=True)
+                order.answer(str(as_config_error(error, order.about)), refused=True)
             except ExptError as error:
                 order.answer(str(error), refused=True)
             else:

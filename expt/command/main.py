@@ -28,7 +28,7 @@ from expt.command.arguments import (
     with_latest,
     with_own_keys,
 )
-from expt.command.hydra_errors import COMPOSING, as_config_error
+from expt.command.hydra_errors import COMPOSING, USE_SWEEP, as_config_error
 from expt.command.hydra_folder import leave_no_trace, renew
 from expt.command.outcome import Outcome
 from expt.command.overrides import about_run, typed_in
@@ -102,7 +102,7 @@ def _in_words(error: BaseException, arguments: Sequence[str], task: Task) -> Exp
     if isinstance(error, COMPOSING):  # before OSError: Hydra's for a missing file is both
         if isinstance(error.__cause__, OSError):  # in making the default folder
             return _about_the_folder(error.__cause__, arguments, began=False)
-        return as_config_error(error, arguments, may_sweep=task.may_sweep)
+        return as_config_error(error, arguments, of_one_run="" if task.may_sweep else USE_SWEEP)
     assert isinstance(error, OSError)
     return _about_the_folder(error, arguments, began=task.began)
 

@@ -33,6 +33,7 @@ EXAMPLES = """examples
   python -m expt plan experiment=gpt2_124m model.size=1b gpus=16 --card a100-40 --per-node 8
 """
 GPT2_VOCABULARY = 50_257
+ONE_RUN = "plan looks at one run; name one value, or try a sweep out by python -m expt -m ... preflight=true"
 
 
 class Asked(NamedTuple):
@@ -64,6 +65,8 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--vocabulary", type=int, metavar="N", help="tokens of a tokenizer that is not here")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="of your own YAML [conf]")
+    if many := {"-m", "--multirun"} & {*words}:
+        raise ConfigError(f"{min(many)}: {ONE_RUN}")
     found = parser.parse_intermixed_args(list(words))
     for option in ("per_node", "network_gbit_per_s", "vocabulary"):
         value = getattr(found, option)
@@ -104,7 +107,7 @@ def _asked(options: argparse.Namespace) -> Asked:
                 composed.dataset.root = "."  # where it lies is no matter
         settings = plain(composed)
     except COMPOSING as error:
-        raise as_config_error(error, options.words, may_sweep=False) from error
+        raise as_config_error(error, options.words, of_one_run=ONE_RUN) from error
     settings |= {"resume": None, "weights": None}
     tokenizer = str((settings.get("dataset") or {}).get("tokens", ""))
     if tokens is None and tokenizer.endswith(".json") and not Path(tokenizer).exists():

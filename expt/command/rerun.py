@@ -113,7 +113,7 @@ def _differences(config: RunConfig, content: Content, then: Record) -> list[str]
         found.append("the dataset's files are other than then")
     if before and before.weights != content.weights:
         found.append("weights: the file is not that of then")
-    if before and before.code != content.code:
+    if before and content.code not in (None, before.code):  # None: not found from here, which is told in its turn
         found.append("the source of the run's own classes is other than then")
     return found
 

@@ -126,18 +126,19 @@ class SearchCommand:
         loader = self._context.config_loader
         space = space_of(self._axes, settings.when, loader, self._settings_of, multirun.machine, multirun.is_group)
         self._keys = [*dict.fromkeys(parameter.name for parameter in space.parameters)]
-        config = self._example(space)
+        example, config = self._example(space)
         if self._budget and (other := self._budget.warning(on_gpus=bool(config.num_gpus))):
             warn(other)
         goals, limits = goals_of(objective or config.objective, config), limits_of(settings.constraints, config)
         refuse_unfit(settings.name, space, goals, limited=bool(limits))
-        pausing: Pausing | PopulationTraining | None = None
-        if settings.name == "pbt":
-            pausing = PopulationTraining(settings, config, goals, space)
-        elif settings.rungs:
-            pausing = Pausing(settings, config, goals, space, self._begins_at(space, config))
         multirun.typed = [*self._fixed, *self._axes]
         self._maker = maker = PointMaker(multirun.open(), multirun.composer, self._config, self._fixed, space)
+        pausing: Pausing | PopulationTraining | None = None
+        if settings.name == "pbt":
+            pausing = PopulationTraining(settings, config, goals, space, maker.changes(example))
+        elif settings.rungs:
+            begins_at = self._begins_at(space, config)
+            pausing = Pausing(settings, config, goals, space, maker.changes(example), begins_at)
         reader = Reader(
             space=space,
             goals=goals,
@@ -167,12 +168,13 @@ class SearchCommand:
     def _settings_of(self, words: Sequence[str]) -> dict[str, Any]:
         return settings_of_point(self._multirun.composer.compose(self._config, [*self._fixed, *words]))
 
-    def _example(self, space: Space) -> RunConfig:
-        """The configuration of one of its points. Raises ConfigError where none of some has one."""
+    def _example(self, space: Space) -> tuple[Values, RunConfig]:
+        """One of its points, and the configuration of that. Raises ConfigError where none of some has one."""
         problem: ConfigError | None = None
         for share in SHARES:
             try:
-                return parse(self._settings_of(space.words(space.at(share))), self._multirun.machine)
+                point = space.at(share)
+                return point, parse(self._settings_of(space.words(point)), self._multirun.machine)
             except ConfigError as error:
                 problem = problem or error
         assert problem is not None

@@ -14,11 +14,12 @@ from expt.command.overrides import about_run
 from expt.command.own_class import folded
 from expt.command.point_composer import PointComposer
 from expt.command.sweep_points import Grid
-from expt.config.identity import Content
+from expt.config.identity import Content, flat, shown
 from expt.config.schema import RunConfig
 from expt.errors import ConfigError
 from expt.runs import fork
-from expt.search.space import Space, Values
+from expt.search.alike import Changes
+from expt.search.space import Space, Values, ways
 
 SHARES = (0.5, 0.0, 0.999)
 """Where in a space its examples lie."""
@@ -63,6 +64,23 @@ class PointMaker:
         except (ConfigError, *COMPOSING):
             return False
         return True
+
+    def changes(self, base: Values) -> Changes:
+        """What each parameter changes, its values composed beside the point `base`; of a number its ends.
+
+        A value without settings is left out: its points fail in their turn.
+        """
+        found: dict[str, set[str]] = {}
+        for each in self._space.parameters:
+            point = base
+            for above, choice in ways(each, self._space.parameters)[0]:
+                point = self._space.beside(point, above.name, choice)
+            points = [self._space.beside(point, each.name, end) for end in each.ends]
+            settings = [flat(shown(self.config(values))) for values in points if self._has_settings(values)]
+            keys = found.setdefault(each.name, set())
+            for one, other in itertools.pairwise(settings):
+                keys |= {key for key in {**one, **other} if one.get(key) != other.get(key)}
+        return found
 
     def refuse_if_none_can_begin(self, *, anew: bool) -> None:
         """Raise ConfigError for what keeps every point of the space from beginning, as far as it is the same in all.

@@ -149,5 +149,5 @@ def _warn_of_other_code(config: Mapping[str, Any], record: Record) -> None:
     names = targets_recorded({"model": config["model"]})
     others = targets_recorded({**config, "model": {}})
     code = record.get("content", {}).get("code")
-    if names and not others and code is not None and fingerprint(names) != code:
+    if names and not others and code is not None and fingerprint(names) not in (None, code):
         warn(f"model._target_={names[0]}: its source has changed since the run; its outputs may be others")

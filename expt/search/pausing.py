@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from types import MappingProxyType
 
 from expt.config.schema import RunConfig
 from expt.config.search import Search
@@ -12,6 +13,7 @@ from expt.runs import checkpoint_file
 from expt.runs.folder_lock import at_work
 from expt.runs.paths import RunPaths
 from expt.runs.result import PAUSED, Record, read_result, update_result
+from expt.search.alike import Changes, changes_length
 from expt.search.goals import Goal
 from expt.search.history import Point, best
 from expt.search.rungs import Trial, rungs_of
@@ -22,14 +24,20 @@ class Pausing:
     """The rungs of a search whose runs are like `config`."""
 
     def __init__(
-        self, settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space, begins_at: int = 0
+        self,
+        settings: Search,
+        config: RunConfig,
+        goals: Sequence[Goal],
+        space: Space,
+        changes: Changes = MappingProxyType({}),
+        begins_at: int = 0,
     ) -> None:
         """The runs are forks of others that had done up to `begins_at` epochs.
 
         Raises ConfigError where such runs cannot be compared after an epoch.
         """
         assert settings.rungs is not None
-        _check(settings, config, goals, space, begins_at)
+        _check(settings, config, goals, changes_length(space, changes), begins_at)
         self._goal, self._keeps = goals[0], settings.keep_checkpoints
         self._rungs = rungs_of(
             settings.rungs,
@@ -81,13 +89,14 @@ class Pausing:
         ]
 
 
-def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space, begins_at: int) -> None:
+def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], of_lengths: str | None, begins_at: int) -> None:
     key = f"search.rungs={settings.rungs}"
     if len(goals) > 1:
         tags = ",".join(goal.tag for goal in goals)
         raise ConfigError(f"{key}: compares runs by one objective, not by [{tags}]; name one, or use search.rungs=null")
-    if any(parameter.name == "epochs" for parameter in space.parameters):
-        raise ConfigError(f"{key}: compares runs of as many epochs; give epochs one value, or use search.rungs=null")
+    if of_lengths is not None:
+        mend = "give epochs one value, or use search.rungs=null"
+        raise ConfigError(f"{key}: compares runs of as many epochs{of_lengths}; {mend}")
     measured = measured_each_epoch(config)
     if goals[0].tag not in measured:
         instead = f"{goals[0].tag.partition('/')[0]}/{config.eval_split}"

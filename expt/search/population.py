@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from expt.config.schema import RunConfig
@@ -17,6 +18,7 @@ from expt.runs.parent import kept_by
 from expt.runs.paths import RunPaths
 from expt.runs.result import COMPLETED, PAUSED, Record
 from expt.runs.typed import quoted
+from expt.search.alike import Changes, changes_length, keys_changed
 from expt.search.goals import Goal
 from expt.search.history import Point, best
 from expt.search.pausing import remove_checkpoints
@@ -39,9 +41,16 @@ class NewRun(NamedTuple):
 class PopulationTraining:
     """A population whose members are like `config`, with the methods of `Pausing`."""
 
-    def __init__(self, settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space) -> None:
+    def __init__(
+        self,
+        settings: Search,
+        config: RunConfig,
+        goals: Sequence[Goal],
+        space: Space,
+        changes: Changes = MappingProxyType({}),
+    ) -> None:
         """Raises ConfigError where members cannot be compared, or forks cannot have what is searched."""
-        _check(settings, config, goals, space)
+        _check(settings, config, goals, space, changes)
         self._goal, self._keeps, self._epochs = goals[0], settings.keep_checkpoints, config.epochs
         self._population = Population(
             space=space,
@@ -199,15 +208,19 @@ def _remove(paths: RunPaths, checkpoints: Collection[Path], *, has_ended: bool) 
             checkpoint_file.remove_unnamed(paths.checkpoints)
 
 
-def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space) -> None:
+def _check(settings: Search, config: RunConfig, goals: Sequence[Goal], space: Space, changes: Changes) -> None:
+    kept_of = {
+        name: next(filter(None, map(kept_by, keys_changed(name, changes))), None)
+        for name in dict.fromkeys(each.name for each in space.parameters)
+    }
     problems = [
-        f"{each.name}: a fork keeps {kept}, so search=pbt can't change it on the way; search settings of the training, "
+        f"{name}: a fork keeps {kept}, so search=pbt can't change it on the way; search settings of the training, "
         "as optimizer.lr, or use search=tpe"
-        for each in space.parameters
-        if (kept := kept_by(each.name if "." in each.name else f"{each.name}.name"))
+        for name, kept in kept_of.items()
+        if kept
     ]
-    if any(each.name in ("epochs", "max_steps") for each in space.parameters):
-        problems.append("epochs: search=pbt compares runs of as many epochs; give it one value")
+    if (of_lengths := changes_length(space, changes)) is not None:
+        problems.append(f"epochs: search=pbt compares runs of as many epochs{of_lengths}; give it one value")
     if settings.rungs is not None:
         problems.append(f"search.rungs={settings.rungs}: search=pbt has pauses of its own; leave one of them out")
     if settings.warm_start:

@@ -86,3 +86,16 @@ def test_a_choice_beside_a_class_of_the_experiment_is_refused(word: str, conf: P
         pytest.fail("it would get the other's keys")
     with told(["experiment=own", word, "model._target_=mine.Other"], [conf]), told([word], [conf]):
         pass  # the class is typed, or there is no experiment
+
+
+def test_a_key_that_a_group_of_ones_own_sets_is_told_with_its_choice(conf: Path) -> None:
+    (conf / "recipe").mkdir()
+    (conf / "recipe" / "wide.yaml").write_text("# @package _global_\nmodel: {width: 8}\n")
+    (conf / "recipe" / "within.yaml").write_text("model: {width: 8}\n")
+    problem = "model.width=8: there is no such key."
+    (alone,) = explained(problem, "+recipe=wide", conf=conf)
+    assert alone == "model.width=8: there is no such key (recipe=wide sets it)"
+    (beside,) = explained(problem, "model=mlp", "+recipe=wide", conf=conf)
+    assert beside.startswith("recipe=wide model=mlp: the recipe sets model.width, which model=mlp has not; leave out")
+    assert explained(problem, "+recipe=wide", "model.width=8", conf=conf) == (problem,)
+    assert explained(problem, "+recipe=within", conf=conf) == (problem,)

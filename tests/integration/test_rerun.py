@@ -48,6 +48,29 @@ def test_a_run_of_a_sweep_is_repeated_by_a_command_that_says_what_changed(tmp_pa
     assert RunFolder(again).result["seed"] == 4
 
 
+@pytest.mark.parametrize("group", ["model", "optimizer"])
+def test_own_source_that_is_not_found_from_here_is_not_said_to_have_changed(group: str, tmp_path: Path) -> None:
+    there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
+    for folder in (there, elsewhere):
+        folder.mkdir()
+    source = {
+        "model": "class Mine(torch.nn.Linear):\n    def forward(self, x): return super().forward(x.flatten(1))\n",
+        "optimizer": "class Mine(torch.optim.SGD): pass\n",
+    }
+    (there / "mine_elsewhere.py").write_text(f"import torch\n{source[group]}")
+    arguments = {"model": "in_features: 64, out_features: 10", "optimizer": "lr: 0.1"}
+    own = f"{group}={{_target_: mine_elsewhere.Mine, {arguments[group]}}}"
+    short = ("dataset=digits", "epochs=1", "dataset.train_limit=64", "world_size=1", "tensorboard.images=false")
+    made = run(own, *short, "hydra.run.dir=r", cwd=there)
+    assert made.returncode == 0, made.stderr
+    for command in ("rerun", "evaluate"):
+        done = run(command, str(there / "r"), cwd=elsewhere)
+        assert "warning" not in done.stderr, done.stderr
+        if (command, group) != ("evaluate", "optimizer"):  # which needs none
+            assert done.returncode == 2
+            assert "cannot import mine_elsewhere" in done.stderr
+
+
 def test_the_record_and_the_checkpoint_say_where_the_numbers_come_from(trained: Trained) -> None:
     from expt.runs import checkpoint
 

@@ -82,6 +82,25 @@ def test_what_no_point_can_begin_with_is_told_in_one_line_and_nothing_is_made() 
     assert not Path("new").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("search=tpe search.rungs=asha", "search.rungs=asha: compares runs of as many epochs, which recipe changes"),
+        ("search=pbt", "epochs: search=pbt compares runs of as many epochs, which recipe changes"),
+        ("search=pbt epochs=3", "recipe: a fork keeps its model"),
+    ],
+)
+def test_runs_that_an_own_group_makes_no_rivals_are_refused_before_they_begin(words: str, told: str) -> None:
+    for name, epochs, width in (("x", 2, 8), ("y", 3, 16)):
+        file = Path("conf/recipe", f"{name}.yaml")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"# @package _global_\nepochs: {epochs}\nmodel: {{hidden: [{width}]}}\n")
+    typed = run("-m", *SHORT, "+recipe=x,y", "search.runs=2", *words.split(), "hydra.sweep.dir=new", cwd=Path.cwd())
+    assert (typed.returncode, typed.stdout) == (2, "")
+    assert told in typed.stderr
+    assert not Path("new").exists()
+
+
 def test_what_keeps_some_points_alone_from_beginning_is_told_in_their_turn() -> None:
     words = (*SEARCH[:-1], "search.runs=2", "fork=a@2", "model.hidden=[64],[256]")
     found = expt.sweep(*words, folder="new", **ONE_BY_ONE)

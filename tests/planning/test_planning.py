@@ -36,6 +36,24 @@ def config(*words: str, gpus: int = 8) -> RunConfig:
     return parse(composed(*words), Machine(gpus=tuple(map(str, range(gpus))), cpus=8))
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["model=mlp,convnet"],
+            "model=mlp,convnet: several values make a sweep; plan looks at one run; name one value",
+        ),
+        (["optimizer.lr=0.1,0.2"], "optimizer.lr=0.1,0.2: several values make a sweep; plan looks at one run"),
+        (["-m", "model=mlp,convnet"], "-m: plan looks at one run; name one value, or try a sweep out by python -m"),
+        (["model=mlp", "--multirun"], "--multirun: plan looks at one run"),
+    ],
+)
+def test_a_plan_of_several_runs_is_refused(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        command.main(words)
+    assert str(refused.value).startswith(told)
+
+
 def test_live_bytes_are_those_of_storages_that_are_held() -> None:
     given = torch.zeros(1000)
     ends = list[int]()

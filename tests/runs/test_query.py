@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from expt.errors import ConfigError
+from expt.runs.view.comparison import as_csv
 from expt.runs.view.query import ListedRun, check_key, chosen, filter_of, in_order
 
 
@@ -207,3 +208,17 @@ def test_a_key_that_no_run_has_is_refused() -> None:
         check_key("loss/vall", RUNS)
     with pytest.raises(ConfigError, match="`report --csv -` has all of them"):
         check_key("nosuch", RUNS)
+
+
+def test_runs_are_chosen_and_sorted_by_what_was_typed_of_own_groups() -> None:
+    runs = list[ListedRun]()
+    for name, typed in (("a", {"recipe": "x", "epochs": "2"}), ("b", {"recipe": "w"}), ("c", {"aug@model.opts": "t"})):
+        record: Any = {"status": "completed", "overrides": {**typed, "wandb.project": "p"}, "config": {"epochs": 2}}
+        runs.append(ListedRun(Path(name), record))
+    assert names(chosen(runs, ["recipe=x"])) == "a"
+    assert names(chosen(runs, ["aug@model.opts=t"])) == "c"
+    check_key("recipe", runs)
+    assert names(in_order(runs, "recipe")) == "bac"
+    head, *lines = as_csv(runs).splitlines()
+    assert [head.count(each) for each in ("recipe", "aug@model.opts", "epochs", "wandb")] == [1, 1, 1, 0]
+    assert len({line.count(",") for line in lines}) == 1

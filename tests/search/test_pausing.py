@@ -359,6 +359,9 @@ def test_runs_of_other_lengths_are_no_rivals(configured: Configured) -> None:
     space = Space((Parameter("epochs", "int", 1, 9),))
     with pytest.raises(ConfigError, match="compares runs of as many epochs"):
         Pausing(Search(name="random", rungs="asha"), configured(), [GOAL], space)
+    recipes = Space((Parameter("recipe", "categorical", choices=("a", "b")),))
+    with pytest.raises(ConfigError, match="as many epochs, which recipe changes; give epochs one value"):
+        Pausing(Search(name="random", rungs="asha"), configured(), [GOAL], recipes, {"recipe": {"epochs", "loss"}})
 
 
 def test_forks_are_compared_by_what_they_have_trained_themselves(configured: Configured, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from expt.runs.forkable import epochs_of, has_beginning
 from expt.runs.paths import RunPaths
 from expt.runs.record_parts import Made
 from expt.runs.result import COMPLETED, FAILED, PAUSED, Record, create_result, results, update_result
+from expt.search.alike import Changes
 from expt.search.goals import Goal
 from expt.search.history import Point
 from expt.search.population import NewRun, PopulationTraining
@@ -140,20 +142,26 @@ def test_a_search_that_is_killed_five_times_comes_to_the_same_end(tmp_path: Path
     assert killed == whole
 
 
-def _training(configured: Configured, *parameters: Parameter, **settings: Any) -> PopulationTraining:
+def _training(
+    configured: Configured, *parameters: Parameter, changes: Changes = MappingProxyType({}), **settings: Any
+) -> PopulationTraining:
     found = Search(name="pbt", runs=4, **settings)
-    return PopulationTraining(found, configured("epochs=4"), [ACCURACY], Space((LR, *parameters)))
+    return PopulationTraining(found, configured("epochs=4"), [ACCURACY], Space((LR, *parameters)), changes)
 
 
 def test_what_a_population_cannot_search_is_refused(configured: Configured) -> None:
     width = Parameter(name="model.hidden", kind="categorical", choices=("[8]", "[16]"))
-    for told, parameters, settings in (
+    recipe = dataclasses.replace(width, name="recipe")
+    refusals: Sequence[tuple[str, Sequence[Parameter], Mapping[str, Any]]] = (
         ("model.hidden: a fork keeps its model, so search=pbt can't change it on the way", [width], {}),
         ("model: a fork keeps its model", [dataclasses.replace(width, name="model")], {}),
         ("epochs: search=pbt compares runs of as many epochs", [dataclasses.replace(LR, name="epochs")], {}),
+        ("recipe: a fork keeps its model", [recipe], {"changes": {"recipe": {"epochs", "model.hidden"}}}),
+        ("of as many epochs, which recipe changes; give it", [recipe], {"changes": {"recipe": {"max_steps"}}}),
         ("search.interval=4: a run has epochs=4, and would never pause", [], {"interval": 4}),
         ("search.rungs=asha: search=pbt has pauses of its own", [], {"rungs": "asha"}),
-    ):
+    )
+    for told, parameters, settings in refusals:
         with pytest.raises(ConfigError) as refused:
             _training(configured, *parameters, **settings)
         assert told in str(refused.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import fnmatch
 import functools
 import operator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from expt.config.identity import flat, hyperparameters
+from expt.config.schema import RunConfig
 from expt.config.tasks import metrics_of
 from expt.errors import ConfigError, did_you_mean
 from expt.runs import tags
@@ -79,7 +81,17 @@ def settings_of(record: Record, *, lists_as_text: bool = True) -> dict[str, Any]
         found = {(key if typed.get(key) in found else typed.get(key, key)): value for key, value in found.items()}
         chosen_as = record.get("overrides", {}).get(group)
         found[group] = chosen_as if isinstance(chosen_as, str) else found[f"{group}.target"].rpartition(".")[2]
-    return found
+    return {**_own_choices(record), **found}
+
+
+def _own_choices(record: Record) -> dict[str, str]:
+    """What was chosen of groups that are no settings themselves, a person's own and `experiment`, as it was typed."""
+    typed: Mapping[str, Any] = record.get("overrides") or {}
+    texts = {key: value for key, value in typed.items() if isinstance(value, str)}
+    return {key: text for key, text in texts.items() if "@" in key or not ("." in key or key in _OWN_SETTINGS)}
+
+
+_OWN_SETTINGS = {field.name for field in dataclasses.fields(RunConfig)}
 
 
 def runs_below(folder: Path) -> list[ListedRun]:

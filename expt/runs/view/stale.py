@@ -45,5 +45,6 @@ def print_stale(console: Console, folders: Iterable[Path]) -> None:
     say(console, f"\n{len(commands)} {WORD}: their own classes have other source now; to run them anew", "bold yellow")
     for command in commands[:SHOWN]:
         say(console, f"      {command}")
-    if commands[SHOWN:]:
-        say(console, f"      and so on for the {len(commands) - SHOWN} others that are marked")
+    if left := len(commands) - min(SHOWN, len(commands)):
+        others = f"{left} others that are marked" if left > 1 else "other that is marked"
+        say(console, f"      and so on for the {others}")
