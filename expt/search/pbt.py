@@ -114,14 +114,20 @@ class Population:
             return next((number for number in first if number not in have and number < highest), highest + 1)
         return highest + 1
 
-    def choose(self, members: Sequence[Member], others: Collection[int] = ()) -> Choice | None:
+    def choose(
+        self, members: Sequence[Member], others: Collection[int] = (), repeated: Collection[Member] = ()
+    ) -> Choice | None:
         """What is to be done next; None where that waits for members under way, or all have come to their end.
+
+        Those `repeated` turned out to be others under other values, which are not chosen again.
 
         The one that is the furthest behind comes first, and those that give up their places before the others. So with
         one at a time all come to an epoch before any goes on, and the checkpoints of the best are those of this epoch.
         """
         number = self.next_number(members, others)
-        if sum(member.replaces is None for member in members) < self.size and (drawn := self._drawn(members, number)):
+        if sum(member.replaces is None for member in members) < self.size and (
+            drawn := self._drawn([*members, *repeated], number)
+        ):
             return Begin(drawn)
         current = self.current(members)
         paused = [member for member in current if member.status == PAUSED]
@@ -140,7 +146,7 @@ class Population:
         for member in [*given_up, *(member for member in here if member in worst)]:
             for parent in self._random(number).sample(parents, len(parents)):
                 begun = parent.epochs
-                if values := self._explored(members, parent, begun, number):
+                if values := self._explored([*members, *repeated], parent, begun, number):
                     return Replace(member.number, parent.number, begun, values, self.next_stop(begun))
         return GoOn(here[0].number, self.next_stop(epoch))
 

@@ -65,6 +65,7 @@ class PopulationTraining:
         """The numbers of all runs in the folder, whatever they are."""
         self._stops: dict[int, int | None] = {}
         self._found = set[tuple[int, int, int]]()  # choices whose parent was there
+        self._repeated = list[Member]()  # other values that were a run which was there
         self._gone = set[int]()  # the numbers of those that can't be forked any more
         self._orphans: dict[int, bool] = {}  # of the forks that were refused
 
@@ -110,6 +111,11 @@ class PopulationTraining:
         self._stops[number] = self._population.next_stop(epoch)
         word = f"fork={quoted(f'{parent.folder}@epoch:{epoch}')}"
         return NewRun(choice.values, [word], choice.number, choice.parent, epoch)
+
+    def repeat(self, number: int, values: Values, new: NewRun) -> None:
+        """Choose these values no more: their run is that of others."""
+        again = Member(number=number, values=values, status=COMPLETED, parent=new.parent, began_at=new.began_at)
+        self._repeated.append(again)
 
     def _epoch_there(self, parent: Path, known: int) -> int:
         """That of the checkpoint to fork: the one that is known, or of a parent that has trained on its newest."""
@@ -159,7 +165,7 @@ class PopulationTraining:
     def _choice(self, points: Sequence[Point]) -> Choice | None:
         folders = {point.number: point.folder for point in points}
         while True:
-            choice = self._population.choose(self._members(points), self._others(points))
+            choice = self._population.choose(self._members(points), self._others(points), self._repeated)
             if not isinstance(choice, Replace):
                 return choice
             key = choice.number, choice.parent, choice.epoch

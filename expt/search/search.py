@@ -207,6 +207,8 @@ class Searching:
             self._population.keep(self.own, new)
         if paths is None or (known and known.number is not None):
             self._num_repeated += 1
+            if self._population:
+                self._population.repeat(number, values, new)
         else:
             status = RUNNING if known is None else known.status
             objectives = () if known is None else known.objectives

@@ -91,14 +91,27 @@ def test_what_no_point_can_begin_with_is_told_in_one_line_and_nothing_is_made() 
     ],
 )
 def test_runs_that_an_own_group_makes_no_rivals_are_refused_before_they_begin(words: str, told: str) -> None:
-    for name, epochs, width in (("x", 2, 8), ("y", 3, 16)):
-        file = Path("conf/recipe", f"{name}.yaml")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"# @package _global_\nepochs: {epochs}\nmodel: {{hidden: [{width}]}}\n")
+    write_recipes((2, 8), (3, 16))
     typed = run("-m", *SHORT, "+recipe=x,y", "search.runs=2", *words.split(), "hydra.sweep.dir=new", cwd=Path.cwd())
     assert (typed.returncode, typed.stdout) == (2, "")
     assert told in typed.stderr
     assert not Path("new").exists()
+
+
+def test_a_population_of_choices_that_come_to_the_same_run_has_an_end() -> None:
+    write_recipes((2, 8), (3, 8))
+    typed = run("-m", *SHORT, "+recipe=x,y", "epochs=2", "search=pbt", "search.runs=3", "hydra.sweep.dir=new",
+                cwd=Path.cwd())  # fmt: skip
+    assert (typed.returncode, typed.stderr) == (0, "")
+    assert "named twice" in typed.stdout
+    assert len([*Path("new").glob("*/result.json")]) == 1
+
+
+def write_recipes(*of: tuple[int, int]) -> None:
+    for name, (epochs, width) in zip("xy", of, strict=True):
+        file = Path("conf/recipe", f"{name}.yaml")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"# @package _global_\nepochs: {epochs}\nmodel: {{hidden: [{width}]}}\n")
 
 
 def test_what_keeps_some_points_alone_from_beginning_is_told_in_their_turn() -> None:

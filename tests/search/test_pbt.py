@@ -221,3 +221,20 @@ def test_values_are_changed_within_the_space() -> None:
     assert {one["gradient_clip"] for one in found} == {"null", "1"}
     anew = dataclasses.replace(POPULATION, resample=1.0)
     assert len({anew.explored(values, random.Random(number))["optimizer.lr"] for number in range(20)}) == 20
+
+
+def test_values_that_turned_out_to_be_anothers_run_are_not_drawn_again() -> None:
+    space = Space((CLIP,))
+    population = dataclasses.replace(POPULATION, space=space, size=3)
+    first = Member(number=0, values={"gradient_clip": "1"}, status=PAUSED, costs={2: 1.0})
+    again = dataclasses.replace(first, number=1, values={"gradient_clip": "5"}, status=COMPLETED)
+    other = population.choose([first], {1}, [again])
+    assert other == Begin({"gradient_clip": "null"})
+    last = dataclasses.replace(first, number=2, values={"gradient_clip": "null"})
+    assert population.choose([first, last], {1}, [again]) == GoOn(0, 4), "there is no further one"
+    worse = dataclasses.replace(last, costs={2: 9.0})
+    forks = [dataclasses.replace(again, number=n, parent=0, began_at=2, values={"gradient_clip": clip})
+             for n, clip in ((3, "null"), (4, "5"))]  # fmt: skip
+    half = dataclasses.replace(population, quantile=0.5, size=2)
+    assert isinstance(half.choose([first, worse], (), forks[:1]), Replace)
+    assert half.choose([first, worse], (), forks) == GoOn(0, 4)
