@@ -128,8 +128,9 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "outputs" / "sweeps").iterdir()
     assert statuses(folder) == {f"seed={seed}": "completed" for seed in range(6)}
     assert again.stdout.count("] done before ") == len(left)
-    assert all(len(list(path.glob("events.out.tfevents.*"))) == 1 for path in folder.glob("seed=*"))
-    for name in statuses(folder):
+    for name, result in results(folder).items():
+        files_of_events = list((folder / name).glob("events.out.tfevents.*"))
+        assert len(files_of_events) == 1 + ("resumed_from" in result), "killed after its last checkpoint, it goes on"
         steps = [json.loads(line)["step"] for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
         assert steps == sorted(steps), f"{name} holds one attempt"
 
